@@ -70,6 +70,5 @@ def _p99_ms(samples: list[float]) -> float:
 
 
 FIGURES = {
-    f"fairness-{form.replace(' ', '-')}": partial(beside, form)
-    for form in (*flood.FORMS, flood.LONG_POLLS)
+    f"fairness-{form.replace(' ', '-')}": partial(beside, form) for form in flood.ALL
 }

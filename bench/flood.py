@@ -5,10 +5,12 @@
 Prints a line when the flood is under way. Replies are read and thrown away.
 """
 
+import os
 import selectors
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
 
 from bench import load
 
@@ -17,6 +19,7 @@ POLLS = 100_000
 POLL_WAIT_MS = 30_000
 LARGE_BYTES = 1 << 20
 BATCH_RECORDS = 60_000
+NICENESS = 19
 
 
 def put(topic: str, size_bytes: int, checksum: int | None = None, to: int = 0) -> bytes:
@@ -34,6 +37,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "puts without checksum": lambda topic: put(topic, 128, checksum=-1),
     "puts to partition -1": lambda topic: put(topic, 128, to=-1),
     "puts of 1 MiB": lambda topic: put(topic, LARGE_BYTES),
+    "puts of 15 MiB": lambda topic: put(topic, 15 * LARGE_BYTES),
     "refused puts": lambda topic: put(topic, 8, checksum=5),
     "mput of 60,000": lambda topic: load.mput_frame(
         topic, b"y" * 128, BATCH_RECORDS, 1
@@ -49,34 +53,63 @@ FORMS: dict[str, Callable[[str], bytes]] = {
 }
 """One command of each form that is sent again and again."""
 
+TRANSACTIONS = {"transactions of one put": 1, "transactions of 100 puts": 100}
+"""Puts of 128 B in each local transaction; begin, puts and commit travel together."""
+
 LONG_POLLS = "long polls"
+
+ALL = (*FORMS, *TRANSACTIONS, LONG_POLLS)
+"""Every form of a flood."""
 
 
 def main() -> None:
     port, topic, form = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    # A flood comes from another machine: it gets what processors the others leave.
+    os.nice(NICENESS)
     sock = load.connect(port)
     sock.sendall(put(topic, 128))
     sock.recv(4096)
     if form == LONG_POLLS:
         poll(sock, topic)
         return
+    if form in TRANSACTIONS:
+        stream(sock, transactions(topic, TRANSACTIONS[form]))
+        return
     frame = FORMS[form](topic)
-    stream(sock, frame * max(1, BLOCK_BYTES // len(frame)))
+    stream(sock, repeat(frame * max(1, BLOCK_BYTES // len(frame))))
 
 
-def stream(sock: socket.socket, block: bytes) -> None:
-    """Send a block over and over, and drop what comes back."""
+def transactions(topic: str, put_count: int) -> Iterator[bytes]:
+    """Yield blocks of whole transactions, each under a name of its own."""
+    line, _, payload = put(topic, 128).partition(b"\r\n")
+    words, _, opaque = line.rpartition(b" ")
+    block: list[bytes] = []
+    block_bytes = 0
+    for number in count():
+        key = b"TX:flood:%d" % number
+        begin = b"transaction %b flood BEGIN 1\r\n" % key
+        commit = b"transaction %b flood COMMIT_ONE_PHASE 1\r\n" % key
+        frame = b"%b %b %b\r\n%b" % (words, key, opaque, payload)
+        block += (begin, frame * put_count, commit)
+        block_bytes += len(begin) + len(frame) * put_count + len(commit)
+        if block_bytes >= BLOCK_BYTES:
+            yield b"".join(block)
+            block, block_bytes = [], 0
+
+
+def stream(sock: socket.socket, blocks: Iterator[bytes]) -> None:
+    """Send one block after the other, and drop what comes back."""
     sock.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
-    unsent = memoryview(block)
+    unsent = memoryview(next(blocks))
     print("flooding", flush=True)
     while True:
         for _key, events in selector.select():
             if events & selectors.EVENT_READ and not sock.recv(load.RECV_BYTES):
                 raise RuntimeError("the broker closed the flood")
             if events & selectors.EVENT_WRITE:
-                unsent = unsent[sock.send(unsent) :] or memoryview(block)
+                unsent = unsent[sock.send(unsent) :] or memoryview(next(blocks))
 
 
 def poll(sock: socket.socket, topic: str) -> None:

@@ -5,7 +5,7 @@ as one piece, has one ticket, and is answered by one formatting operation: opaqu
 and offset are all that is kept of a put.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from metaq.broker.context import BrokerContext
@@ -152,6 +152,7 @@ def append_run(
     record_count: int,
     last_id: MessageId,
     receipts: Receipts,
+    finish: Iterable[None] = (),
 ) -> None:
     """Append a run; its commands are answered by its ticket, now if refused.
 
@@ -164,6 +165,7 @@ def append_run(
         record_count: records in them.
         last_id: id of the last one.
         receipts: of its commands; owned from now on.
+        finish: see `PartitionLog.append`.
     """
     offset = receipts.offsets[0]
     assert offset == log.next_offset, f"{log.log_id}: {offset} {log.next_offset}"
@@ -185,6 +187,7 @@ def append_run(
             record_count=record_count,
             last_id=last_id,
             ticket=ticket,
+            finish=finish,
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)

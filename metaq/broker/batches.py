@@ -5,9 +5,12 @@ repeated is answered with the receipt of the first: at once when that is stored,
 with it, whatever becomes of it. So no batch is acknowledged before the disk has it.
 """
 
+from collections.abc import Iterable, Sequence
+
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket, Receipts
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, StorageError
+from metaq.fs import Buffer
 from metaq.record.ids import id_after
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -41,35 +44,38 @@ class BatchTicket:
 
 def append_batch(
     log: PartitionLog,
-    records: bytearray,
+    chunks: Sequence[Buffer],
     batch: StoredBatch,
     answerer: Answerer,
     context: BrokerContext,
     *,
     opaque: int,
+    finish: Iterable[None],
 ) -> None:
     """Append a new batch; its command is answered by its ticket, now if refused.
 
     Args:
         log: where to.
-        records: with their ids; owned by the log from now on.
+        chunks: its records; owned by the log from now on.
         batch: its remembered form; its offset is the log's next one.
         answerer: the session that put.
         context: counters and texts.
         opaque: of the command.
+        finish: gives them their ids; see `PartitionLog.append`.
     """
     assert batch.offset == log.next_offset, (batch, log.next_offset)
     ticket = BatchTicket(
-        _hold(log, batch, answerer, context, opaque=opaque, size_bytes=len(records))
+        _hold(log, batch, answerer, context, opaque=opaque, size_bytes=batch.size_bytes)
     )
     try:
         log.append(
-            [records],
-            size_bytes=len(records),
+            chunks,
+            size_bytes=batch.size_bytes,
             record_count=batch.count,
             last_id=id_after(batch.first_id, batch.count - 1),
             ticket=ticket,
             batch=batch,
+            finish=finish,
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)

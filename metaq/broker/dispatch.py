@@ -15,7 +15,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.mput import handle_mput
 from metaq.broker.handlers.offset import handle_offset
-from metaq.broker.handlers.put import handle_put
+from metaq.broker.handlers.put import handle_put, handle_put_in_pieces
 from metaq.broker.handlers.stats import handle_stats
 from metaq.broker.handlers.txn import handle_sync, handle_transaction
 from metaq.broker.handlers.version import handle_version
@@ -32,12 +32,12 @@ from metaq.protocol.commands import (
     TransactionCommand,
     Version,
 )
-from metaq.protocol.connection import Oversized
+from metaq.protocol.connection import InPieces, Oversized
 from metaq.protocol.status import Status
 
 log = logging.getLogger(__name__)
 
-Large: TypeAlias = Mput | Stats
+Large: TypeAlias = Mput | Stats | InPieces
 """Commands that may take longer than a turn of the loop."""
 
 Small: TypeAlias = (
@@ -68,20 +68,27 @@ def dispatch_in_steps(
     command: Large, answerer: Answerer, context: BrokerContext
 ) -> Generator[None, None, bytes]:
     """Carry out one command in steps; returns and raises what `dispatch` does."""
+    cause = command.command if isinstance(command, InPieces) else command
     try:
-        if isinstance(command, Mput):
-            yield from handle_mput(command, answerer, context)
-            return b""
-        body = yield from handle_stats(command, context)
+        match command:
+            case Stats():
+                body = yield from handle_stats(command, context)
+                return encode_result(Status.OK, body, command.opaque)
+            case Mput():
+                yield from handle_mput(command, [command.payload], answerer, context)
+            case InPieces(Mput() as mput, pieces):
+                yield from handle_mput(mput, pieces, answerer, context)
+            case InPieces(Put() as put, pieces):
+                yield from handle_put_in_pieces(put, pieces, answerer, context)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # told below, whatever it is
-        return encode_failure(error, command, context)
-    return encode_result(Status.OK, body, command.opaque)
+        return encode_failure(error, cause, context)
+    return b""
 
 
 def encode_failure(
-    error: Exception, command: Small | Large, context: BrokerContext
+    error: Exception, command: Small | Mput | Stats, context: BrokerContext
 ) -> bytes:
     """Return the reply to a command that failed: what is no WireError is a bug."""
     if isinstance(error, WireError):

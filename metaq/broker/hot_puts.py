@@ -21,7 +21,7 @@ what the whole rest of a message does. One message adds two pieces to the list o
 chunks and one value to each column of receipts; one run is one append and one ticket.
 
 Where the choice of the partition is ours, it is made once for all puts to a topic that
-are taken together: many small runs would cost what one large one saves.
+are received together: many small runs would cost what one large one saves.
 
 A head that many messages in a row had is expected again: what follows is tried as a
 *row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
@@ -41,7 +41,6 @@ from zlib import crc32
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
 from metaq.broker.put_row import (
-    ROW_MAX,
     ROW_MIN,
     ROW_PAYLOAD_BYTES_MAX,
     UNCHECKED,
@@ -61,8 +60,11 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.txn.records import PutFramer
 from metaq.txn.transaction import BrokerTransaction
 
-TAKEN_MAX: Final = 512
-"""Most puts that the loop takes before others get their turn."""
+ROW_MAX: Final = 1024
+"""Most puts of a row, for a connection that is served alone."""
+
+SHARED_ROW_MAX: Final = 256
+"""Most puts of a row while others are served too: a quarter of a millisecond."""
 
 HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
@@ -113,14 +115,14 @@ class _TransactionRun(_Run):
 
 
 class _AnyPartition:
-    """The runs of a topic's open partitions, and the one chosen for this pass."""
+    """The runs of a topic's open partitions, and the one chosen for this read."""
 
-    __slots__ = ("partitions", "pass_number", "run", "topic")
+    __slots__ = ("partitions", "read_number", "run", "topic")
 
     def __init__(self, topic: str, partitions: Sequence[int]) -> None:
         self.topic = topic
         self.partitions = partitions
-        self.pass_number = 0
+        self.read_number = -1
         self.run: _Run | None = None
 
 
@@ -157,11 +159,15 @@ class HotPuts:
         self._any: dict[str, _AnyPartition] = {}
         self._expected: _Head | None = None
         self._version = 0
-        self._pass_number = 0
+        self._read_number = 0
         self._framer = PutFramer()
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
+
+    def begin_read(self) -> None:
+        """Choose anew where puts to any partition go: more bytes were received."""
+        self._read_number += 1
 
     def take(self, buffer: UnparsedBytes) -> int:
         """Append every ordinary put that stands at the buffer's position.
@@ -178,12 +184,15 @@ class HotPuts:
             self._any.clear()
             self._expected = None
             self._version = self._context.topics.version
-        self._pass_number += 1
-        count = self._take_row(buffer)
-        self.has_more = count >= ROW_MAX
-        return count if self.has_more else count + self._take_each(buffer)
+        row_max = SHARED_ROW_MAX if self._context.turns.is_shared else ROW_MAX
+        count = self._take_row(buffer, row_max)
+        self.has_more = count >= row_max
+        if self.has_more:
+            return count
+        # One by one they take twice the time.
+        return count + self._take_each(buffer, row_max // 2)
 
-    def _take_row(self, buffer: UnparsedBytes) -> int:
+    def _take_row(self, buffer: UnparsedBytes, count_max: int) -> int:
         """Take a row of puts that all have the head of those before them."""
         head = self._expected
         if head is None or head.reader is None:
@@ -191,7 +200,7 @@ class HotPuts:
         run = head.run or self._choose(head)
         if run is None:
             return 0
-        row = head.reader.read(buffer.data, buffer.position)
+        row = head.reader.read(buffer.data, buffer.position, count_max)
         if row is None:
             self._expected = None
             return 0
@@ -212,7 +221,7 @@ class HotPuts:
             done = end
         return count
 
-    def _take_each(self, buffer: UnparsedBytes) -> int:
+    def _take_each(self, buffer: UnparsedBytes, count_max: int) -> int:
         """Take ordinary puts one by one, whatever their heads are."""
         data, position = buffer.data, buffer.position
         size, find, pack = len(data), data.find, HEADER.pack
@@ -225,7 +234,7 @@ class HotPuts:
         run: _Run | None = None
         chunks, opaques = list[bytes](), list[bytes]()
         ids, offsets = list[int](), list[int]()
-        for _ in range(TAKEN_MAX):
+        for _ in range(count_max):
             line_end = find(b"\r\n", position)
             if line_end < 0:
                 break
@@ -446,11 +455,11 @@ class HotPuts:
         return None if log is None else self._runs.setdefault(log.log_id, _Run(log))
 
     def _choose(self, head: _Head) -> _Run | None:
-        """Return where puts to any partition go in this pass; None: no log is there."""
+        """Return where puts to any partition go in this read; None: no log is there."""
         chosen = head.any
         assert chosen is not None, "a head has a run, or a choice of them"
-        if chosen.pass_number != self._pass_number:
-            chosen.pass_number = self._pass_number
+        if chosen.read_number != self._read_number:
+            chosen.read_number = self._read_number
             number = self._context.topics.choose(len(chosen.partitions))
             chosen.run = self._find_run(chosen.topic, chosen.partitions[number])
         return chosen.run

@@ -25,14 +25,14 @@ from metaq.record.checksum import pack_checksums
 ROW_MIN: Final = 32
 """Fewest puts that are worth being read as a row."""
 
-ROW_MAX: Final = 1024
-"""Most puts of one row: what follows waits until others had their turn."""
-
 ROW_PAYLOAD_BYTES_MAX: Final = 4096
 """Largest payload of a row, bytes; larger ones cost more than their frames."""
 
 UNCHECKED: Final = b"%d" % NO_CHECKSUM
 """Stands for a missing checksum."""
+
+_NUMBERS_BYTES_MAX: Final = len(b" 2147483647 -2147483648\r\n")
+"""Bytes of a frame between its name and its payload, where nothing is odd."""
 
 _COLUMNS: Final = 5
 """Columns that the pattern splits off a frame: nothing, its groups (`PutRowReader`)."""
@@ -57,7 +57,7 @@ class PutRow(NamedTuple):
 class PutRowReader:
     """Reads rows of one name; made once for a name that was seen often."""
 
-    __slots__ = ("_pattern", "name")
+    __slots__ = ("_frame_bytes_max", "_pattern", "name")
 
     def __init__(self, name: bytes, length: int) -> None:
         """Make the pattern.
@@ -74,23 +74,26 @@ class PutRowReader:
             % (re.escape(name), length),
             re.DOTALL,
         )
+        self._frame_bytes_max = len(name) + _NUMBERS_BYTES_MAX + length
 
-    def read(self, data: bytes, position: int) -> PutRow | None:
+    def read(self, data: bytes, position: int, count_max: int) -> PutRow | None:
         """Return the row that starts at a position.
 
         Args:
             data: received bytes.
             position: where a frame starts.
+            count_max: most puts of the row, ROW_MIN or more.
 
         Returns:
-            The row, of ROW_MAX puts at most; None if there are fewer than ROW_MIN puts
-            of this name in whole, or if one of them is odd: a checksum that is wrong,
-            not written plainly or missing where others have one, an opaque of more than
-            32 bits or not written plainly.
+            The row; None if there are fewer than ROW_MIN puts of this name in whole, or
+            if one of them is odd: a checksum that is wrong, not written plainly or
+            missing where others have one, an opaque of more than 32 bits or not written
+            plainly.
         """
         if not data.startswith(self.name, position):
             return None
-        columns = self._pattern.split(data[position:], ROW_MAX)
+        piece = data[position : position + count_max * self._frame_bytes_max]
+        columns = self._pattern.split(piece, count_max)
         rest = columns[-2]
         if rest is not None:
             del columns[-_COLUMNS:]
@@ -101,7 +104,7 @@ class PutRowReader:
         checksums = pack_checksums(payloads)
         if not _are_right(tokens, checksums) or not _are_plain_i32(opaques):
             return None
-        return PutRow(opaques, checksums, payloads, len(data) - len(rest))
+        return PutRow(opaques, checksums, payloads, position + len(piece) - len(rest))
 
 
 def _are_right(tokens: list[bytes], checksums: bytes) -> bool:

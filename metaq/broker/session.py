@@ -25,16 +25,26 @@ import logging
 from collections.abc import Callable, Generator
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.dispatch import dispatch, dispatch_in_steps, encode_failure
+from metaq.broker.dispatch import (
+    Large,
+    dispatch,
+    dispatch_in_steps,
+    encode_failure,
+)
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
-from metaq.broker.load import TURN_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
-from metaq.net.channel import Channel
+from metaq.net.channel import RECEIVE_BYTES, Channel
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol.commands import Mput, Quit, Result, Stats, Value
-from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.connection import (
+    NEED_DATA,
+    Connection,
+    InPieces,
+    Role,
+    WireLimits,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +69,7 @@ class Session:
                 line_bytes_max=limits.line_bytes_max,
                 payload_bytes_max=limits.payload_bytes_max,
                 batch_bytes_max=limits.batch_bytes_max,
+                joined_bytes_max=RECEIVE_BYTES,
             ),
         )
         self._hot = HotPuts(self, context)
@@ -174,6 +185,7 @@ class Session:
         try:
             if data:
                 self._connection.receive_data(data)
+                self._hot.begin_read()
             self._process()
         except MemoryError:
             # A command is lost half way: nothing behind it may be carried out.
@@ -182,7 +194,9 @@ class Session:
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""
         connection, now_s = self._connection, self._context.clock.monotonic_s
-        turn_ends_s = now_s() + TURN_S
+        turns, begun_s = self._context.turns, now_s()
+        turns.begin(self, begun_s)
+        turn_ends_s = begun_s + turns.length_s
         while not self._end_reason:
             if self._steps is not None:
                 # Before any bound is looked at: going on is what frees its bytes.
@@ -229,9 +243,9 @@ class Session:
             self.end("quit")
             return False
         assert not isinstance(event, Result | Value), "no replies are heard"
-        if isinstance(event, Mput | Stats):
+        if isinstance(event, Mput | Stats | InPieces):
             self._steps = dispatch_in_steps(event, self, self._context)
-            self._steps_bytes = len(event.payload) if isinstance(event, Mput) else 0
+            self._steps_bytes = _payload_bytes(event)
             self._context.load.hold(self._steps_bytes)
         else:
             self._channel.send(dispatch(event, self, self._context))
@@ -255,7 +269,12 @@ class Session:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
-            self._context.load.release(self._steps_bytes)
+            self._release_steps()
+
+    def _release_steps(self) -> None:
+        if self._steps_bytes:
+            steps_bytes, self._steps_bytes = self._steps_bytes, 0
+            self._context.load.release(steps_bytes)
 
     def _finish_read(self) -> None:
         """Go on reading, all that was received being carried out, within the bounds."""
@@ -321,6 +340,8 @@ class Session:
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
+        # What is appended was held by the command at hand until now.
+        self._release_steps()
         self._owed += count
         self._in_flight_bytes += size_bytes
         self._context.load.hold(size_bytes)
@@ -387,8 +408,20 @@ class Session:
         self._drop_steps()
         self._drop_partial()
         self._context.load.leave(self)
+        self._context.turns.forget(self)
         self._context.waiters.end_all(self._waiters)
         self._context.transactions.end_owner(self)
         self._context.connection_count -= 1
         log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
         self._on_closed(self)
+
+
+def _payload_bytes(command: Large) -> int:
+    """Return what a command holds while it is carried out in steps."""
+    match command:
+        case Mput():
+            return len(command.payload)
+        case InPieces():
+            return command.size_bytes
+        case Stats():
+            return 0

@@ -70,6 +70,9 @@ LINGER_S: Final = 2.0
 
 _RESET: Final = struct.pack("ii", 1, 0)
 
+_DISCARDED: Final = bytearray(RECEIVE_BYTES_MIN)
+"""Buffer for discarded input of all channels: to discard needs no memory."""
+
 
 def _ignore() -> None:
     """Do nothing: stands in until `start`."""
@@ -357,8 +360,11 @@ class Channel:
         self._on_data(data)
 
     def _read_rest(self) -> None:
-        """Read the bytes that have arrived; a broken connection brings no more."""
-        with contextlib.suppress(OSError):
+        """Read the bytes that have arrived; a broken connection brings no more.
+
+        Nor does one that there is no memory for: what is read last is lost.
+        """
+        with contextlib.suppress(OSError, MemoryError):
             while self._state is not ChannelState.CLOSED:
                 data = self._sock.recv(RECEIVE_BYTES)
                 if not data:
@@ -546,13 +552,13 @@ class Channel:
 
     def _on_discard(self) -> None:
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            size_bytes = self._sock.recv_into(_DISCARDED)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data = b""
-        self._received_bytes += len(data)
-        if not data:
+            size_bytes = 0
+        self._received_bytes += size_bytes
+        if not size_bytes:
             self._close(self._reason)
 
     def _run_out(self) -> None:

@@ -6,8 +6,8 @@ Three modes, one at a time:
   was, and at most one partial line stays behind, so joining it to the next piece is
   bounded by the line cap.
 * *collecting*: a payload of known length is incomplete. Its pieces wait in a list and
-  are joined once; `data` is empty. Small pieces are merged, so that a peer that sends
-  byte by byte costs no more memory than the payload.
+  are handed out together; `data` is empty. Small pieces are merged, so that a peer that
+  sends byte by byte costs no more memory than the payload.
 * *skipping*: an unwanted payload is dropped as it arrives.
 
 Invariant: while collecting or skipping, `data[position:]` is empty.
@@ -102,8 +102,8 @@ class ReceiveBuffer:
         self._searched = max(0, len(self.data) - 1)
         return None
 
-    def take(self, length: int) -> bytes | None:
-        """Return the next `length` bytes, or None when they are not all there yet.
+    def take(self, length: int) -> list[bytes | bytearray] | None:
+        """Return the next `length` bytes as they came, or None until all are there.
 
         Until they are, it must be called again with the same length, and nothing may be
         taken in between.
@@ -111,13 +111,13 @@ class ReceiveBuffer:
         if self._is_collecting:
             if self._missing:
                 return None
-            payload = b"".join(self._pieces)
-            self._pieces, self._is_collecting, self._collected = [], False, 0
-            return payload
+            pieces, self._pieces = self._pieces, []
+            self._is_collecting, self._collected = False, 0
+            return pieces
         position, end = self.position, self.position + length
         if end <= len(self.data):
             self.position = end
-            return self.data[position:end]
+            return [self.data[position:end]]
         rest = self.data[position:]
         self._pieces, self._is_collecting = [], True
         self._add_piece(rest)

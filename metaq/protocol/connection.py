@@ -19,6 +19,7 @@ from metaq.errors import RemoteProtocolError
 from metaq.protocol.buffer import ReceiveBuffer
 from metaq.protocol.codec import Frame, decode_frame, decode_line
 from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Sync, Value
+from metaq.protocol.java import I32_MAX
 
 LINE_BYTES_MAX: Final = 8 * 1024
 """Default cap of a line: room for two long names and an XA key, as in HTTP servers."""
@@ -62,6 +63,9 @@ class WireLimits:
     """Largest payload of an mput."""
     reply_bytes_max: int = REPLY_BYTES_MAX
     """Largest body of a reply to a client; a larger one is a breach."""
+    joined_bytes_max: int = I32_MAX
+    """Largest payload of a put or mput that is joined from the pieces that it came in;
+    a larger one is handed out in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,19 @@ class Oversized:
     """The cap."""
 
 
-Event: TypeAlias = Command | Reply | Oversized | Literal[NeedData.NEED_DATA]
+@dataclass(frozen=True, slots=True)
+class InPieces:
+    """A put or mput whose payload came in pieces that are too large to be joined."""
+
+    command: Put | Mput
+    """The command; its payload is empty."""
+    pieces: list[bytes | bytearray]
+    """The payload, in order; owned by the receiver."""
+    size_bytes: int
+    """Length of all pieces."""
+
+
+Event: TypeAlias = Command | Reply | Oversized | InPieces | Literal[NeedData.NEED_DATA]
 
 
 class Connection:
@@ -198,8 +214,12 @@ class Connection:
         return self.limits.payload_bytes_max
 
     def _on_frame(self, frame: Frame) -> Event:
-        payload = self.buffer.take(frame.length)
-        if payload is None:
+        pieces = self.buffer.take(frame.length)
+        if pieces is None:
             return NEED_DATA
         self._frame = None
-        return decode_frame(frame, payload)
+        if len(pieces) > 1 and frame.length > self.limits.joined_bytes_max:
+            command = decode_frame(frame, b"")
+            if isinstance(command, Put | Mput):
+                return InPieces(command, pieces, frame.length)
+        return decode_frame(frame, b"".join(pieces))

@@ -17,10 +17,10 @@ Theory of operation. A data directory has one storage thread, and this is all it
   which appends that answers.
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
-* The span index is written behind the news, and of small groups not before the thread
-  `rest`s: the write would take the interpreter from a loop that has a reply to send,
-  for a fifth of what a lonely put waits. A kill leaves whole records without an entry
-  then, fewer bytes than a span is long; recovery keeps those.
+* The span index is written behind the news, in a turn of its own, and of small groups
+  not before the thread `rest`s: the write would take the interpreter from a loop that
+  has a reply to send, for a fifth of what a lonely put waits. A kill leaves whole
+  records without an entry then, fewer bytes than a span is long; recovery keeps those.
 * A roll happens after the loop was told, so that no put waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
@@ -64,6 +64,9 @@ from metaq.storage.segment import Segment
 
 FREE_SPACE_REFRESH_S: Final = 1.0
 """Least time between two looks at the free space; in between, written bytes count."""
+
+CHUNK_BYTES_MIN: Final = 16 * 1024
+"""Chunks that are smaller on average are joined: the system takes few in one call."""
 
 SIDE_SYNC_S_MAX: Final = 1.0
 """How long the syncs of indexes and producer files may take at a stop, which is bounded
@@ -138,6 +141,8 @@ class AppendRequest(NamedTuple):
     """Its note in the producer file, where a producer may send it again."""
     before_write: BeforeWrite | None = None
     """Called on the storage thread before its bytes are written; raises nothing."""
+    finish: Iterable[None] = ()
+    """Steps that finish its bytes, done before they are written; they only compute."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -206,9 +211,18 @@ class GroupQueue:
             group.append(waiting.popleft())
         return group
 
-    def end_turn(self, writer: LogWriter, *, is_done: bool) -> None:
-        """Let the log queue again if more waits, or its group is not done."""
-        writer.last_turn = next(self._numbers)
+    def end_turn(
+        self, writer: LogWriter, *, is_done: bool, counts: bool = True
+    ) -> None:
+        """Let the log queue again if more waits, or its group is not done.
+
+        Args:
+            writer: the log whose turn it was.
+            is_done: nothing of its group is left to do.
+            counts: others go first now; else it was no turn, as nothing was written.
+        """
+        if counts:
+            writer.last_turn = next(self._numbers)
         if self._waiting[writer] or not is_done:
             self._want_turn(writer)
         else:
@@ -408,7 +422,9 @@ class Appender:
         try:
             self._guarded(step)
         finally:
-            self._groups.end_turn(writer, is_done=writer not in self._under_way)
+            # The last step of a group writes nothing of the log.
+            is_done = writer not in self._under_way
+            self._groups.end_turn(writer, is_done=is_done, counts=not is_done)
 
     def _create_logs(self) -> None:
         """Create the first segments of new logs that wait; they share syncs.
@@ -430,7 +446,10 @@ class Appender:
     def _commit(
         self, writer: LogWriter, queued: Sequence[AppendRequest]
     ) -> Iterator[None]:
-        """Write, sync and announce the appends of one log; in steps if it is much."""
+        """Write, sync and announce the appends of one log, in steps; then index them.
+
+        The last step is what comes behind the news, and nothing else.
+        """
         group = [request for request in queued if request.version == writer.version]
         if not group:
             return
@@ -439,13 +458,14 @@ class Appender:
             if writer.is_full:
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
-            data = _joined(group)
+            yield from _finish(group)
+            chunks = _gathered(group)
             record_count = sum(request.record_count for request in group)
             for request in group:
                 if request.before_write is not None:
                     request.before_write(request.offset)
             yield from writer.write(
-                data,
+                chunks,
                 record_count=record_count,
                 last_id=group[-1].last_id,
                 batches=[request.batch for request in group if request.batch],
@@ -458,7 +478,9 @@ class Appender:
             writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
-        writer.cover(data, record_count=record_count)
+        # Its checksum, and a file that may be busy, are no reason for others to wait.
+        yield
+        yield from writer.cover(chunks, record_count=record_count)
         if writer.is_index_due:
             writer.index()
         else:
@@ -487,17 +509,30 @@ class Appender:
         self._post(partial(receiver.on_progress, progress))
 
 
-def _joined(group: Sequence[AppendRequest]) -> Buffer:
-    """Return the bytes of a group in one piece; what is one already is not copied.
+def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
+    """Finish the bytes of a group, in steps.
 
     Raises:
         NoSpaceError: there is no memory for it now; nothing was written.
     """
-    chunks = group[0].chunks
-    if len(group) == 1 and len(chunks) == 1:
-        return chunks[0]
     try:
-        return b"".join(chain.from_iterable(request.chunks for request in group))
+        for request in group:
+            yield from request.finish
     except MemoryError as error:
-        size_bytes = sum(request.size_bytes for request in group)
+        raise NoSpaceError("no memory to finish an append") from error
+
+
+def _gathered(group: Sequence[AppendRequest]) -> Sequence[Buffer]:
+    """Return the bytes of a group in few pieces; large ones are not copied.
+
+    Raises:
+        NoSpaceError: there is no memory for it now; nothing was written.
+    """
+    size_bytes = sum(request.size_bytes for request in group)
+    try:
+        chunks = list(chain.from_iterable(request.chunks for request in group))
+        if size_bytes >= len(chunks) * CHUNK_BYTES_MIN:
+            return chunks
+        return (b"".join(chunks),)
+    except MemoryError as error:
         raise NoSpaceError(f"no memory to write {size_bytes} bytes") from error

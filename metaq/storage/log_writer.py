@@ -27,6 +27,7 @@ from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
+from metaq.record.pieces import in_steps
 from metaq.stats import Histogram
 from metaq.storage.producer_file import ProducerFile
 from metaq.storage.producers import StoredBatch
@@ -211,7 +212,7 @@ class LogWriter:
 
     def write(
         self,
-        data: Buffer,
+        chunks: Sequence[Buffer],
         *,
         record_count: int,
         last_id: MessageId,
@@ -235,27 +236,24 @@ class LogWriter:
             except DiskError as error:
                 _raise_if_passing(error)
                 raise
-        size_before = active.size_bytes
-        steps = memoryview(data)
+        size_before, size_bytes = active.size_bytes, sum(map(len, chunks))
         try:
-            for start in range(0, len(data), GROUP_BYTES_MAX):
-                if start:
+            for number, step in enumerate(in_steps(chunks, GROUP_BYTES_MAX)):
+                if number:
                     if self._options.is_group_commit:
                         self._sync_file(active.file)
                     yield
-                active.file.write(steps[start : start + GROUP_BYTES_MAX])
+                active.file.write_all(step)
         except NoSpaceError:
             with _no_space_is_final():
                 active.file.truncate(size_before)
             # A prefix of a refused batch must not come back after a power cut.
             self._sync_file(active.file)
             raise
-        finally:
-            steps.release()
         if batches:
             self._producers.keep(batches)
-        active.size_bytes = SizeBytes(size_before + len(data))
-        self.end = Offset(self.end + len(data))
+        active.size_bytes = SizeBytes(size_before + size_bytes)
+        self.end = Offset(self.end + size_bytes)
         # What a transaction commits was given its ids when it came.
         self.last_id = max(self.last_id, last_id)
         self.unsynced_records += record_count
@@ -277,14 +275,15 @@ class LogWriter:
                 " another disk mounted over it)"
             )
 
-    def cover(self, data: Buffer, *, record_count: int) -> None:
-        """Take written bytes into the index, in memory; see `index`.
+    def cover(self, chunks: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
+        """Take written bytes into the index, in memory and in steps; see `index`.
 
         Separate from `write`, so that no append waits for its checksum: while that is
         computed the loop may take the interpreter for long.
         """
         if self._active is not None and self._active.spans is not None:
-            self._active.spans.extend(data, record_count=record_count)
+            spans = self._active.spans
+            yield from spans.extend(chunks, record_count=record_count)
 
     def sync(self) -> None:
         """Wait until everything written is on disk, then index it.

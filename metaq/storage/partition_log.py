@@ -19,7 +19,7 @@ of them changes. Source: broker spec 2.4 to 2.8.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -208,6 +208,7 @@ class PartitionLog:
         ticket: AppendTicket,
         batch: StoredBatch | None = None,
         before_write: BeforeWrite | None = None,
+        finish: Iterable[None] = (),
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -219,6 +220,8 @@ class PartitionLog:
             ticket: told on this thread, in the order of the appends, once.
             batch: to be remembered in `producers`; forgotten again when it fails.
             before_write: called on the storage thread, see `AppendRequest`.
+            finish: steps that finish the bytes in place, taken on the storage thread
+                before they are written; they only compute.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -252,6 +255,7 @@ class PartitionLog:
             ticket,
             batch,
             before_write,
+            finish,
         )
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns. The one line that may find no

@@ -47,7 +47,7 @@ the index is never trusted over the log. Keep in step: docs/storage.md.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +59,7 @@ from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem, UpdateFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import CRC_BYTES, has_crc, with_crc
+from metaq.record.pieces import CHECKSUM_STEP_BYTES, in_steps
 
 logger = logging.getLogger(__name__)
 
@@ -422,18 +423,22 @@ class SpanIndexWriter:
         """Return the offset behind the last byte covered by a commit."""
         return self._end
 
-    def extend(self, data: Buffer | Sequence[Buffer], *, record_count: int) -> None:
+    def extend(self, pieces: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
         """Take in bytes that were written, right behind those before; no I/O.
 
+        The steps are of CHECKSUM_STEP_BYTES; nothing else is called between two.
+
         Args:
-            data: The bytes, whole records, in one piece or several; read, not kept.
+            pieces: The bytes, whole records, cut anywhere; read, not kept.
             record_count: Records in them, 1 or more.
         """
-        pieces = (data,) if isinstance(data, Buffer) else data
         size = sum(map(len, pieces))
         base, old_size, old_count, time_ms, checksum = self._take_growing(size)
-        for piece in pieces:
-            checksum = crc32(piece, checksum)
+        for number, step in enumerate(in_steps(pieces, CHECKSUM_STEP_BYTES)):
+            if number:
+                yield
+            for piece in step:
+                checksum = crc32(piece, checksum)
         self._unsynced.append(
             Span(
                 base,

@@ -14,12 +14,13 @@ import pytest
 
 from metaq.broker import acks
 from metaq.broker.handlers.stats import LOGS_PER_STEP
-from metaq.broker.load import TURN_S, Turns
+from metaq.broker.load import SHARED_FOR_S, SHARED_TURN_S, TURN_S, Turns
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Mput
 from metaq.record.layout import encode_record
+from metaq.record.scan import read_record
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.process import BrokerProcess
@@ -325,6 +326,31 @@ def test_turns_run_one_piece_each_in_rotation() -> None:
     assert seen == ["a3", "b2", "a2", "b1", "a1"]
 
 
+def test_pieces_are_short_while_several_connections_are_served() -> None:
+    """One that was alone for a while has long ones, until another one comes."""
+    turns, names = Turns(lambda _call: None), ("first", "second")
+    lengths = []
+    for name, now_s in (
+        (0, 0.0),  # alone
+        (0, 1.0),
+        (1, 1.5),  # the first one is still there
+        (1, 1.0 + SHARED_FOR_S),
+        (0, 2.1),  # and now the second one
+        (0, 2.0 + SHARED_FOR_S),
+        (1, 3.1),
+    ):
+        turns.begin(names[name], now_s)
+        lengths.append(turns.length_s)
+    long, short = TURN_S, SHARED_TURN_S
+    assert lengths == [long, long, short, long, short, long, short]
+    turns.forget(names[0])
+    turns.begin(names[1], 3.2)
+    assert not turns.is_shared
+    turns.forget(names[1])
+    turns.begin(names[0], 3.3)
+    assert not turns.is_shared
+
+
 FLOODS = {
     "plain puts": put(b"x") * 100_000,
     "puts without checksum": put(b"x", checksum=-1) * 100_000,
@@ -396,6 +422,39 @@ def test_a_large_batch_is_checked_turn_by_turn(
             assert broker.context.load.in_flight_bytes == 0
 
     run(data_dir, scenario, clock=BusyClock())
+
+
+def test_a_large_put_is_checked_turn_by_turn(data_dir: Path) -> None:
+    """It is not joined; it is stored, or refused, as one that came whole."""
+    payload = bytes(range(256)) * 8_000
+    in_transaction = put(payload).replace(b" 1\r\n", b" TX:s:1 1\r\n", 1)
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            turns, seen = broker.context.turns, []
+            ask = turns.ask
+
+            def note(go_on):
+                seen.append(peer.session.channel.statistics().received_bytes)
+                ask(go_on)
+
+            turns.ask = note
+            frame = put(payload)
+            assert (await peer.ask(frame)).startswith(b"result 200 ")
+            assert seen.count(len(frame)) >= 1
+            refused = await peer.ask(put(payload, checksum=7))
+            assert refused == await peer.ask(put(b"x", checksum=7))
+            begin = b"transaction TX:s:1 s BEGIN 1\r\n"
+            assert (await peer.ask(begin)).startswith(b"result 200 ")
+            assert (await peer.ask(in_transaction)).startswith(b"result 200 ")
+            assert broker.context.load.in_flight_bytes == 0
+            assert broker.context.counters.cmd_put == 4
+
+    run(data_dir, scenario, clock=BusyClock())
+    (path,) = data_dir.glob("test-0/*.meta")
+    record = read_record(path.read_bytes())
+    assert record.payload == payload
+    assert record.size_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("item", [b"", b"topics", b"offsets", b"test"])

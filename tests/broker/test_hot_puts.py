@@ -241,7 +241,7 @@ def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
             await peer.ask(put())
             hot, taken = peer.session._hot, []
             original = hot._take_row
-            hot._take_row = lambda buffer: taken.append(original(buffer)) or taken[-1]
+            hot._take_row = lambda *put: taken.append(original(*put)) or taken[-1]
             for _ in range(3):
                 assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
             assert sum(taken) == 2 * ROW_MIN
@@ -374,7 +374,9 @@ def test_rows_of_every_form_are_taken_as_rows(tmp_path: Path) -> None:
             for form in ({"checksum": -1}, {"partition": -1}):
                 hot, taken = peer.session._hot, []
                 read, row = hot._take_row, put(**form) * ROW_MIN
-                hot._take_row = lambda b, read=read, t=taken: t.append(read(b)) or t[-1]
+                hot._take_row = lambda *p, read=read, t=taken: (
+                    t.append(read(*p)) or t[-1]
+                )
                 for _ in range(2):
                     assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
                 hot._take_row = read

@@ -10,6 +10,7 @@ from metaq.broker.put_row import ROW_MIN, PutRowReader
 from metaq.record.checksum import pack_checksums
 
 NAME = b"put test 0 5 0"
+COUNT = 4 * ROW_MIN
 
 
 def frames(payloads: list[bytes], opaques: list[int]) -> bytes:
@@ -34,12 +35,22 @@ def test_a_row_is_read_exactly(
     """Any payloads and opaques, anything around: the values, and where the row ends."""
     payloads, opaques = [p for p, _ in puts], [o for _, o in puts]
     raw = frames(payloads, opaques)
-    row = PutRowReader(NAME, 5).read(before + raw + behind, len(before))
+    row = PutRowReader(NAME, 5).read(before + raw + behind, len(before), COUNT)
     assert row is not None
     assert row.payloads == payloads
     assert row.opaques == [b"%d" % opaque for opaque in opaques]
     assert row.checksums == pack_checksums(payloads)
     assert row.end == len(before + raw)
+
+
+@pytest.mark.parametrize("opaque", [1, -(2**31)])
+def test_a_row_ends_at_its_bound(opaque: int) -> None:
+    """What follows is another row, also where numbers are as long as they may be."""
+    raw = frames([b"hello"] * (ROW_MIN + 5), [opaque] * (ROW_MIN + 5))
+    row = PutRowReader(NAME, 5).read(raw, 0, ROW_MIN)
+    assert row is not None
+    assert row.opaques == [b"%d" % opaque] * ROW_MIN
+    assert raw[row.end :] == raw[: 5 * len(raw) // (ROW_MIN + 5)]
 
 
 ROW = frames([b"hello"] * ROW_MIN, list(range(ROW_MIN)))
@@ -68,11 +79,11 @@ ROW = frames([b"hello"] * ROW_MIN, list(range(ROW_MIN)))
 )
 def test_what_is_odd_is_no_row(raw: bytes) -> None:
     """Too few, another head, a checksum that is wrong or written oddly, an opaque."""
-    assert PutRowReader(NAME, 5).read(raw, 0) is None
+    assert PutRowReader(NAME, 5).read(raw, 0, COUNT) is None
 
 
 def test_names_are_no_patterns() -> None:
     """A topic with dots stands for itself."""
     raw = ROW.replace(b"put test", b"put t.st")
-    assert PutRowReader(b"put t.st 0 5 0", 5).read(raw, 0) is not None
-    assert PutRowReader(b"put t.st 0 5 0", 5).read(ROW, 0) is None
+    assert PutRowReader(b"put t.st 0 5 0", 5).read(raw, 0, COUNT) is not None
+    assert PutRowReader(b"put t.st 0 5 0", 5).read(ROW, 0, COUNT) is None

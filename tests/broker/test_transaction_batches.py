@@ -233,8 +233,8 @@ def test_a_verdict_of_another_connection_comes_before_a_batch_that_is_looked_at(
             batch = Mput("test", 0, 2, -1, OPAQUE, records, transaction=XID)
             asked = Asked()
             broker.context.transactions.begin(KEY, asked, 0)
-            list(handle_mput(batch, asked, broker.context))
-            steps = handle_mput(batch, asked, broker.context)
+            list(handle_mput(batch, [records], asked, broker.context))
+            steps = handle_mput(batch, [records], asked, broker.context)
             next(steps)
             assert await good(peer, command(b"PREPARE")) == b"0"
             with pytest.raises(ServerError, match=f"'{KEY}' takes no puts: prepared"):

@@ -338,6 +338,38 @@ def test_lingering_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
+class NoMemory:
+    """A socket that has no memory for what it would return."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def recv(self, _size: int) -> bytes:
+        raise MemoryError
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+def test_lingering_needs_no_memory() -> None:
+    """Input is discarded, and the end of the peer is seen, where memory ran out."""
+
+    async def scenario(rig: Rig) -> None:
+        failed: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: failed.append(context))
+        rig.channel._sock = NoMemory(rig.channel._sock)
+        rig.channel.close_after_flush("done")
+        rig.peer.sendall(b"unread " * 10_000)
+        await rig.until(lambda: rig.channel.statistics().received_bytes == 70_000)
+        assert rig.channel.state is ChannelState.LINGERING
+        rig.peer.close()
+        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        assert failed == []
+
+    run(scenario)
+
+
 def test_the_end_of_the_peer_is_told_once_and_writing_goes_on() -> None:
     """A peer that will send no more may still read."""
 
@@ -438,6 +470,27 @@ def test_what_the_peer_sent_before_it_closed_is_kept_for_who_wants_it(
         rig.channel.send(b"too late")
         await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert rig.received == ([b"last words"] if reads_rest else [])
+        assert rig.events == ["closed: send failed: [Errno 32] Broken pipe"]
+
+    run(scenario)
+
+
+def test_a_rest_that_there_is_no_memory_for_ends_the_channel() -> None:
+    """A send that fails is not tried for ever."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.start(
+            on_data=rig.received.append,
+            on_end=lambda: rig.events.append("end"),
+            on_room=lambda: None,
+            on_closed=lambda reason: rig.events.append(f"closed: {reason}"),
+            reads_rest=True,
+        )
+        rig.channel.pause_reading()
+        rig.channel._sock = NoMemory(rig.channel._sock)
+        rig.peer.close()
+        rig.channel.send(b"too late")
+        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert rig.events == ["closed: send failed: [Errno 32] Broken pipe"]
 
     run(scenario)

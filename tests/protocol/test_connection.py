@@ -1,5 +1,7 @@
 """Roles, caps, the end of a talk, and the hand-over to a hot loop."""
 
+from dataclasses import replace
+
 import pytest
 
 from metaq.errors import RemoteProtocolError
@@ -9,6 +11,7 @@ from metaq.protocol.commands import Mput, Put, Quit, Result, Value, Version
 from metaq.protocol.connection import (
     NEED_DATA,
     Connection,
+    InPieces,
     Oversized,
     Role,
     WireLimits,
@@ -261,6 +264,28 @@ def test_small_pieces_of_a_payload_are_merged() -> None:
     assert drain(conn) == [Put("t", 0, payload, 0, -1, 1)]
 
 
+@pytest.mark.parametrize(
+    "command", [Put("t", 0, b"", 0, -1, 1), Mput("t", 0, 1, 2, 3, b"")]
+)
+def test_a_large_payload_is_handed_out_as_it_came(command: Put | Mput) -> None:
+    """Joining it would hold up the owner; what comes whole, or is small, is joined."""
+    payload = bytes(range(256)) * 40
+    raw = encode(replace(command, payload=payload))
+    start = len(raw) - len(payload)
+    conn = server(WireLimits(joined_bytes_max=len(payload) - 1))
+    conn.receive_data(raw[: start + 5000])
+    assert conn.next_event() is NEED_DATA
+    conn.receive_data(raw[start + 5000 :] + raw)
+    event, whole = drain(conn)
+    assert event == InPieces(command, [payload[:5000], payload[5000:]], len(payload))
+    assert whole == replace(command, payload=payload)
+    small = server(WireLimits(joined_bytes_max=len(payload)))
+    small.receive_data(raw[: start + 5000])
+    assert small.next_event() is NEED_DATA
+    small.receive_data(raw[start + 5000 :])
+    assert drain(small) == [replace(command, payload=payload)]
+
+
 def test_a_buffer_counts_what_it_holds() -> None:
     """Unread lines and collected payload; skipped bytes are not held."""
     buffer = ReceiveBuffer()
@@ -271,7 +296,7 @@ def test_a_buffer_counts_what_it_holds() -> None:
     assert buffer.take(5) is None
     assert buffer.unread_bytes == 3
     buffer.append(b"ghijk")
-    assert buffer.take(5) == b"defgh"
+    assert buffer.take(5) == [b"defgh"]
     assert buffer.unread_bytes == 3
     buffer.skip(5)
     assert buffer.unread_bytes == 0

@@ -1,7 +1,15 @@
 """A batch checked and stamped at once."""
 
+from collections.abc import Generator, Sequence
+from itertools import pairwise
+
 from metaq.model import MessageId
-from metaq.record.batch import BatchError, check_in_steps, stamp
+from metaq.record.batch import (
+    BatchError,
+    CheckedRecords,
+    check_in_steps,
+    stamp_in_steps,
+)
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 
@@ -11,14 +19,29 @@ def check_and_stamp(
     first_id: MessageId,
     *,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    cuts: Sequence[int] = (),
 ) -> BatchError | None:
-    """Write ids into records as an mput does, or return why they are refused."""
-    steps = check_in_steps(buffer, count, payload_bytes_max=payload_bytes_max)
+    """Write ids into records as an mput does, or return why they are refused.
+
+    The records come in pieces that are cut at `cuts`, in ascending order.
+    """
+    pieces = [buffer[a:b] for a, b in pairwise((0, *cuts, len(buffer)))]
+    steps = check_in_steps(pieces, count, payload_bytes_max=payload_bytes_max)
+    found = run_to_end(steps)
+    if isinstance(found, BatchError):
+        return found
+    for _step in stamp_in_steps(found, first_id):
+        pass
+    buffer[:] = b"".join(part.records for part in found)
+    return None
+
+
+def run_to_end(
+    steps: Generator[None, None, BatchError | list[CheckedRecords]],
+) -> BatchError | list[CheckedRecords]:
+    """Take all steps of a check; return what it returns."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            if isinstance(end.value, BatchError):
-                return end.value
-            stamp(buffer, end.value, first_id)
-            return None
+            return end.value

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
+from metaq.record import batch
 from metaq.record.batch import (
     STEP_BYTES,
     UNIFORM_COUNT_MIN,
@@ -16,7 +17,7 @@ from metaq.record.batch import (
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.scan import CleanEnd, read_record, scan_records
-from tests.record.stamping import check_and_stamp
+from tests.record.stamping import check_and_stamp, run_to_end
 
 NO_ID = MessageId(0)
 FIRST = MessageId((1_000_000 << 22) | (3 << 12) | 4090)
@@ -61,7 +62,8 @@ LARGE = {"uniform": [b"x" * 100] * 9000, "mixed": [b"x" * 100, b"y" * 99] * 4500
 def test_a_large_batch_goes_in_steps(payloads: list[bytes]) -> None:
     """Each of about STEP_BYTES; together they find what one step would."""
     buffer = batch_of(payloads)
-    assert len(list(check_in_steps(buffer, len(payloads)))) >= len(buffer) // STEP_BYTES
+    steps = list(check_in_steps([buffer], len(payloads)))
+    assert len(steps) >= len(buffer) // STEP_BYTES
     assert check_and_stamp(buffer, len(payloads), FIRST) is None
     assert buffer == b"".join(
         encode_record(payload, id=id_after(FIRST, k), flag=-7)
@@ -86,6 +88,36 @@ def test_any_batch_reads_back(payloads: list[bytes]) -> None:
     last_id = id_after(FIRST, len(payloads) - 1)
     assert result == CleanEnd(len(buffer), len(payloads), last_id)
     assert read_record(buffer).payload == payloads[0]
+
+
+@given(uniform | mixed, st.lists(st.integers(0, 60)), st.integers(1, 60), st.data())
+def test_cuts_change_nothing(
+    payloads: list[bytes], cuts: list[int], step_bytes: int, data: st.DataObject
+) -> None:
+    """However a batch comes, and goes in steps, the same is stored or refused."""
+    raw = batch_of(payloads)
+    if data.draw(st.booleans()):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    count = len(payloads) + data.draw(st.sampled_from([0, 0, 0, -1, 1]))
+    whole, cut = bytearray(raw), bytearray(raw)
+    expected = check_and_stamp(whole, count, FIRST, payload_bytes_max=2)
+    inside = sorted(each for each in cuts if each <= len(raw))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(batch, "STEP_BYTES", step_bytes)
+        found = check_and_stamp(cut, count, FIRST, payload_bytes_max=2, cuts=inside)
+    assert found == expected
+    assert cut == whole
+
+
+def test_a_part_takes_no_more_memory_than_a_step_and_a_record() -> None:
+    """A large batch needs no memory in one piece."""
+    payloads = LARGE["uniform"]
+    buffer = batch_of(payloads)
+    steps = check_in_steps([buffer[:100_000], buffer[100_000:]], len(payloads))
+    parts = run_to_end(steps)
+    assert not isinstance(parts, BatchError)
+    assert max(len(part.records) for part in parts) < STEP_BYTES + 120
+    assert sum(len(part.records) for part in parts) == len(buffer)
 
 
 def with_length(length: int) -> bytes:

@@ -62,7 +62,7 @@ def put_segment(
         file.write_all(records)
         file.sync()
         if writer is not None:
-            writer.extend(records, record_count=len(records))
+            list(writer.extend(records, record_count=len(records)))
             writer.commit(Millis(time_ms + number))
     if writer is not None and sealed:
         writer.seal()

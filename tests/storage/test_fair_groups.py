@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import MayBeStoredError, NoSpaceError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.appender import AppendRequest, GroupQueue
 from metaq.storage.log_writer import GROUP_BYTES_MAX
@@ -117,11 +118,21 @@ def bench(fs: FaultyFileSystem) -> Iterator[StorageBench]:
     bench.close()
 
 
-def turn(bench: StorageBench) -> bool:
-    """Give one log its turn, and tell the loop."""
+def step(bench: StorageBench) -> bool:
+    """Do one piece of work, and tell the loop; return whether there is more."""
     has_more = bench.workers[0].turn()
     bench.loop.run()
     return has_more
+
+
+def turn(bench: StorageBench) -> bool:
+    """Work until a log was written; return whether there is more."""
+    before = len(bench.fs.log)  # type: ignore[attr-defined]
+    while step(bench):
+        done = bench.fs.log[before:]  # type: ignore[attr-defined]
+        if any(each.path.suffix == ".meta" for each in done):
+            return True
+    return False
 
 
 def finish(bench: StorageBench) -> int:
@@ -147,7 +158,7 @@ def test_a_put_to_another_log_is_in_the_next_group(bench: StorageBench) -> None:
     turn(bench)
     assert other.is_stored
     assert sum(ticket.is_stored for ticket in tickets) == 4
-    assert finish(bench) == 3
+    assert finish(bench) == 3 + 1  # behind the last one only its index is written
     assert all(ticket.is_stored for ticket in tickets)
 
 
@@ -185,6 +196,80 @@ def test_others_are_served_between_the_steps_of_a_large_append(
     finish(bench)
     assert behind.is_stored
     assert log.high_watermark == log.next_offset
+
+
+def test_others_are_served_before_a_group_is_indexed(
+    bench: StorageBench, fs: FaultyFileSystem
+) -> None:
+    """A checksum of much, and a file of its own, are nothing that a put waits for."""
+    index = SEGMENT.with_suffix(".spans")
+    large = put(bench, log_of(bench), 1, GROUP_BYTES_MAX - RECORD)
+    turn(bench)
+    assert large.is_stored
+    before = len(fs.log)
+    for _ in range(2):  # before the checksum, and between two steps of it
+        other = put(bench, log_of(bench, OTHER))
+        turn(bench)
+        assert other.is_stored
+    assert index not in {each.path for each in fs.log[before:]}
+    finish(bench)
+    assert index in {each.path for each in fs.log[before:]}
+
+
+def test_what_is_left_to_the_storage_thread_is_done_in_steps_before_the_write(
+    bench: StorageBench,
+) -> None:
+    """Others are served in between; what is stored is what the steps have made."""
+    log, record = log_of(bench), bytearray(encode_record(b"x", id=MessageId(0)))
+    wanted = encode_record(b"x", id=MessageId(9))
+
+    def finish_record() -> Iterator[None]:
+        yield
+        record[:] = wanted
+        yield
+
+    ticket = Ticket()
+    log.append(
+        [record],
+        size_bytes=len(record),
+        record_count=1,
+        last_id=MessageId(9),
+        ticket=ticket,
+        finish=finish_record(),
+    )
+    step(bench)
+    assert record != wanted
+    between = put(bench, log_of(bench, OTHER))
+    step(bench)
+    assert between.is_stored
+    assert not ticket.is_answered
+    finish(bench)
+    assert ticket.is_stored
+    assert content_of(log).endswith(wanted)
+
+
+def test_a_log_without_memory_to_finish_an_append_refuses_it(
+    bench: StorageBench,
+) -> None:
+    """Nothing of it is written, and the log goes on."""
+
+    def run_out() -> Iterator[None]:
+        yield
+        raise MemoryError
+
+    log, ticket = log_of(bench), Ticket()
+    log.append(
+        [b"x" * RECORD],
+        size_bytes=RECORD,
+        record_count=1,
+        last_id=MessageId(9),
+        ticket=ticket,
+        finish=run_out(),
+    )
+    finish(bench)
+    assert isinstance(ticket.error, NoSpaceError)
+    assert put_is_stored(bench)
+    assert log.high_watermark == 2 * RECORD
 
 
 def test_a_power_cut_between_two_steps_leaves_whole_records(

@@ -83,7 +83,7 @@ def test_the_writer_that_is_returned_goes_on_at_the_end() -> None:
     )
     assert result.spans is not None
     put_file(disk, META, record(7))
-    result.spans.extend(record(7), record_count=1)
+    list(result.spans.extend([record(7)], record_count=1))
     result.spans.commit(Millis(11_000))
     result.spans.close()
     calls = disk.calls

@@ -53,7 +53,7 @@ def writer_on(disk: FaultyFileSystem, base: Offset = BASE) -> SpanIndexWriter:
 
 
 def append(writer: SpanIndexWriter, data: bytes, count: int, time_ms: int) -> None:
-    writer.extend(data, record_count=count)
+    list(writer.extend([data], record_count=count))
     writer.commit(Millis(time_ms))
 
 
@@ -143,10 +143,10 @@ def test_bytes_that_are_not_synced_have_no_entry() -> None:
     writer = writer_on(disk)
     append(writer, b"a" * 10, 1, 1)
     calls = disk.calls
-    writer.extend([b"b" * 20, memoryview(b"c" * 20)], record_count=2)
-    writer.extend(b"d" * 40, record_count=1)
-    writer.extend(b"e" * 70, record_count=3)
-    writer.extend(b"f", record_count=1)
+    list(writer.extend([b"b" * 20, memoryview(b"c" * 20)], record_count=2))
+    list(writer.extend([b"d" * 40], record_count=1))
+    list(writer.extend([b"e" * 70], record_count=3))
+    list(writer.extend([b"f"], record_count=1))
     assert disk.calls == calls
     assert stored(disk).end_offset == writer.end_offset == BASE + 10
     assert writer.record_count == 1

@@ -13,7 +13,6 @@ One that names a transaction goes to that and to the journal, like a put that do
 
 from collections.abc import Generator, Sequence
 from typing import Final
-from zlib import crc32
 
 from metaq.broker.acks import (
     Answerer,
@@ -34,31 +33,46 @@ from metaq.errors import (
     ServerError,
     StorageError,
 )
-from metaq.model import MessageId, SizeBytes
+from metaq.model import SizeBytes
 from metaq.protocol.commands import Mput
 from metaq.protocol.transaction_ids import format_key
-from metaq.record.batch import BatchError, check_in_steps, stamp
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.batch import (
+    BatchError,
+    CheckedRecords,
+    check_in_steps,
+    stamp_in_steps,
+)
+from metaq.record.checksum import BytesLike
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
+from metaq.record.pieces import checksum_in_steps
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_batch
 
-COPY_STEP_BYTES: Final = 512 * 1024
-"""Bytes of a batch that one step checks and copies: less than a millisecond."""
-
 JOURNAL_STEP_COUNT: Final = 512
-"""Messages of a batch that one step makes records of the journal of: likewise."""
+"""Messages of a batch that one step makes records of the journal of: half a
+millisecond."""
 
 
 def handle_mput(
-    command: Mput, answerer: Answerer, context: BrokerContext
+    command: Mput,
+    pieces: Sequence[BytesLike],
+    answerer: Answerer,
+    context: BrokerContext,
 ) -> Generator[None]:
     """Append a batch in steps; it is answered when it is stored.
 
     Between the steps others may be served. What a step has found out is asked again
     where it may have changed: a batch may come a second time on another connection.
+    The ids are given out in the last step, and written into the records on the storage
+    thread.
+
+    Args:
+        command: its payload is not looked at.
+        pieces: the payload, cut anywhere.
+        answerer: the session.
+        context: what the broker consists of.
 
     Raises:
         WireError: refused, and nothing was appended; the text is the answer.
@@ -67,16 +81,17 @@ def handle_mput(
     limit = context.config.limits.batch_records_max
     if not 1 <= count <= limit:
         raise ServerError(f"mput: expected 1..{limit} records, got {count}")
-    payload_bytes = max(0, len(command.payload) - HEADER_BYTES * count)
+    size_bytes = sum(map(len, pieces))
+    payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
     if command.transaction is not None:
-        yield from _put_in_transaction(command, answerer, context)
+        yield from _put_in_transaction(command, pieces, answerer, context)
         return
     try:
         partition = context.topics.resolve_put(topic, partition)
         if _answer_if_repeated(command, partition, answerer, context):
             return
-        records, positions = yield from _check(command, context)
+        parts = yield from _check(command, pieces, context)
         if _answer_if_repeated(command, partition, answerer, context):
             return
         log = context.topics.log_for_put(topic, partition)
@@ -90,13 +105,14 @@ def handle_mput(
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
-    first_id = context.ids.reserve(count)
-    stamp(records, positions, first_id)
-    _append(command, records, first_id, log, answerer, context)
+    _append(command, parts, size_bytes, log, answerer, context)
 
 
 def _put_in_transaction(
-    command: Mput, answerer: Answerer, context: BrokerContext
+    command: Mput,
+    pieces: Sequence[BytesLike],
+    answerer: Answerer,
+    context: BrokerContext,
 ) -> Generator[None]:
     """Journal a batch of a transaction; it is answered when that is written.
 
@@ -106,32 +122,33 @@ def _put_in_transaction(
     topic, partition, count = command.topic, command.partition, command.count
     find_transaction(command, answerer, context, count=count)
     try:
-        records, positions = yield from _check(command, context)
+        parts = yield from _check(command, pieces, context)
         log_id = context.topics.log_for_put(topic, partition).log_id
     except (ServerError, StorageError, ClosedError) as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
     first_id = context.ids.reserve(count)
-    stamp(records, positions, first_id)
+    # Their order is that of the commit, so others may take ids in between.
+    yield from stamp_in_steps(parts, first_id)
     assert command.transaction is not None, "of a transaction"
     key, journalled = format_key(command.transaction).encode(), list[bytes]()
-    for start in range(0, count, JOURNAL_STEP_COUNT):
-        if start:
+    for records, positions in parts:
+        for start in range(0, len(positions), JOURNAL_STEP_COUNT):
+            some = positions[start : start + JOURNAL_STEP_COUNT]
+            journalled += encode_batch(log_id, key, command.opaque, records, some)
             yield
-        some = positions[start : start + JOURNAL_STEP_COUNT]
-        journalled += encode_batch(log_id, key, command.opaque, records, some)
     # Another connection may have ended it meanwhile, or closed the partition.
     transaction = find_transaction(command, answerer, context, count=count)
     put_run(
         context.transactions,
         transaction,
         log_id,
-        (records,),
+        [part.records for part in parts],
         answerer,
         opaques=(b"%d" % command.opaque,),
         ids=(first_id,),
-        size_bytes=len(records),
+        size_bytes=sum(map(len, pieces)),
         record_count=count,
         last_id=id_after(first_id, count - 1),
         journalled=journalled,
@@ -160,24 +177,28 @@ def _answer_if_repeated(
 
 def _append(
     command: Mput,
-    stamped: bytearray,
-    first_id: MessageId,
+    parts: Sequence[CheckedRecords],
+    size_bytes: int,
     log: PartitionLog,
     answerer: Answerer,
     context: BrokerContext,
 ) -> None:
     """Append a verified batch, with or without a producer who may send it again."""
     count, offset = command.count, log.next_offset
+    first_id = context.ids.reserve(count)
+    records = [part.records for part in parts]
+    finish = stamp_in_steps(parts, first_id)
     if command.producer is None:
         append_run(
             log,
-            [stamped],
+            records,
             answerer,
             context,
-            size_bytes=len(stamped),
+            size_bytes=size_bytes,
             record_count=count,
             last_id=id_after(first_id, count - 1),
             receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
+            finish=finish,
         )
         return
     batch = StoredBatch(
@@ -187,36 +208,27 @@ def _append(
         command.checksum,
         first_id,
         offset,
-        SizeBytes(len(stamped)),
+        SizeBytes(size_bytes),
     )
-    append_batch(log, stamped, batch, answerer, context, opaque=command.opaque)
+    append_batch(
+        log, records, batch, answerer, context, opaque=command.opaque, finish=finish
+    )
 
 
 def _check(
-    command: Mput, context: BrokerContext
-) -> Generator[None, None, tuple[bytearray, Sequence[int]]]:
-    """Verify a batch.
-
-    Returns:
-        The records as they go to disk but for their ids, and where each begins.
+    command: Mput, pieces: Sequence[BytesLike], context: BrokerContext
+) -> Generator[None, None, list[CheckedRecords]]:
+    """Verify a batch; return its records as they go to disk but for their ids.
 
     Raises:
         ServerError: the batch is not what it says it is.
     """
-    payload, crc, records = command.payload, 0, bytearray()
-    for start in range(0, len(payload), COPY_STEP_BYTES):
-        if start:
-            yield
-        piece = memoryview(payload)[start : start + COPY_STEP_BYTES]
-        crc = crc32(piece, crc)
-        # Memory that is new to the process costs more than the bytes in it.
-        records += piece
-    require_checksum(crc & CHECKSUM_MASK, command.checksum)
+    require_checksum((yield from checksum_in_steps(pieces)), command.checksum)
     found = yield from check_in_steps(
-        payload,
+        pieces,
         command.count,
         payload_bytes_max=context.config.limits.payload_bytes_max,
     )
     if isinstance(found, BatchError):
         raise ServerError(f"mput: at byte {found.position}: {found.detail}")
-    return records, found
+    return found

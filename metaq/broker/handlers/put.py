@@ -9,19 +9,24 @@ cut by the end of a read: `hot_puts.py` takes the rest, and answers no refusal. 
 both in step.
 """
 
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
 from metaq.broker.acks import (
     Answerer,
     Receipts,
     append_run,
     count_puts,
     refuse_put,
-    verify_checksum,
+    require_checksum,
 )
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import handle_transactional_put
 from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
 from metaq.protocol.commands import Put
-from metaq.record.layout import encode_record
+from metaq.record.checksum import checksum
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.pieces import checksum_in_steps
 
 
 def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None:
@@ -30,25 +35,52 @@ def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None
     Raises:
         WireError: refused; the text is the answer.
     """
-    topic, partition, payload = command.topic, command.partition, command.payload
-    count_puts(context, topic, count=1, payload_bytes=len(payload))
+    payload = command.payload
     if command.transaction is not None:
+        count_puts(context, command.topic, count=1, payload_bytes=len(payload))
         handle_transactional_put(command, answerer, context)
         return
+    _append(command, [payload], checksum(payload), answerer, context)
+
+
+def handle_put_in_pieces(
+    command: Put,
+    pieces: Sequence[bytes | bytearray],
+    answerer: Answerer,
+    context: BrokerContext,
+) -> Generator[None]:
+    """Append one message whose payload came in pieces, in steps; see `handle_put`."""
+    if command.transaction is not None:
+        handle_put(replace(command, payload=b"".join(pieces)), answerer, context)
+        return
+    found = yield from checksum_in_steps(pieces)
+    _append(command, pieces, found, answerer, context)
+
+
+def _append(
+    command: Put,
+    pieces: Sequence[bytes | bytearray],
+    found: int,
+    answerer: Answerer,
+    context: BrokerContext,
+) -> None:
+    """Append a message whose payload has the checksum `found`."""
+    topic, partition = command.topic, command.partition
+    payload_bytes = sum(map(len, pieces))
+    count_puts(context, topic, count=1, payload_bytes=payload_bytes)
     try:
         partition = context.topics.resolve_put(topic, partition)
-        verify_checksum(payload, command.checksum)
+        require_checksum(found, command.checksum)
         log = context.topics.log_for_put(topic, partition)
     except (ForbiddenError, ServerError, StorageError, ClosedError) as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
-    record = encode_record(payload, id=message_id, flag=command.flag)
     append_run(
         log,
-        [record],
+        [HEADER.pack(payload_bytes, found, message_id, command.flag), *pieces],
         answerer,
         context,
-        size_bytes=len(record),
+        size_bytes=HEADER_BYTES + payload_bytes,
         record_count=1,
         last_id=message_id,
         receipts=Receipts((b"%d" % command.opaque,), (message_id,), (log.next_offset,)),
