@@ -60,11 +60,11 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.txn.records import PutFramer
 from metaq.txn.transaction import BrokerTransaction
 
-ROW_MAX: Final = 1024
-"""Most puts of a row, for a connection that is served alone."""
+ROW_MAX: Final = 256
+"""Most puts of a row, a quarter of a millisecond: the time is looked at behind it."""
 
-SHARED_ROW_MAX: Final = 256
-"""Most puts of a row while others are served too: a quarter of a millisecond."""
+TAKEN_MAX: Final = 128
+"""Most puts that are taken one by one before the time is looked at: likewise."""
 
 HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
@@ -184,15 +184,13 @@ class HotPuts:
             self._any.clear()
             self._expected = None
             self._version = self._context.topics.version
-        row_max = SHARED_ROW_MAX if self._context.turns.is_shared else ROW_MAX
-        count = self._take_row(buffer, row_max)
-        self.has_more = count >= row_max
+        count = self._take_row(buffer)
+        self.has_more = count >= ROW_MAX
         if self.has_more:
             return count
-        # One by one they take twice the time.
-        return count + self._take_each(buffer, row_max // 2)
+        return count + self._take_each(buffer)
 
-    def _take_row(self, buffer: UnparsedBytes, count_max: int) -> int:
+    def _take_row(self, buffer: UnparsedBytes) -> int:
         """Take a row of puts that all have the head of those before them."""
         head = self._expected
         if head is None or head.reader is None:
@@ -200,7 +198,7 @@ class HotPuts:
         run = head.run or self._choose(head)
         if run is None:
             return 0
-        row = head.reader.read(buffer.data, buffer.position, count_max)
+        row = head.reader.read(buffer.data, buffer.position, ROW_MAX)
         if row is None:
             self._expected = None
             return 0
@@ -221,7 +219,7 @@ class HotPuts:
             done = end
         return count
 
-    def _take_each(self, buffer: UnparsedBytes, count_max: int) -> int:
+    def _take_each(self, buffer: UnparsedBytes) -> int:
         """Take ordinary puts one by one, whatever their heads are."""
         data, position = buffer.data, buffer.position
         size, find, pack = len(data), data.find, HEADER.pack
@@ -234,7 +232,7 @@ class HotPuts:
         run: _Run | None = None
         chunks, opaques = list[bytes](), list[bytes]()
         ids, offsets = list[int](), list[int]()
-        for _ in range(count_max):
+        for _ in range(TAKEN_MAX):
             line_end = find(b"\r\n", position)
             if line_end < 0:
                 break

@@ -5,20 +5,14 @@ waits, and the others are served meanwhile.
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 TURN_S: Final = 0.001
-"""How long one piece of work may take while one connection alone is served."""
-
-SHARED_TURN_S: Final = 0.0003
-"""How long it may take while others are: a put that comes meanwhile waits for one
-before it is read, and for one before it is answered."""
-
-SHARED_FOR_S: Final = 1.0
-"""How long others count after they were served."""
+"""How long one piece of work may take before others get their turn: a put that comes
+meanwhile waits for one before it is read and for one before it is answered. Shorter
+pieces make small groups for the disk: 0.3 ms cost streams of small puts a quarter."""
 
 log = logging.getLogger(__name__)
 
@@ -157,41 +151,13 @@ class Turns:
     """Work that one turn of the loop is too short for, continued turn by turn.
 
     One piece of it runs in each turn, of whichever session: however much waits here,
-    what comes new to the loop waits for one piece, of `length_s` or little more. Short
-    pieces make small groups for the disk, and cost a stream of small puts a quarter of
-    its rate; so a connection that is alone has long ones.
+    what comes new to the loop waits for one piece, of TURN_S or little more.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """Run pieces with `call_soon`, which calls back in the next turn."""
         self._call_soon = call_soon
         self._waiting: deque[Callable[[], None]] = deque()
-        self._latest: object = None
-        self._latest_s = -math.inf  # when it was served
-        self._other: object = None  # served before it
-        self._other_s = -math.inf
-        self.is_shared = False
-        """Whether another connection than the one at hand was served lately."""
-
-    @property
-    def length_s(self) -> float:
-        """Return how long one piece may take now."""
-        return SHARED_TURN_S if self.is_shared else TURN_S
-
-    def begin(self, connection: object, now_s: float) -> None:
-        """Take note of the connection that is served now."""
-        if connection is not self._latest:
-            self._other, self._other_s = self._latest, self._latest_s
-            self._latest = connection
-        self._latest_s = now_s
-        self.is_shared = now_s - self._other_s < SHARED_FOR_S
-
-    def forget(self, connection: object) -> None:
-        """Count a connection no more that was closed."""
-        if connection is self._latest:
-            self._latest, self._latest_s = None, -math.inf
-        if connection is self._other:
-            self._other, self._other_s = None, -math.inf
 
     def ask(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` once, when those who asked before had their turns."""

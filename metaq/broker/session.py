@@ -33,6 +33,7 @@ from metaq.broker.dispatch import (
 )
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
+from metaq.broker.load import TURN_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
@@ -194,9 +195,7 @@ class Session:
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""
         connection, now_s = self._connection, self._context.clock.monotonic_s
-        turns, begun_s = self._context.turns, now_s()
-        turns.begin(self, begun_s)
-        turn_ends_s = begun_s + turns.length_s
+        turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
                 # Before any bound is looked at: going on is what frees its bytes.
@@ -408,7 +407,6 @@ class Session:
         self._drop_steps()
         self._drop_partial()
         self._context.load.leave(self)
-        self._context.turns.forget(self)
         self._context.waiters.end_all(self._waiters)
         self._context.transactions.end_owner(self)
         self._context.connection_count -= 1

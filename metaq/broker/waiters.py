@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
-from metaq.broker.load import Turns
+from metaq.broker.load import TURN_S, Turns
 from metaq.model import LogId, Offset
 from metaq.protocol.commands import Get
 
@@ -154,7 +154,7 @@ class Waiters:
     def _end_due(self) -> None:
         """End as many of those that are due as one turn has time for."""
         due, now_s = self._due, self._loop.time
-        turn_ends_s = now_s() + self._turns.length_s
+        turn_ends_s = now_s() + TURN_S
         while due:
             waiter = due.popleft()
             if self._remove(waiter):

@@ -14,7 +14,7 @@ import pytest
 
 from metaq.broker import acks
 from metaq.broker.handlers.stats import LOGS_PER_STEP
-from metaq.broker.load import SHARED_FOR_S, SHARED_TURN_S, TURN_S, Turns
+from metaq.broker.load import TURN_S, Turns
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
 from metaq.protocol.codec import encode
@@ -324,31 +324,6 @@ def test_turns_run_one_piece_each_in_rotation() -> None:
         due.pop()()
         assert len(seen) == before + 1
     assert seen == ["a3", "b2", "a2", "b1", "a1"]
-
-
-def test_pieces_are_short_while_several_connections_are_served() -> None:
-    """One that was alone for a while has long ones, until another one comes."""
-    turns, names = Turns(lambda _call: None), ("first", "second")
-    lengths = []
-    for name, now_s in (
-        (0, 0.0),  # alone
-        (0, 1.0),
-        (1, 1.5),  # the first one is still there
-        (1, 1.0 + SHARED_FOR_S),
-        (0, 2.1),  # and now the second one
-        (0, 2.0 + SHARED_FOR_S),
-        (1, 3.1),
-    ):
-        turns.begin(names[name], now_s)
-        lengths.append(turns.length_s)
-    long, short = TURN_S, SHARED_TURN_S
-    assert lengths == [long, long, short, long, short, long, short]
-    turns.forget(names[0])
-    turns.begin(names[1], 3.2)
-    assert not turns.is_shared
-    turns.forget(names[1])
-    turns.begin(names[0], 3.3)
-    assert not turns.is_shared
 
 
 FLOODS = {
