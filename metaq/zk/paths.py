@@ -45,6 +45,7 @@ class NodeKind(enum.Enum):
     GROUP_OFFSET = "group offset"
     QUERY_START = "query start"
     QUERY_ROUTES = "query routes"
+    QUERY_DECISION = "query decision"
     RECORDED_BROKER = "recorded broker"
     RECORDED_PARTITIONS = "recorded partitions"
     TOPIC_DEFINITION = "topic definition"
@@ -68,6 +69,7 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     # Ours alone: MetaQ has no queries.
     NodeKind.QUERY_START: "/queries/{query}/start",
     NodeKind.QUERY_ROUTES: "/queries/{query}/routes",
+    NodeKind.QUERY_DECISION: "/queries/{query}/decision",
     # The catalog: what exists while its broker is away. MetaQ does not list it.
     NodeKind.RECORDED_BROKER: "/catalog/brokers/{broker}",
     NodeKind.RECORDED_PARTITIONS: "/catalog/partitions/{topic}/{broker}",
@@ -306,6 +308,10 @@ class NodePaths:
     def query_routes(self, query: str) -> str:
         """Return the node that keeps where a query writes its batches."""
         return self._fill(NodeKind.QUERY_ROUTES, query=query)
+
+    def query_decision(self, query: str) -> str:
+        """Return the node that keeps which batch of a query is to be readable."""
+        return self._fill(NodeKind.QUERY_DECISION, query=query)
 
     # -- the catalog ------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from metaq.client import (
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import slot_of
 from metaq.client.produce.routes import Routes
-from metaq.client.produce.transaction_branch import Branch, PlacedMessage
+from metaq.client.produce.transaction_branch import Branch
 from metaq.model import BrokerId, LocalTransactionId, TopicPartition
 from metaq.protocol.version import Capabilities
 from metaq.testing.clock import ManualClock
@@ -410,12 +410,9 @@ def test_a_message_over_the_announced_limit_is_refused_here() -> None:
     parts: Any = None
     connection: Any = LimitedConnection()
     branch = Branch(parts, connection, BrokerId(0), LocalTransactionId("s", 1))
-    place = TopicPartition("t", BrokerId(0), 0)
-    branch.check([PlacedMessage(place, bytes(100), 0)])
+    branch.check([bytes(100)])
     with pytest.raises(MessageTooLargeError, match="at most 100 bytes"):
-        branch.check(
-            [PlacedMessage(place, b"", 0), PlacedMessage(place, bytes(101), 0)]
-        )
+        branch.check([b"", bytes(101)])
 
 
 # -- choosing -------------------------------------------------------------------------

@@ -53,6 +53,7 @@ BUILT = {
     P.group_offset("g", PARTITION): "/meta/consumers/g/offsets/t-1/0-3",
     P.query_start("q"): "/meta/queries/q/start",
     P.query_routes("q"): "/meta/queries/q/routes",
+    P.query_decision("q"): "/meta/queries/q/decision",
     P.recorded_brokers(): "/meta/catalog/brokers",
     P.recorded_broker(BrokerId(7)): "/meta/catalog/brokers/7",
     P.recorded_topics(): "/meta/catalog/partitions",

@@ -53,6 +53,7 @@ def test_every_node_of_metaq_has_a_codec() -> None:
     assert set(NodeKind) - set(CODECS) == {
         NodeKind.QUERY_START,
         NodeKind.QUERY_ROUTES,
+        NodeKind.QUERY_DECISION,
         NodeKind.TOPIC_DEFINITION,
         NodeKind.TOPIC_STATUS,
     }

@@ -146,13 +146,49 @@ async def change_routes(
     *,
     deadline_s: float,
 ) -> str:
-    """Replace the kept routes of a query; durable on return.
+    """Replace the kept routes of a query; as `change_decision`, with a text."""
+
+    def changed(kept: bytes | None) -> bytes:
+        text = None if kept is None else kept.decode(errors="replace")
+        return change(text).encode()
+
+    path = context.paths.query_routes(query)
+    data = await _change(context, path, changed, deadline_s=deadline_s)
+    return data.decode()
+
+
+async def forget_routes(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget where a query writes; harmless twice. Raises as `change_decision`."""
+    await _forget(context, context.paths.query_routes(query), deadline_s=deadline_s)
+
+
+async def read_decision(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> bytes | None:
+    """Return the kept decision of a query; None for none. Raises as `read_start`."""
+    path = context.paths.query_decision(query)
+    get = partial(_coordinator(context).get, path)
+    node = await _insist(context, get, deadline_s)
+    return None if node is None else node.data
+
+
+async def change_decision(
+    context: ClientContext,
+    query: str,
+    change: Callable[[bytes | None], bytes],
+    *,
+    deadline_s: float,
+) -> bytes:
+    """Replace the kept decision of a query; durable on return.
 
     Args:
         context: the client's.
         query: whose.
         change: takes the kept value, None for none, and returns the new one; called
-            again when another writer was faster.
+            again when another writer was faster, or when it is not known whether the
+            new one was written. The same value again writes nothing.
         deadline_s: when to give up.
 
     Returns:
@@ -160,30 +196,46 @@ async def change_routes(
 
     Raises:
         ConfigError: a client without ZooKeeper.
-        CoordinationError: ZooKeeper cannot be asked.
+        CoordinationError: ZooKeeper cannot be asked; it may be changed.
+        Exception: what `change` raises; nothing is changed then.
     """
-    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+    path = context.paths.query_decision(query)
+    return await _change(context, path, change, deadline_s=deadline_s)
+
+
+async def forget_decision(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget the decision of a query; harmless twice. Raises as `change_decision`."""
+    await _forget(context, context.paths.query_decision(query), deadline_s=deadline_s)
+
+
+async def _change(
+    context: ClientContext,
+    path: str,
+    change: Callable[[bytes | None], bytes],
+    *,
+    deadline_s: float,
+) -> bytes:
+    coordinator = _coordinator(context)
     while True:
         node = await _insist(context, partial(coordinator.get, path), deadline_s)
-        kept = None if node is None else node.data.decode(errors="replace")
-        text = change(kept)
-        if text == kept:
-            return text
+        kept = None if node is None else node.data
+        data = change(kept)
+        if data == kept:
+            return data
         version = None if node is None else node.version
         with suppress(NodeChangedError):
             await _insist(
                 context,
-                partial(coordinator.replace, path, text.encode(), version=version),
+                partial(coordinator.replace, path, data, version=version),
                 deadline_s,
             )
-            return text
+            return data
 
 
-async def forget_routes(
-    context: ClientContext, query: str, *, deadline_s: float
-) -> None:
-    """Forget where a query writes; harmless twice. Raises as `change_routes`."""
-    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+async def _forget(context: ClientContext, path: str, *, deadline_s: float) -> None:
+    coordinator = _coordinator(context)
     await _insist(context, partial(coordinator.delete, path), deadline_s)
     parent = path.rpartition("/")[0]
     with suppress(NodeNotEmptyError):

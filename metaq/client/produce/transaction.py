@@ -181,7 +181,7 @@ class AsyncTransaction:
                 broker_id = placed[0].partition.broker_id
                 connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
                 branch = Branch(self._parts, connection, broker_id, self._transaction)
-            branch.check(placed)
+            branch.check([one.payload for one in placed])
             try:
                 if self._branch is None:
                     self._branch = branch

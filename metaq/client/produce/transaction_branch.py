@@ -30,7 +30,11 @@ from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_queue import Pool, PutConnection
 from metaq.client.produce.runs import encode_message, frozen, list_messages
 from metaq.client.produce.transaction_counters import ClientTransactionCounters
-from metaq.client.produce.transaction_replies import parse_pending, require_done
+from metaq.client.produce.transaction_replies import (
+    parse_pending,
+    parse_vote,
+    require_done,
+)
 from metaq.client.validation import check_seconds, check_timeout
 from metaq.clock import Clock
 from metaq.errors import (
@@ -92,47 +96,17 @@ class Prepare(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionParts:
-    """Parts that the transactions of one producer share."""
+class BranchParts:
+    """Parts that branches share: the way to their brokers."""
 
-    prepare: Prepare
-    """Makes a topic's partitions known."""
-    choose: Callable[[str, OutgoingMessage, BrokerId | None], TopicPartition | None]
-    """Chooses a partition, at one broker or at any; `Routes.choose`."""
     address_of: Callable[[BrokerId], BrokerAddress | None]
     """Tells where a broker takes puts."""
     pool: Pool
     """Connections to brokers."""
-    options: ProducerOptions
-    """`timeout_s` and `transaction_timeout_s`."""
     clock: Clock
     """Judges deadlines."""
     session_id: str
-    """Names the producer to brokers, in every command; free of ':' and space."""
-    counters: ClientTransactionCounters
-    """Of the producer."""
-
-    def deadline_s(self, timeout: float | None) -> float:
-        """Return the monotonic time `timeout` from now; None: `timeout_s`.
-
-        Raises:
-            ConfigError: it is no time.
-        """
-        check_timeout(timeout)
-        timeout_s = self.options.timeout_s if timeout is None else timeout
-        return self.clock.monotonic_s() + timeout_s
-
-    def lifetime_s(self, timeout: float | None) -> int:
-        """Return the whole seconds that a broker is told; None: the option.
-
-        Raises:
-            ConfigError: it is no time, or none at all: a MetaQ 1.4 broker would keep
-                what its client forgot for ever.
-        """
-        if timeout is None:
-            timeout = self.options.transaction_timeout_s
-        check_seconds("timeout", timeout, may_be_zero=False)
-        return math.ceil(timeout)
+    """Names the sender to brokers, in every command; free of ':' and space."""
 
     async def connect(self, broker_id: BrokerId, *, deadline_s: float) -> PutConnection:
         """Return a connection to a broker.
@@ -162,6 +136,42 @@ class TransactionParts:
             transaction, self.session_id, kind, opaque, lifetime_s, qualifier
         )
         return await connection.call(command, deadline_s=deadline_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionParts(BranchParts):
+    """Parts that the transactions of one producer share."""
+
+    prepare: Prepare
+    """Makes a topic's partitions known."""
+    choose: Callable[[str, OutgoingMessage, BrokerId | None], TopicPartition | None]
+    """Chooses a partition, at one broker or at any; `Routes.choose`."""
+    options: ProducerOptions
+    """`timeout_s` and `transaction_timeout_s`."""
+    counters: ClientTransactionCounters
+    """Of the producer."""
+
+    def deadline_s(self, timeout: float | None) -> float:
+        """Return the monotonic time `timeout` from now; None: `timeout_s`.
+
+        Raises:
+            ConfigError: it is no time.
+        """
+        check_timeout(timeout)
+        timeout_s = self.options.timeout_s if timeout is None else timeout
+        return self.clock.monotonic_s() + timeout_s
+
+    def lifetime_s(self, timeout: float | None) -> int:
+        """Return the whole seconds that a broker is told; None: the option.
+
+        Raises:
+            ConfigError: it is no time, or none at all: a MetaQ 1.4 broker would keep
+                what its client forgot for ever.
+        """
+        if timeout is None:
+            timeout = self.options.transaction_timeout_s
+        check_seconds("timeout", timeout, may_be_zero=False)
+        return math.ceil(timeout)
 
     async def place(
         self,
@@ -220,7 +230,7 @@ class Branch:
 
     def __init__(
         self,
-        parts: TransactionParts,
+        parts: BranchParts,
         connection: PutConnection,
         broker_id: BrokerId,
         transaction: TransactionId,
@@ -235,14 +245,14 @@ class Branch:
         self._transaction = transaction
         self._has_put = False
 
-    def check(self, messages: Sequence[PlacedMessage]) -> None:
+    def check(self, payloads: Iterable[bytes]) -> None:
         """Refuse messages that the broker does not take; at least one is given.
 
         Raises:
             MessageTooLargeError: a payload is larger than it announced.
         """
         limit = self._connection.capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
-        largest = max(len(one.payload) for one in messages)
+        largest = max(map(len, payloads))
         if largest > limit:
             raise MessageTooLargeError(
                 f"{self.where} takes messages of at most {limit} bytes, got {largest}"
@@ -282,6 +292,20 @@ class Branch:
         )
         require_done(reply, self.where)
 
+    async def prepare(self, *, deadline_s: float) -> bool:
+        """Have the broker promise to keep it; return whether it has anything to commit.
+
+        Raises:
+            MetaqError: as `parse_vote`, and as `BrokerConnection.call`.
+        """
+        reply = await self._parts.tell(
+            self._connection,
+            self._transaction,
+            TransactionType.PREPARE,
+            deadline_s=deadline_s,
+        )
+        return parse_vote(reply, self.where)
+
     async def put(
         self, messages: Sequence[PlacedMessage], *, deadline_s: float
     ) -> list[PendingResult]:
@@ -293,21 +317,51 @@ class Branch:
                 answered.
         """
         results: list[PendingResult] = []
-        for span in self._plan(messages):
+        for span in self._plan([one.payload for one in messages]):
             some = messages[span.first : span.end]
             results += await self._put_together(some, deadline_s, is_mput=span.is_mput)
             self._has_put = True
         return results
 
-    def _plan(self, messages: Sequence[PlacedMessage]) -> list[BatchSpan]:
+    async def put_run(
+        self,
+        partition: TopicPartition,
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Add messages for one partition; as `put`, without a result for each.
+
+        Raises:
+            MetaqError: as `put`.
+        """
+        runs: list[_Run] = []
+        for span in self._plan(payloads):
+            submit = self._submit_batch if span.is_mput else self._submit
+            some = slice(span.first, span.end)
+            runs.append(submit(partition, payloads[some], flags[some], deadline_s))
+            if not span.is_mput:
+                await self._settle(runs, partition)
+                runs = []
+            self._has_put = True
+        await self._settle(runs, partition)
+
+    async def _settle(self, runs: Sequence["_Run"], partition: TopicPartition) -> None:
+        """Wait for runs, and raise the first failure."""
+        outcomes = [outcome for run in runs for outcome in await run.wait()]
+        for outcome in outcomes:
+            self._read(outcome, partition)
+
+    def _plan(self, payloads: Sequence[bytes]) -> list[BatchSpan]:
         """Cut messages into what is in flight together."""
         told = self._connection.capabilities
         told = replace(told, has_mput=told.has_mput and told.mput_tx)
-        ends = ends_of([one.payload for one in messages])
+        ends = ends_of(payloads)
         spans, first = list[BatchSpan](), 0
         if not self._has_put and not told.has_mput:
             spans, first = [BatchSpan(0, 1, is_mput=False)], 1
-        return spans + plan_spans(ends, first, len(messages), told)
+        return spans + plan_spans(ends, first, len(payloads), told)
 
     async def _put_together(
         self, messages: Sequence[PlacedMessage], deadline_s: float, *, is_mput: bool
@@ -319,7 +373,9 @@ class Branch:
         for partition, places in by_partition.items():
             is_batch = is_mput and len(places) > 1
             submit = self._submit_batch if is_batch else self._submit
-            runs.append(submit(partition, [messages[at] for at in places], deadline_s))
+            payloads = [messages[at].payload for at in places]
+            flags = [messages[at].flag for at in places]
+            runs.append(submit(partition, payloads, flags, deadline_s))
         found: dict[int, PendingResult] = {}
         failed: MetaqError | None = None
         for run, (partition, places) in zip(runs, by_partition.items(), strict=True):
@@ -341,19 +397,18 @@ class Branch:
     def _submit_batch(
         self,
         partition: TopicPartition,
-        messages: Sequence[PlacedMessage],
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
         deadline_s: float,
     ) -> "_Run":
         connection = self._connection
-        flags = [one.flag for one in messages]
-        payloads = [one.payload for one in messages]
         records = encode_records(payloads, flags if any(flags) else None)
         (opaque,) = opaques = connection.next_opaques(1)
         frame = encode(
             Mput(
                 topic=partition.topic,
                 partition=partition.partition,
-                count=len(messages),
+                count=len(payloads),
                 checksum=checksum(records),
                 opaque=opaque,
                 payload=records,
@@ -375,22 +430,23 @@ class Branch:
     def _submit(
         self,
         partition: TopicPartition,
-        messages: Sequence[PlacedMessage],
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
         deadline_s: float,
     ) -> "_Run":
         connection = self._connection
-        opaques = connection.next_opaques(len(messages))
+        opaques = connection.next_opaques(len(payloads))
 
         def sizes() -> list[int]:
             return [
-                len(self._frames(partition, [message], range(opaque, opaque + 1)))
-                for message, opaque in zip(messages, opaques, strict=True)
+                len(self._frames(partition, [one], [flag], range(opaque, opaque + 1)))
+                for one, flag, opaque in zip(payloads, flags, opaques, strict=True)
             ]
 
         run = _Run(opaques, sizes)
         try:
             connection.submit_puts(
-                self._frames(partition, messages, opaques),
+                self._frames(partition, payloads, flags, opaques),
                 opaques,
                 run,
                 deadline_s=deadline_s,
@@ -402,15 +458,15 @@ class Branch:
     def _frames(
         self,
         partition: TopicPartition,
-        messages: Sequence[PlacedMessage],
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
         opaques: range,
     ) -> bytes:
-        payloads = [one.payload for one in messages]
         return encode_puts(
             partition.topic,
             partition.partition,
             payloads,
-            flags=[one.flag for one in messages],
+            flags=flags,
             checksums=checksums(payloads),
             opaques=opaques,
             transaction=self._transaction,

@@ -241,7 +241,7 @@ class AsyncXa:
                 for broker_id, some in places.items():
                     branch = await self._branch(current, broker_id, deadline_s)
                     mine = [placed[at] for at in some]
-                    branch.check(mine)
+                    branch.check([one.payload for one in mine])
                     results = await branch.put(mine, deadline_s=deadline_s)
                     found.update(zip(some, results, strict=True))
             except BaseException as error:

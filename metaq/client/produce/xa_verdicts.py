@@ -9,7 +9,7 @@ Source: client spec 9.3; broker spec 5.4, 5.5.
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
@@ -20,7 +20,7 @@ from metaq.client.errors import (
     XaError,
 )
 from metaq.client.fan_out import failures, for_each, raise_first
-from metaq.client.produce.transaction_branch import CERTAIN, TransactionParts
+from metaq.client.produce.transaction_branch import CERTAIN, BranchParts
 from metaq.client.produce.transaction_replies import (
     NOTA,
     parse_prepared,
@@ -34,14 +34,18 @@ from metaq.protocol.transaction_ids import format_key
 
 _log = logging.getLogger(__name__)
 
+Verdict: TypeAlias = TransactionType
+"""One of those below, here."""
+
 COMMIT: Final = TransactionType.COMMIT_TWO_PHASE
 ROLLBACK: Final = TransactionType.ROLLBACK
+FORGET: Final = TransactionType.FORGET
 
 
 class Verdicts:
-    """Tells brokers, all at once. Owner: one `AsyncXa`; used on its loop."""
+    """Tells brokers, all at once. Owner: a transaction manager; used on its loop."""
 
-    def __init__(self, context: ClientContext, parts: TransactionParts) -> None:
+    def __init__(self, context: ClientContext, parts: BranchParts) -> None:
         """Prepare; nothing is sent."""
         self._context = context
         self._parts = parts
@@ -151,16 +155,37 @@ class Verdicts:
                 " partial=True lists those of the others"
             )
 
-        async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
-            return await self._list(broker_id, qualifier, deadline_s)
-
-        told = await for_each(ask, there)
+        told = await self.recover_each(qualifier, there, deadline_s)
         if not partial:
             raise_first(told)
         for broker_id, error in failures(told).items():
             _log.warning("broker was left out: broker=%d error=%s", broker_id, error)
         lists = (one for one in told.values() if not isinstance(one, MetaqError))
         return list(dict.fromkeys(xid for found in lists for xid in found))
+
+    async def recover_each(
+        self, qualifier: str, brokers: Iterable[BrokerId], deadline_s: float
+    ) -> dict[BrokerId, tuple[XaTransactionId, ...] | MetaqError]:
+        """Return what each of some brokers lists under a qualifier, or its error."""
+
+        async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
+            return await self._list(broker_id, qualifier, deadline_s)
+
+        return await for_each(ask, brokers)
+
+    async def tell_one(
+        self,
+        broker_id: BrokerId,
+        xid: XaTransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+    ) -> None:
+        """Say a verdict, or `FORGET`, to one broker.
+
+        Raises:
+            MetaqError: as `require_done`, and as `BrokerConnection.call`.
+        """
+        await self._teller(xid, kind, deadline_s)(broker_id)
 
     async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
         """Tell every broker to forget an outcome; see `AsyncXa.forget`."""
@@ -248,6 +273,11 @@ def _raise_failed(
             ) from error
     for error in failed.values():
         raise error
+
+
+def key_of(xid: XaTransactionId) -> str:
+    """Return the key by which `metaq txn` knows a transaction."""
+    return format_key(xid)
 
 
 def shown(xid: XaTransactionId) -> str:

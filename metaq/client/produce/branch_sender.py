@@ -1,0 +1,216 @@
+"""Messages of one XA transaction at any number of brokers, up to the promise.
+
+    sender = BranchSender(addresses, xid, timeout_s=30)
+    sender.send(partition, payloads, flags) ... brokers = sender.prepare()
+
+It is for a part of a larger whole, such as a task of Spark: the caller chooses the id
+and the partitions, and the verdict comes from another process. Nothing here asks
+ZooKeeper.
+
+Theory of operation: a branch begins at a broker with the first messages for it. One
+call of `send` is under way at a time; the caller makes the next batch meanwhile. The
+first failure is the end: which messages are in the transaction is not known then, so
+all of it is rolled back. What cannot be rolled back and is not prepared ends with its
+time at the broker.
+
+Source: client spec 9.3.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final, Self
+
+from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.names import parse_address
+from metaq.client.options import ClientOptions
+from metaq.client.produce.transaction_branch import (
+    Branch,
+    BranchParts,
+)
+from metaq.clock import Clock, SystemClock
+from metaq.loop_thread import LoopThread
+from metaq.model import BrokerAddress, BrokerId, TopicPartition, XaTransactionId
+from metaq.peer.pool import ConnectionPool
+from metaq.protocol.commands import TransactionType
+
+LIFETIME_S: Final = 24 * 3600
+"""Seconds that a branch may take until it is prepared, of which a broker grants as many
+as its `maxTxTimeoutInSeconds` says."""
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Bound on giving up attempts to connect."""
+
+_log = logging.getLogger(__name__)
+
+
+class BranchSender:
+    """Sends into one XA transaction. Blocking; one thread owns it.
+
+    Lifecycle: a context manager with a thread of its own; `send` any number of times,
+    then `prepare` or `roll_back`. Leaving it says nothing to brokers.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[BrokerId, str],
+        xid: XaTransactionId,
+        *,
+        timeout_s: float,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare to send; nothing is connected yet.
+
+        Args:
+            addresses: of brokers, `meta://host:port` or `host:port`; looked into at
+                the first messages for each, so that more may be added meanwhile.
+            xid: used by no other sender, ever.
+            timeout_s: bound on each call, and on a connection.
+            clock: for deadlines; None is the machine's.
+
+        Raises:
+            NoResourcesError: there is no thread to be had.
+        """
+        self._addresses = addresses
+        self._xid = xid
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._branches: dict[BrokerId, Branch] = {}
+        self._sending: Future[None] | None = None
+        self.message_count = 0
+        """Messages that were handed to `send`."""
+        self.size_bytes = 0
+        """Payload bytes of these."""
+        self._thread = LoopThread("metaq-branches")
+        self._thread.run(self._start())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def send(
+        self,
+        partition: TopicPartition,
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
+    ) -> None:
+        """Add messages, in order; waits for those of the last call, not for these.
+
+        Args:
+            partition: where they go.
+            payloads: attribute block, if its flag says so, and application bytes each.
+            flags: one for each payload.
+
+        Raises:
+            UnknownXidError: the broker has rolled the branch back: its time is over.
+            NoBrokerError: the partition's broker cannot be reached.
+            MessageTooLargeError: the broker does not take a payload.
+            MetaqError: a broker refuses, or does not answer.
+        """
+        self._wait()
+        self.message_count += len(payloads)
+        self.size_bytes += sum(map(len, payloads))
+        self._thread.require_usable()
+        self._sending = asyncio.run_coroutine_threadsafe(
+            self._put(partition, payloads, flags), self._thread.loop
+        )
+
+    def prepare(self) -> tuple[BrokerId, ...]:
+        """Have every broker promise to keep its branch until the verdict.
+
+        *Durability.* Each promises what its settings for transactions say.
+
+        Returns:
+            The brokers that have something to commit, sorted; () when nothing was sent.
+
+        Raises:
+            As `send`; roll back then.
+        """
+        self._wait()
+        votes = self._thread.run(for_each(self._ask_vote, self._branches))
+        raise_first(votes)
+        return tuple(sorted(one for one, has_work in votes.items() if has_work))
+
+    def roll_back(self) -> None:
+        """Tell every broker to drop its branch; one that cannot be told is logged."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        told = self._thread.run(for_each(self._drop, self._branches))
+        for broker_id, error in failures(told).items():
+            _log.info(
+                "broker was not told of a rollback: broker=%d error=%s",
+                broker_id,
+                error,
+            )
+
+    def close(self) -> None:
+        """Close the connections. Harmless twice."""
+        if not self._thread.is_usable:
+            return
+        try:
+            self._thread.run(self._close())
+        finally:
+            self._thread.stop()
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait for what the last `send` began; its error is raised each time."""
+        if self._sending is not None:
+            self._sending.result()
+
+    def _deadline_s(self) -> float:
+        return self._clock.monotonic_s() + self._timeout_s
+
+    async def _start(self) -> None:
+        self._pool = ConnectionPool(
+            clock=self._clock,
+            options=ClientOptions(connect_timeout_s=self._timeout_s),
+            loop=asyncio.get_running_loop(),
+        )
+        self._parts = BranchParts(
+            address_of=self._address_of,
+            pool=self._pool,
+            clock=self._clock,
+            session_id=f"{self._xid.qualifier}-{self._xid.branch.hex()}",
+        )
+
+    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        text = self._addresses.get(broker_id)
+        return None if text is None else parse_address(text)
+
+    async def _put(
+        self, partition: TopicPartition, payloads: Sequence[bytes], flags: Sequence[int]
+    ) -> None:
+        deadline_s = self._deadline_s()
+        branch = self._branches.get(partition.broker_id)
+        if branch is None:
+            branch = await self._begin(partition.broker_id, deadline_s)
+        branch.check(payloads)
+        await branch.put_run(partition, payloads, flags, deadline_s=deadline_s)
+
+    async def _begin(self, broker_id: BrokerId, deadline_s: float) -> Branch:
+        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        branch = Branch(self._parts, connection, broker_id, self._xid)
+        self._branches[broker_id] = branch
+        await branch.begin(
+            LIFETIME_S, deadline_s=deadline_s, qualifier=self._xid.qualifier
+        )
+        return branch
+
+    async def _ask_vote(self, broker_id: BrokerId) -> bool:
+        return await self._branches[broker_id].prepare(deadline_s=self._deadline_s())
+
+    async def _drop(self, broker_id: BrokerId) -> None:
+        # Over any connection: the one that it began with may be gone.
+        deadline_s = self._deadline_s()
+        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        branch = Branch(self._parts, connection, broker_id, self._xid)
+        await branch.end(TransactionType.ROLLBACK, deadline_s=deadline_s)
+
+    async def _close(self) -> None:
+        deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
+        await self._pool.close(deadline_s=deadline_s)
