@@ -8,6 +8,7 @@ one query, in processes of their own: nothing is kept here.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -42,7 +43,20 @@ _STREAM_ONLY = frozenset(
 
 
 class MetaqDataSource(DataSource):
-    """The format, on the driver."""
+    """The format, on the driver.
+
+    Spark makes one for a plan, and keeps one in pickled form for what follows it: the
+    commit of a micro-batch is the latter's.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options of the user, as Spark hands them over."""
+        super().__init__(options)
+        self._is_planning = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: an instance that plans no more."""
+        return {**self.__dict__, "_is_planning": False}
 
     @classmethod
     def name(cls) -> str:
@@ -117,7 +131,12 @@ class MetaqDataSource(DataSource):
         """
         del overwrite
         checkpoint = self.options.get("checkpointLocation")
-        return StreamWriter(SinkOptions.from_map(self.options), schema, checkpoint)
+        return StreamWriter(
+            SinkOptions.from_map(self.options),
+            schema,
+            checkpoint,
+            is_planned=self._is_planning,
+        )
 
 
 def _is_of_stream(options: Mapping[str, str]) -> bool:

@@ -94,6 +94,30 @@ class RoutesError(SparkError):
     """The kept routes of a write cannot be read; the message quotes them."""
 
 
+class DecisionError(SparkError):
+    """The decision about a batch cannot be read, or is too large; see the message."""
+
+
+class TakenOverError(SparkError):
+    """Another driver writes the same query: this one can decide nothing any more."""
+
+
+class IncompleteError(SparkError):
+    """A batch is decided, and not all of it is known to be readable yet."""
+
+
+class BranchRefusedError(SparkError):
+    """A broker does not hold the rows of a task; the message says what to change."""
+
+
+class LostBranchError(SparkError):
+    """A broker does not have rows any more that it had promised to keep."""
+
+
+class NoTransactionsError(SparkError):
+    """A broker cannot do what `delivery=exactly-once` needs of it."""
+
+
 class JobError(SparkError):
     """A pipeline job failed; the message is that of its cause, with its partition."""
 

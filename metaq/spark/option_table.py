@@ -30,6 +30,9 @@ _UNITS_S: Final = {
 }  # fmt: skip
 _DURATION: Final = re.compile(r"([0-9]{1,12})\s*(ms|s|m|min|h|d)", re.IGNORECASE)
 
+EXACTLY_ONCE: Final = "exactly-once"
+"""Value of `delivery`."""
+
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a writer that are meant for Spark and reach the sink as well."""
 
@@ -273,8 +276,10 @@ OPTIONS: Final = (
     OptionSpec(name="topic", kind=Kind.TEXT, uses=_SINK,
         meaning="Topic of all rows; wins over a column `topic`."),
     OptionSpec(name="delivery", kind=Kind.CHOICE, uses=_SINK, default="at-least-once",
-        choices=("at-least-once", "exactly-once"),
-        meaning="What a failed and repeated task may leave behind."),
+        choices=("at-least-once", EXACTLY_ONCE),
+        meaning="What a failed and repeated task may leave behind: rows that are there"
+        " twice, or nothing. `exactly-once` needs `zookeeper`, and for a stream the"
+        " option `checkpointLocation`."),
     OptionSpec(name="batchBytes", kind=Kind.INTEGER, uses=_SINK, default="1048576",
         low=1024, high=64 * 1024 * 1024,
         meaning="Bytes of one batch on the wire; a larger message goes alone."),

@@ -14,7 +14,7 @@ from metaq.client.names import name_some
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import EARLIEST, LATEST
-from metaq.spark.option_table import Use, read_options
+from metaq.spark.option_table import EXACTLY_ONCE, Use, read_options
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
 
@@ -238,6 +238,8 @@ class SinkOptions:
     """Address of the cluster."""
     topic: str | None
     """Topic of all rows; None: the rows name theirs."""
+    is_exactly_once: bool
+    """Tasks prepare transactions, which the driver commits."""
     batch_bytes: int
     """Bytes of one batch on the wire."""
     fail_on_lost_route: bool
@@ -254,14 +256,20 @@ class SinkOptions:
             OptionError: an option is unknown, wrong, or contradicts another.
         """
         found = _Found(options, Use.SINK)
-        if found.text("delivery") == "exactly-once":
-            raise OptionError(
-                "delivery=exactly-once needs transactions, which brokers do not offer"
-                " yet: use delivery=at-least-once"
-            )
+        wire = _wire_options(found)
+        is_exactly_once = found.text("delivery") == EXACTLY_ONCE
+        if is_exactly_once:
+            if wire.zookeeper is None:
+                raise OptionError(
+                    "delivery=exactly-once keeps its decisions in ZooKeeper: it needs"
+                    " zookeeper in place of brokers"
+                )
+            for name in sorted({"failOnLostRoute", "batchBytes"} & found.given):
+                raise OptionError(f"{name} has no effect with delivery=exactly-once")
         return cls(
-            wire=_wire_options(found),
+            wire=wire,
             topic=found.text("topic"),
+            is_exactly_once=is_exactly_once,
             batch_bytes=found.number("batchBytes") or 0,
             fail_on_lost_route=found.flag("failOnLostRoute"),
         )

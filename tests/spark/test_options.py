@@ -281,17 +281,33 @@ def test_durations_have_units(text: str, seconds: float) -> None:
 
 
 def test_a_sink_knows_its_topic_and_its_promise() -> None:
-    """Exactly-once is refused in one sentence; options of Spark itself are let by."""
+    """Options of Spark itself are let by."""
     found = SinkOptions.from_map(
         {**WIRE, "topic": "out", "checkpointlocation": "/c", "queryName": "q"}
     )
     assert (found.topic, found.batch_bytes) == ("out", 1024 * 1024)
     assert pickle.loads(pickle.dumps(found)) == found
     assert SinkOptions.from_map(WIRE).topic is None
-    with pytest.raises(OptionError, match="needs transactions, which brokers do not"):
-        SinkOptions.from_map({**WIRE, "delivery": "exactly-once"})
+    assert not found.is_exactly_once
     with pytest.raises(OptionError, match="unknown option 'checkpointlocation'"):
         batch(checkpointlocation="/c")
+
+
+def test_exactly_once_fits_to_other_options_or_is_refused() -> None:
+    """What would mean nothing is said in one sentence, before anything is done."""
+    exact = {"zookeeper": "zk", "delivery": "Exactly-Once"}
+    assert SinkOptions.from_map(exact).is_exactly_once
+    for options, text in (
+        ({**WIRE, "delivery": "exactly-once"}, "needs zookeeper in place of brokers"),
+        ({**exact, "failOnLostRoute": "false"}, "failOnLostRoute has no effect"),
+        ({**exact, "batchBytes": "5000"}, "batchBytes has no effect"),
+        (
+            {**exact, "delivery": "exactly_once"},
+            "expected at-least-once or exactly-once, got 'exactly_once'",
+        ),
+    ):
+        with pytest.raises(OptionError, match=text):
+            SinkOptions.from_map(options)
 
 
 def test_values_of_segments_are_read_alike() -> None:

@@ -81,7 +81,7 @@ def test_wrong_writes_are_refused_with_one_sentence(
     """Before anything is written."""
     good = spark.createDataFrame([("v",)], "value string")
     for options, frame, text in (
-        ({"delivery": "exactly-once"}, good, "needs transactions"),
+        ({"delivery": "exactly-once"}, good, "needs zookeeper"),
         ({}, good.toDF("text"), "expected a column value"),
         ({}, good.select(sf.lit(1).alias("value")), "column value: expected"),
     ):

@@ -19,6 +19,7 @@ cannot be told from old ones, and the batch is sent under a name of this run: it
 there twice, and is never lost.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -92,8 +93,63 @@ class _Sent:
     sequence: int = 0
 
 
-class Outbox:
-    """Sends the rows of one task. Blocking; one thread.
+class RowOutbox(ABC):
+    """Routes the rows of one task. Blocking; one thread."""
+
+    def __init__(
+        self,
+        *,
+        topic: str | None,
+        outlets: Outlets,
+        find_outlets: FindOutlets,
+        first_turn: int,
+    ) -> None:
+        """Prepare to route.
+
+        Args:
+            topic: of all rows; None: each row names its own.
+            outlets: of topics that are known already.
+            find_outlets: asked for other topics.
+            first_turn: as in `Router`.
+        """
+        self._topic = topic
+        self._find_outlets = find_outlets
+        self._router = Router({}, first_turn=first_turn)
+        self._addresses: dict[BrokerId, str] = {}
+        for known, there in outlets.items():
+            self._add_topic(known, there)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Send rows; waits only while too much is in flight.
+
+        Args:
+            batch: rows with the columns of `sink_rows`.
+
+        Raises:
+            RowError: a row cannot be written; rows before it may have been.
+            MetaqError: as the sender's `send`; outcomes are unknown.
+        """
+        if self._topic is None:
+            missing = self._router.missing(batch)
+            for topic, there in self._find_outlets(missing).items() if missing else ():
+                self._add_topic(topic, there)
+        for partition, new in self._router.route(batch, self._topic).items():
+            self._send(partition, new)
+
+    @abstractmethod
+    def _send(self, partition: TopicPartition, new: Payloads) -> None:
+        """Put rows on their way to one partition, in order."""
+
+    def _add_topic(self, topic: str, there: Mapping[TopicPartition, str]) -> None:
+        if not there:
+            raise NoBrokerError(f"no broker takes puts to topic '{topic}' now")
+        self._router.add_topic(topic, there)
+        for partition, address in there.items():
+            self._addresses[partition.broker_id] = address
+
+
+class Outbox(RowOutbox):
+    """Sends the rows of one task in named batches. Blocking; one thread.
 
     Lifecycle: a context manager; `put` any number of times, `finish` once.
     """
@@ -118,15 +174,15 @@ class Outbox:
             batch_bytes: bytes of one batch; a larger message goes alone.
             timeout_s: how long one answer may take.
         """
+        super().__init__(
+            topic=topic,
+            outlets=outlets,
+            find_outlets=find_outlets,
+            first_turn=name.turn,
+        )
         self._name = name
-        self._topic = topic
-        self._find_outlets = find_outlets
         self._batch_bytes = batch_bytes
-        self._router = Router({}, first_turn=name.turn)
-        self._addresses: dict[BrokerId, str] = {}
         self._sent: dict[TopicPartition, _Sent] = {}
-        for known, there in outlets.items():
-            self._add_topic(known, there)
         self._sender = NamedSender(self._addresses, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
@@ -134,23 +190,6 @@ class Outbox:
 
     def __exit__(self, *_error: object) -> None:
         self._sender.close()
-
-    def put(self, batch: pa.RecordBatch) -> None:
-        """Send rows; waits only while too much is in flight.
-
-        Args:
-            batch: rows with the columns of `sink_rows`.
-
-        Raises:
-            RowError: a row cannot be written; rows before it may have been.
-            MetaqError: as `NamedSender.send`; outcomes are unknown.
-        """
-        if self._topic is None:
-            missing = self._router.missing(batch)
-            for topic, there in self._find_outlets(missing).items() if missing else ():
-                self._add_topic(topic, there)
-        for partition, new in self._router.route(batch, self._topic).items():
-            self._send(partition, new)
 
     def finish(self) -> Written:
         """Wait for every answer, and return the counters.
@@ -165,13 +204,6 @@ class Outbox:
             done.acknowledged_bytes,
             done.doubtful_count + self._sender.renamed_count,
         )
-
-    def _add_topic(self, topic: str, there: Mapping[TopicPartition, str]) -> None:
-        if not there:
-            raise NoBrokerError(f"no broker takes puts to topic '{topic}' now")
-        self._router.add_topic(topic, there)
-        for partition, address in there.items():
-            self._addresses[partition.broker_id] = address
 
     def _send(self, partition: TopicPartition, new: Payloads) -> None:
         sent = self._sent.setdefault(partition, _Sent())

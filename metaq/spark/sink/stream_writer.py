@@ -11,10 +11,11 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from metaq.spark.errors import one_sentence
+from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import arrow_schema
-from metaq.spark.sink.writer import Sink, log_written
+from metaq.spark.sink.exact_sink import ExactSink
+from metaq.spark.sink.writer import Sink, check_schema, log_written
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
 ROWS_MAX: Final = 10_000
@@ -31,28 +32,55 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
     """Writes the rows of the micro-batches of one query."""
 
     def __init__(
-        self, options: SinkOptions, schema: StructType, checkpoint: str | None = None
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        checkpoint: str | None = None,
+        *,
+        is_planned: bool = True,
     ) -> None:
-        """Prepare one micro-batch; raises as `Sink`.
+        """Prepare one micro-batch.
 
         Args:
             options: options of the write.
             schema: of the rows.
             checkpoint: the option `checkpointLocation`. Of all that tells one query
                 from another it alone is known before its tasks run.
+            is_planned: tasks come; False where a micro-batch is to be committed.
+
+        Raises:
+            SchemaError: the rows cannot be written.
+            OptionError: `delivery=exactly-once` without a checkpoint.
+            MetaqError: as `Sink` and `ExactSink`.
         """
+        check_schema(options, schema)
+        self._schema = None if HAS_ARROW_STREAM_WRITER else arrow_schema(schema)
+        self._sink: Sink | ExactSink
+        if options.is_exactly_once:
+            if checkpoint is None:
+                raise OptionError(
+                    "delivery=exactly-once knows a query by its checkpoint: it needs"
+                    " the option checkpointLocation on the writer"
+                )
+            self._sink = ExactSink(
+                options,
+                name=routes_name(checkpoint),
+                place=checkpoint,
+                write=None,
+                is_planned=is_planned,
+            )
+            return
         kept_as = None if checkpoint is None else routes_name(checkpoint)
         if kept_as is None and options.wire.zookeeper is not None:
             _log.warning(
                 "a micro-batch that is run again may go elsewhere: without the option"
                 " checkpointLocation it is not kept where it goes"
             )
-        self._sink = Sink(options, schema, "", kept_as=kept_as, is_repeatable=True)
-        self._schema = None if HAS_ARROW_STREAM_WRITER else arrow_schema(schema)
+        self._sink = Sink(options, "", kept_as=kept_as, is_repeatable=True)
 
     @one_sentence
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Write the rows of one task; raises as `Sink.write_rows`."""
+        """Write the rows of one task; raises as the sink's `write_rows`."""
         batches = iterator
         if self._schema is not None:
             batches = batches_of(iterator, self._schema)
@@ -64,17 +92,18 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
-        """Log the counters of the write: its messages are there already."""
-        self._sink.end(batchId, messages)
+        """End the micro-batch, and log its counters; raises as the sink's `commit`."""
+        self._sink.commit(batchId, messages)
         log_written(messages)
 
+    @one_sentence
     def abort(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
-        """Log the counters of the write all the same: it cannot be taken back."""
-        del batchId
+        """Give the micro-batch up, and log the counters of tasks that have ended."""
+        self._sink.abort(batchId, messages)
         log_written(messages)
 
 

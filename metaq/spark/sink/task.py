@@ -1,4 +1,4 @@
-"""Query, micro-batch and task that run here, as Spark tells them."""
+"""Query, micro-batch and task that run here, as Spark tells them, and numbers drawn."""
 
 import uuid
 from typing import Final
@@ -9,8 +9,14 @@ from metaq.spark.sink.outbox import WriteName
 
 _QUERY: str = "sql.streaming.queryId"
 _BATCH: str = "streaming.sql.batchId"
+TURN_CHARS: Final = 16
 ATTEMPT_MASK: Final = (1 << 32) - 1
 """Numbers of runs are that large at most: names have no room for more."""
+
+
+def draw_turn() -> str:
+    """Return a text that was never drawn before."""
+    return uuid.uuid4().hex[:TURN_CHARS]
 
 
 def write_name(write: str) -> WriteName:

@@ -1,13 +1,11 @@
 """`df.write.format("metaq")` and `df.writeStream.format("metaq")`: rows to brokers.
 
-At least once: messages written by a task stay, also when the task, the micro-batch or
-the driver fails, and is then written again. Brokers of this package recognise the
-repetition as far as `outbox.py` says.
+At least once, by default: messages written by a task stay, also when the task, the
+micro-batch or the driver fails, and is then written again. Brokers of this package
+recognise the repetition as far as `outbox.py` says.
 
-The place of transactions is kept free: a task would prepare its messages under an id
-made of query, micro-batch and task, `WriterCommitMessage` would carry that id to the
-driver, and `commit` there would commit them all. `delivery=exactly-once` is refused
-until brokers offer it (`options.py`).
+With `delivery=exactly-once` tasks prepare transactions, which the driver commits:
+`exact_sink.py`.
 """
 
 import logging
@@ -24,6 +22,7 @@ from metaq.spark.cluster import shared_cluster
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_outlets
+from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
 from metaq.spark.sink.outbox import Outbox, Outlets, WriteName, Written
 from metaq.spark.sink.sink_rows import check_columns
 from metaq.spark.sink.task import write_name
@@ -42,7 +41,7 @@ class TaskWritten(WriterCommitMessage):
 
 
 class Sink:
-    """Base of the batch and the stream writer; goes to executors in pickled form.
+    """At least once; for a batch and a stream. Goes to executors in pickled form.
 
     Spark makes several of these for one write, and keeps none: there is no state.
     """
@@ -50,38 +49,26 @@ class Sink:
     def __init__(
         self,
         options: SinkOptions,
-        schema: StructType,
         write: str,
         *,
         kept_as: str | None = None,
         is_repeatable: bool = False,
     ) -> None:
-        """Check the columns, and find the partitions of the topic.
+        """Find the partitions of the topic.
 
         They are found once for all runs of all tasks, so that a row whose task is run
         again goes to where it went before.
 
         Args:
             options: options of the write.
-            schema: of the rows.
             write: names this write: for a stream the same in each of its batches.
             kept_as: the name under which ZooKeeper keeps where the batches go; None
                 where nothing is kept.
             is_repeatable: a batch may be run again by another driver.
 
         Raises:
-            SchemaError: the rows cannot be written.
             NoBrokerError: no broker takes puts to the topic.
         """
-        types = {
-            field.name: (
-                field.dataType.simpleString()
-                if isinstance(field.dataType, ArrayType)
-                else field.dataType.typeName()
-            )
-            for field in schema.fields
-        }
-        check_columns(types, has_topic=options.topic is not None)
         self._options = options
         self._write = write
         self._kept_as = kept_as if options.wire.zookeeper else None
@@ -119,14 +106,24 @@ class Sink:
                 outbox.put(batch)
             return TaskWritten(outbox.finish(), name.query)
 
-    def end(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Note that a batch of a stream is written as a whole, by some tasks."""
+    def commit(
+        self, batch: int, messages: Sequence[WriterCommitMessage | None]
+    ) -> None:
+        """Note that a batch is written as a whole: its messages are there already."""
         queries = [m.query for m in messages if isinstance(m, TaskWritten)]
-        if self._kept_as is not None and queries:
+        if not self._is_repeatable:
+            self._forget()
+        elif self._kept_as is not None and queries:
             cluster = shared_cluster(self._options.wire)
             cluster.end_batch(self._kept_as, batch, queries[0])
 
-    def forget(self) -> None:
+    def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave what is there: it cannot be taken back, and may be run again."""
+        del batch, messages
+        if not self._is_repeatable:
+            self._forget()
+
+    def _forget(self) -> None:
         """Forget the routes of the rows: they are not written again."""
         if self._kept_as is not None:
             shared_cluster(self._options.wire).forget_routes(self._kept_as)
@@ -155,31 +152,63 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes the rows of a batch query."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        """Prepare the write; raises as `Sink`."""
-        write = uuid.uuid4().hex
+        """Prepare the write.
+
+        Raises:
+            SchemaError: the rows cannot be written.
+            MetaqError: as `Sink` and `ExactSink`.
+        """
+        check_schema(options, schema)
+        write = uuid.uuid4()
+        name = f"write-{write.hex}"
+        self._sink: Sink | ExactSink
+        if options.is_exactly_once:
+            self._sink = ExactSink(
+                options, name=name, place=name, write=str(write), is_planned=True
+            )
+            return
         # The topic of an option is looked up once, before the tasks are made.
-        kept_as = f"write-{write}" if options.topic is None else None
-        self._sink = Sink(options, schema, write, kept_as=kept_as)
+        kept_as = name if options.topic is None else None
+        self._sink = Sink(options, write.hex, kept_as=kept_as)
 
     @one_sentence
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task; raises as `Sink.write_rows`."""
+        """Write the rows of one task; raises as the sink's `write_rows`."""
         return self._sink.write_rows(iterator)
 
+    @one_sentence
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the counters of the write: its messages are there already."""
-        self._sink.forget()
+        """End the write, and log its counters; raises as the sink's `commit`."""
+        self._sink.commit(0, messages)
         log_written(messages)
 
+    @one_sentence
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the counters of the write all the same: it cannot be taken back."""
-        self._sink.forget()
+        """Give the write up, and log the counters of the tasks that have ended."""
+        self._sink.abort(0, messages)
         log_written(messages)
+
+
+def check_schema(options: SinkOptions, schema: StructType) -> None:
+    """Refuse rows that cannot be written, before anything is.
+
+    Raises:
+        SchemaError: a column is missing, or has a type that it may not have.
+    """
+    types = {
+        field.name: (
+            field.dataType.simpleString()
+            if isinstance(field.dataType, ArrayType)
+            else field.dataType.typeName()
+        )
+        for field in schema.fields
+    }
+    check_columns(types, has_topic=options.topic is not None)
 
 
 def log_written(messages: Sequence[WriterCommitMessage | None]) -> None:
     """Log the counters of the tasks of one write."""
-    done = [m.written for m in messages if isinstance(m, TaskWritten)]
+    done = [m.written for m in messages if isinstance(m, TaskWritten | TaskPrepared)]
     _log.info(
         "written: messages=%d bytes=%d may_be_doubled=%d",
         sum(written.message_count for written in done),

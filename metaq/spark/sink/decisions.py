@@ -1,0 +1,267 @@
+"""Decisions about the batches of an exactly-once write, and what follows. Pure.
+
+Each task of a batch prepares its messages in an XA transaction of its own. Which of
+these are committed is one *decision*, kept in a node of ZooKeeper: it names the batch,
+and of each task the one attempt that counts. The same node has a *turn*, a number drawn
+anew by each write to it.
+
+    {"turn": "5f0c93a1d2b4e687",            drawn by the last writer
+     "place": "file:/checkpoint",           of the query, for people
+     "query": "0f8fad5b-d9cb-...",          of the decided batch; these are missing
+     "batch": 7,                            before the first decision
+     "branches": {"0,2": {"0": "89abcdef",  brokers -> task -> attempt
+                          "1": "01234567"}}}
+
+A batch is decided by a write to the node that finds the turn which its tasks were
+planned under. Three rules keep any number of drivers from contradicting each other:
+
+* A branch is committed only when the node names it.
+* Another one is rolled back only when nothing can name it any more: its batch is
+  decided without it, or there is a new turn, under which those planned before cannot
+  decide.
+* A decision makes way for that of the next batch of the same query, which Spark begins
+  when the commit of the last one has returned.
+
+Keep in step: `exactly_once.py`, which carries this out.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
+
+from metaq.client.names import name_few
+from metaq.model import BrokerId, XaTransactionId
+from metaq.spark.errors import DecisionError
+
+FORMAT_ID: Final = int.from_bytes(b"MQS1")
+"""Format of the ids below: this sink, first layout."""
+ATTEMPT_MAX: Final = 2**32 - 1
+DECISION_BYTES_MAX: Final = 1_000_000
+"""Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
+branches."""
+
+# global id  | query (UUID, 16 bytes) | batch (int64) |
+# branch     | task (uint32) | attempt (uint32) |
+_GLOBAL: Final = Struct(">16sq")
+_BRANCH: Final = Struct(">II")
+_QUERY_BYTES: Final = 16
+_NO_RECORD: Final = (ValueError, KeyError, TypeError, AttributeError)
+
+
+class TaskBranch(NamedTuple):
+    """Messages of one attempt of a task: a branch at each of its brokers."""
+
+    task: int
+    """Number of the task."""
+    attempt: int
+    """Drawn by the attempt, 0..ATTEMPT_MAX."""
+    brokers: tuple[BrokerId, ...]
+    """Brokers that have prepared it, sorted; one or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A batch that is to be readable, and what it consists of."""
+
+    query: str
+    """The query, a UUID in small letters; of a batch write the write itself."""
+    batch: int
+    """Number of the micro-batch; 0 for a batch write."""
+    branches: tuple[TaskBranch, ...] = ()
+    """Parts of it that count; at most one of each task."""
+
+    def covers(self, query: str, batch: int) -> bool:
+        """Whether a batch needs no decision any more: it is this one, or before it."""
+        return query == self.query and batch <= self.batch
+
+    def xids(self, qualifier: str) -> dict[XaTransactionId, tuple[BrokerId, ...]]:
+        """Return the ids of its branches, with their brokers."""
+        return {
+            branch_xid(qualifier, self.query, self.batch, one): one.brokers
+            for one in self.branches
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """The content of a query's node."""
+
+    turn: str = ""
+    """Drawn by the last writer; "" before the first one."""
+    place: str = ""
+    """The checkpoint, or what else names the query to people."""
+    decision: Decision | None = None
+    """The last one."""
+
+    def with_turn(self, turn: str, place: str) -> "QueryRecord":
+        """Return the same with another turn: what was planned before is void."""
+        return replace(self, turn=turn, place=place)
+
+    def encode(self) -> bytes:
+        """Return the bytes of the node.
+
+        Raises:
+            DecisionError: ZooKeeper would not take so many.
+        """
+        fields: dict[str, object] = {"turn": self.turn, "place": self.place}
+        decision = self.decision
+        if decision is not None:
+            by_brokers: dict[str, dict[str, str]] = {}
+            for one in decision.branches:
+                place = by_brokers.setdefault(",".join(map(str, one.brokers)), {})
+                place[str(one.task)] = f"{one.attempt:08x}"
+            fields |= {
+                "query": decision.query,
+                "batch": decision.batch,
+                "branches": by_brokers,
+            }
+        data = json.dumps(fields, separators=(",", ":")).encode()
+        if len(data) > DECISION_BYTES_MAX:
+            count = 0 if decision is None else len(decision.branches)
+            raise DecisionError(
+                f"the decision of a batch takes {len(data)} bytes for {count} tasks,"
+                f" and ZooKeeper takes {DECISION_BYTES_MAX}: write it in fewer tasks"
+                " (coalesce)"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> "QueryRecord":
+        """Read the bytes of `encode`; None is no node.
+
+        Raises:
+            DecisionError: the bytes are something else.
+        """
+        if data is None:
+            return cls()
+        try:
+            fields = json.loads(data)
+            decision = _decision(fields) if "batch" in fields else None
+            return cls(str(fields["turn"]), str(fields["place"]), decision)
+        except _NO_RECORD as error:
+            raise DecisionError(
+                f"expected the decision of a write, got {data[:200]!r}"
+            ) from error
+
+
+def _decision(fields: Mapping[str, object]) -> Decision:
+    by_brokers = fields["branches"]
+    if not isinstance(by_brokers, dict):
+        raise TypeError("branches")
+    branches = [
+        TaskBranch(int(task), int(attempt, 16), tuple(map(BrokerId, map(int, names))))
+        for text, attempts in by_brokers.items()
+        for names in [text.split(",")]
+        for task, attempt in attempts.items()
+    ]
+    batch = fields["batch"]
+    if not isinstance(batch, int):
+        raise TypeError("batch")
+    return Decision(_text(_bytes(str(fields["query"]))), batch, tuple(sorted(branches)))
+
+
+def branch_xid(
+    qualifier: str, query: str, batch: int, branch: TaskBranch
+) -> XaTransactionId:
+    """Return the id under which brokers know a branch."""
+    return XaTransactionId(
+        FORMAT_ID,
+        _GLOBAL.pack(_bytes(query), batch),
+        _BRANCH.pack(branch.task, branch.attempt),
+        qualifier,
+    )
+
+
+def _bytes(query: str) -> bytes:
+    """Return the 16 bytes of a UUID; raises ValueError for any other text."""
+    found = bytes.fromhex(query.replace("-", ""))
+    if len(found) != _QUERY_BYTES:
+        raise ValueError(query)
+    return found
+
+
+def _text(query: bytes) -> str:
+    digits = query.hex()
+    ends = (0, 8, 12, 16, 20, 32)
+    return "-".join(digits[start:end] for start, end in pairwise(ends))
+
+
+class ParsedXid(NamedTuple):
+    """Parts of the id of a branch."""
+
+    query: str
+    """The query."""
+    batch: int
+    """Number of its batch."""
+    task: int
+    """Number of the task."""
+    attempt: int
+    """Drawn by the attempt."""
+
+
+def parse_xid(xid: XaTransactionId) -> ParsedXid | None:
+    """Return the parts of an id of `branch_xid`; None for any other one."""
+    if xid.format_id != FORMAT_ID:
+        return None
+    if (len(xid.global_id), len(xid.branch)) != (_GLOBAL.size, _BRANCH.size):
+        return None
+    query, batch = _GLOBAL.unpack(xid.global_id)
+    task, attempt = _BRANCH.unpack(xid.branch)
+    return ParsedXid(_text(query), batch, task, attempt)
+
+
+Placed: TypeAlias = tuple[BrokerId, XaTransactionId]
+"""A branch: where it is, and its id."""
+
+
+class Recovery(NamedTuple):
+    """Fate of prepared branches; in order."""
+
+    commit: tuple[Placed, ...]
+    """The decision names them."""
+    superseded: tuple[Placed, ...]
+    """Of a batch that is decided, and not named: nothing can decide for them."""
+    undecided: tuple[Placed, ...]
+    """Of a batch that is not decided: rolled back behind a new turn."""
+
+
+def plan_recovery(
+    found: Mapping[BrokerId, Collection[XaTransactionId]],
+    decision: Decision | None,
+    qualifier: str,
+) -> Recovery:
+    """Return what becomes of the branches that brokers have prepared.
+
+    Args:
+        found: broker → ids that it lists under the qualifier.
+        decision: the last one of the query; None for none.
+        qualifier: of the query; ids of others, and of another format, are left alone.
+    """
+    named = {} if decision is None else decision.xids(qualifier)
+    commit, superseded = list[Placed](), list[Placed]()
+    undecided = list[Placed]()
+    for broker_id, xids in sorted(found.items()):
+        for xid in xids:
+            parts = parse_xid(xid)
+            if xid.qualifier != qualifier or parts is None:
+                continue
+            if broker_id in named.get(xid, ()):
+                commit.append((broker_id, xid))
+            elif decision is not None and decision.covers(parts.query, parts.batch):
+                superseded.append((broker_id, xid))
+            else:
+                undecided.append((broker_id, xid))
+    return Recovery(tuple(commit), tuple(superseded), tuple(undecided))
+
+
+def name_branches(branches: Iterable[Placed]) -> str:
+    """Return how an error names branches: the first few."""
+    names = []
+    for broker_id, xid in branches:
+        parts = parse_xid(xid)
+        task = "?" if parts is None else parts.task
+        names.append(f"task {task} at broker {broker_id}")
+    return name_few(names)

@@ -1,0 +1,408 @@
+"""Transaction manager of an exactly-once write, on the driver.
+
+    begin     before the tasks: what former runs have left is committed or rolled back
+    decide    all tasks are prepared: one write to ZooKeeper says what counts
+    complete  every branch that counts is committed, however long a broker is away
+    give_up   a write that failed: what it prepared is rolled back
+
+`decisions.py` has the rules, and why any number of drivers, dead or alive, keep them.
+ZooKeeper and brokers are asked through the client of `cluster.py`; a step that is
+interrupted anywhere is repeated by the next run of the batch.
+
+Source: client spec 9.3; broker spec 5.4 to 5.8.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.errors import (
+    HeuristicError,
+    UnknownXidError,
+    XaRolledBackError,
+)
+from metaq.client.fan_out import failures, for_each
+from metaq.client.offsets.query_progress import (
+    change_decision,
+    forget_decision,
+    read_decision,
+)
+from metaq.client.produce.attempts import NEVER_LEFT
+from metaq.client.produce.transaction_branch import BranchParts
+from metaq.client.produce.transaction_replies import HEURCOM, HEURHAZ, HEURRB
+from metaq.client.produce.xa_verdicts import (
+    COMMIT,
+    FORGET,
+    ROLLBACK,
+    Verdict,
+    Verdicts,
+    key_of,
+)
+from metaq.errors import MetaqError, WireError
+from metaq.model import BrokerAddress, BrokerId, XaTransactionId
+from metaq.spark.errors import (
+    IncompleteError,
+    LostBranchError,
+    NoTransactionsError,
+    TakenOverError,
+)
+from metaq.spark.sink.decisions import (
+    Decision,
+    Placed,
+    QueryRecord,
+    Recovery,
+    name_branches,
+    plan_recovery,
+)
+
+Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
+"""Broker → what it lists as prepared, or why it does not."""
+
+LOOK_S: Final = 10.0
+"""Seconds in which a broker says what it has prepared; one that does not is asked at
+the next batch."""
+LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
+"""Answers after which a branch that is decided is never committed."""
+AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
+"""Verdict → outcomes by an operator that come to the same."""
+SHOWN_MAX: Final = 3
+"""Causes and keys that an error shows."""
+FOREIGN_START_S: Final = 5.0
+"""Seconds in which a MetaQ 1.4 broker, once it is reached, knows what it had prepared:
+it takes connections before (broker spec 5.7)."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTerms:
+    """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
+
+    turn: str
+    """Of the node."""
+    query: str | None = None
+    """The query of the last decision; None for none."""
+    batch: int = -1
+    """The batch of the last decision."""
+
+    def covers(self, query: str, batch: int) -> bool:
+        """Whether a batch is decided already, and nothing is to be written."""
+        return query == self.query and batch <= self.batch
+
+
+class TransactionManager:
+    """The one of a query, or of a batch write, for one step; on the client's loop.
+
+    Owner: the caller of the step. Nothing is kept between two: the node has it all.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        *,
+        name: str,
+        place: str,
+        draw_turn: Callable[[], str],
+    ) -> None:
+        """Prepare a step; nothing is asked.
+
+        Args:
+            context: the client's parts.
+            deadline_s: when to give up.
+            name: of the query's nodes, and its qualifier at brokers.
+            place: names the query to people.
+            draw_turn: returns a text that it never returned before.
+        """
+        self._context = context
+        self._deadline_s = deadline_s
+        self._name = name
+        self._place = place
+        self._draw_turn = draw_turn
+        self._parts = BranchParts(
+            address_of=self._address_of,
+            pool=context.pool,
+            clock=context.clock,
+            session_id=name,
+        )
+        self._verdicts = Verdicts(context, self._parts)
+
+    # -- steps ------------------------------------------------------------------------
+
+    async def begin(self, brokers: Collection[BrokerId]) -> WriteTerms:
+        """Clear what former runs have left, and return what the tasks run under.
+
+        Args:
+            brokers: that the tasks write to, as far as that is known.
+
+        Raises:
+            NoTransactionsError: one of them refuses transactions.
+            DecisionError: the node has something else.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        record = await self._read()
+        found = await self._look()
+        for broker_id in brokers:
+            error = found.get(broker_id)
+            if isinstance(error, WireError):
+                raise NoTransactionsError(
+                    "delivery=exactly-once needs transactions, which broker"
+                    f" {broker_id} refuses: {error}"
+                ) from error
+        recovery = self._plan(found, record)
+        if recovery.undecided:
+            record = await self._void()
+            recovery = self._plan(found, record)
+            await self._tell(ROLLBACK, recovery.undecided)
+        await self._tell(COMMIT, recovery.commit)
+        await self._tell(ROLLBACK, recovery.superseded)
+        decision = record.decision
+        if decision is None:
+            return WriteTerms(record.turn)
+        return WriteTerms(record.turn, decision.query, decision.batch)
+
+    async def decide(self, decision: Decision, terms: WriteTerms) -> None:
+        """Decide about a batch; durable on return.
+
+        Args:
+            decision: what counts of it.
+            terms: that its tasks were planned under.
+
+        Raises:
+            TakenOverError: another driver was faster; nothing of these tasks counts.
+            DecisionError: it is too large.
+            IncompleteError: as `complete`, about the last batch of a former query.
+            CoordinationError: ZooKeeper cannot be asked; the batch may be decided.
+        """
+        if terms.query not in (None, decision.query):
+            # Only of its own query Spark says that the last commit has returned.
+            former = (await self._read()).decision
+            if former is not None:
+                await self._commit_all(former, is_first=False)
+        drawn = self._draw_turn()
+
+        def change(kept: bytes | None) -> bytes:
+            record = QueryRecord.decode(kept)
+            if kept is not None and record.decision == decision:
+                return kept
+            if record.turn != terms.turn:
+                raise TakenOverError(
+                    f"batch {decision.batch} of query {decision.query} is not written:"
+                    f" another driver writes with the checkpoint {self._place}, and has"
+                    " taken over meanwhile; let one of them alone go on"
+                )
+            return QueryRecord(drawn, self._place, decision).encode()
+
+        await change_decision(
+            self._context, self._name, change, deadline_s=self._deadline_s
+        )
+
+    async def complete(self, decision: Decision | None) -> None:
+        """Commit what counts of the decided batch, and drop what does not.
+
+        Args:
+            decision: made just now; None: the one that is kept, by a run before.
+
+        Raises:
+            IncompleteError: not all is committed.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        is_first = decision is not None
+        if decision is None:
+            decision = (await self._read()).decision
+        if decision is None:
+            return
+        await self._commit_all(decision, is_first=is_first)
+        found = await self._look()
+        recovery = self._plan(found, QueryRecord(decision=decision))
+        await self._tell(ROLLBACK, recovery.superseded)
+
+    async def give_up(self, branches: Collection[Placed], turn: str) -> Decision | None:
+        """Roll branches back, unless the node names them; return its decision.
+
+        Args:
+            branches: prepared by tasks of this run, one or more.
+            turn: that the tasks were planned under.
+
+        Raises:
+            CoordinationError: ZooKeeper cannot be asked; they stay prepared.
+        """
+        record = await self._read()
+        if record.turn == turn:
+            record = await self._void(turn)
+        named = {} if record.decision is None else record.decision.xids(self._name)
+        lost = [one for one in branches if one[0] not in named.get(one[1], ())]
+        await self._tell(ROLLBACK, lost)
+        return record.decision
+
+    async def forget(self) -> None:
+        """Forget a decision that is complete, of a write that is never run again."""
+        await forget_decision(self._context, self._name, deadline_s=self._deadline_s)
+
+    # -- ZooKeeper --------------------------------------------------------------------
+
+    async def _read(self) -> QueryRecord:
+        data = await read_decision(
+            self._context, self._name, deadline_s=self._deadline_s
+        )
+        return QueryRecord.decode(data)
+
+    async def _void(self, turn: str | None = None) -> QueryRecord:
+        """Draw a new turn, so that runs planned before decide nothing any more.
+
+        Args:
+            turn: only while it is this one; None: whatever it is.
+        """
+        drawn = self._draw_turn()
+
+        def change(kept: bytes | None) -> bytes:
+            record = QueryRecord.decode(kept)
+            is_due = record.turn != drawn and turn in (None, record.turn)
+            if kept is not None and not is_due:
+                return kept
+            return record.with_turn(drawn, self._place).encode()
+
+        data = await change_decision(
+            self._context, self._name, change, deadline_s=self._deadline_s
+        )
+        return QueryRecord.decode(data)
+
+    # -- brokers ----------------------------------------------------------------------
+
+    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        copies = self._context.metadata.snapshot.brokers.get(broker_id)
+        return None if copies is None else copies.leader
+
+    def _soon_s(self, limit_s: float) -> float:
+        return min(self._deadline_s, self._context.clock.monotonic_s() + limit_s)
+
+    async def _look(self) -> Found:
+        """Ask all brokers that are there what they have prepared."""
+        snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
+        there = [one for one, copies in snapshot.brokers.items() if copies.leader]
+        found = await self._verdicts.recover_each(
+            self._name, there, self._soon_s(LOOK_S)
+        )
+        for broker_id, error in failures(found).items():
+            _log.warning(
+                "broker does not say what it has prepared: broker=%d error=%s",
+                broker_id,
+                error,
+            )
+        return found
+
+    def _plan(self, found: Found, record: QueryRecord) -> Recovery:
+        lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
+        return plan_recovery(lists, record.decision, self._name)
+
+    async def _tell(self, verdict: Verdict, branches: Iterable[Placed]) -> None:
+        """Say a verdict once; what comes of it is looked at again at the next batch."""
+
+        async def tell(placed: Placed) -> None:
+            await self._say(placed, verdict, self._soon_s(LOOK_S))
+
+        told = await for_each(tell, branches)
+        for (broker_id, xid), error in failures(told).items():
+            if isinstance(error, UnknownXidError):
+                continue
+            _log.warning(
+                "branch has another end: broker=%d transaction=%s verdict=%s error=%s",
+                broker_id,
+                key_of(xid),
+                verdict.name,
+                error,
+            )
+
+    async def _commit_all(self, decision: Decision, *, is_first: bool) -> None:
+        branches = [
+            (broker_id, xid)
+            for xid, brokers in decision.xids(self._name).items()
+            for broker_id in brokers
+        ]
+
+        async def commit(placed: Placed) -> None:
+            await self._commit(placed, was_said=not is_first)
+
+        failed = failures(await for_each(commit, branches))
+        lost = [one for one, error in failed.items() if isinstance(error, LOST)]
+        named = lost or list(failed)
+        if not named:
+            return
+        causes = "; ".join(sorted({str(failed[one]) for one in named})[:SHOWN_MAX])
+        keys = " ".join(key_of(xid) for _, xid in named[:SHOWN_MAX])
+        what = f"batch {decision.batch} of query {decision.query} is decided, but"
+        where = f"{len(named)} of {len(branches)} branches ({name_branches(named)})"
+        if lost:
+            raise IncompleteError(
+                f"{what} rows of {where} are missing: {causes}. A rerun completes the"
+                f" batch without them; their keys: {keys}"
+            ) from failed[named[0]]
+        raise IncompleteError(
+            f"{what} {where} stay prepared: {causes}. A rerun of the batch (start the"
+            " query again with its checkpoint) commits them, or `metaq txn commit`"
+            f" for each key: {keys}"
+        ) from failed[named[0]]
+
+    async def _commit(self, placed: Placed, *, was_said: bool) -> None:
+        """Commit one branch; try again until the deadline while its broker is away.
+
+        Args:
+            placed: which, and where.
+            was_said: it may have been committed before: then a broker that does not
+                know it has done so.
+        """
+        clock, tries = self._context.clock, 0
+        unknown_since_s: float | None = None
+        while True:
+            tries += 1
+            now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
+            limit_s = self._soon_s(self._context.options.request_timeout_s)
+            try:
+                start_s = await self._commit_once(placed, limit_s)
+            except LOST:
+                raise
+            except MetaqError as error:
+                if now_s + pause_s >= self._deadline_s:
+                    raise
+                was_said = was_said or not isinstance(error, NEVER_LEFT)
+                unknown_since_s = None
+            else:
+                if unknown_since_s is None:
+                    unknown_since_s = now_s
+                is_believed = now_s - unknown_since_s >= (start_s or 0.0)
+                if start_s is None or (is_believed and was_said):
+                    return
+                if is_believed:
+                    raise LostBranchError(
+                        f"broker {placed[0]} does not know it any more, though it had"
+                        " promised to keep it"
+                    )
+            await asyncio.sleep(pause_s)
+
+    async def _commit_once(self, placed: Placed, deadline_s: float) -> float | None:
+        """Commit one branch; return None, or what it takes to believe that it is gone.
+
+        A broker of ours opens its port when it knows all that it has prepared. Of
+        another one it is the seconds for which it says that it does not know a branch.
+        """
+        try:
+            await self._say(placed, COMMIT, deadline_s)
+        except UnknownXidError:
+            connection = await self._parts.connect(placed[0], deadline_s=deadline_s)
+            return 0.0 if connection.capabilities.has_mput else FOREIGN_START_S
+        return None
+
+    async def _say(self, placed: Placed, verdict: Verdict, deadline_s: float) -> None:
+        """Say a verdict; an operator who was faster, and right, is heard."""
+        broker_id, xid = placed
+        try:
+            await self._verdicts.tell_one(broker_id, xid, verdict, deadline_s)
+        except HeuristicError as error:
+            if error.code not in AGREEING[verdict]:
+                raise
+            await self._verdicts.tell_one(broker_id, xid, FORGET, deadline_s)

@@ -1,0 +1,162 @@
+"""`delivery=exactly-once` against real brokers and a real ZooKeeper."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from metaq.broker.admin_client import call_admin
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.zk.embedded import EmbeddedZooKeeper
+from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
+from tests.spark.test_executors import RealZooKeeper
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.zookeeper,
+    pytest.mark.timeout(900),
+]
+
+DEADLINE_S = 120
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a server for this module."""
+    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def brokers(
+    zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[EmbeddedBroker]]:
+    """Return two brokers that register there; both are there at the end of a test."""
+    started = []
+    for broker_id in (0, 1):
+        broker = EmbeddedBroker(
+            tmp_path_factory.mktemp(f"broker-{broker_id}"),
+            topics={TOPIC: 2, "copy": 2, "batch": 2, "failed": 2},
+            zookeeper=RealZooKeeper(zookeeper),  # type: ignore[arg-type]  # it will do
+            settings={"brokerId": str(broker_id)},
+        )
+        broker.start()
+        started.append(broker)
+    yield started
+    for broker in started:
+        broker.stop()
+
+
+def exactly(zookeeper: str, **more: Any) -> dict[str, Any]:
+    return {"zookeeper": zookeeper, "delivery": "exactly-once", **more}
+
+
+def all_of(brokers: list[EmbeddedBroker], topic: str) -> list[bytes]:
+    return sorted(data for broker in brokers for data in data_of(stored(broker, topic)))
+
+
+def prepared(brokers: list[EmbeddedBroker]) -> list[object]:
+    """Return what brokers have prepared, for whatever query."""
+    found: list[object] = []
+    for broker in brokers:
+        reply = call_admin(broker.data_path, {"command": "transactions"}, timeout_s=20)
+        listed = reply["transactions"]
+        assert isinstance(listed, list)
+        found += [one["key"] for one in listed if one["state"] == "prepared"]
+    return found
+
+
+def test_a_batch_write_is_there_once(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker]
+) -> None:
+    """Over two brokers; nothing is left of it in ZooKeeper."""
+    rows = [(value, value.decode(), "batch") for value in numbered(1000)]
+    frame = spark.createDataFrame(rows, "value binary, key string, topic string")
+    writer = frame.repartition(3).write.format("metaq").mode("append")
+    writer.options(**exactly(zookeeper)).save()
+    assert all_of(brokers, "batch") == numbered(1000)
+    assert all(data_of(stored(broker, "batch")) for broker in brokers)
+    assert prepared(brokers) == []
+    keeper = KazooClient(zookeeper)
+    keeper.start()
+    try:
+        left = keeper.get_children("/meta/queries")
+    finally:
+        keeper.stop()
+        keeper.close()
+    assert not [name for name in left if name.startswith("write-")]
+
+
+def test_a_write_that_fails_leaves_nothing(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker]
+) -> None:
+    """One task has prepared its rows, another one has a row that cannot be written."""
+    good = spark.createDataFrame([("good",)], "value string").coalesce(1)
+    bad = spark.createDataFrame([(None,)], "value string").coalesce(1)
+    writer = good.union(bad).write.format("metaq").mode("append")
+    with pytest.raises(PySparkException, match="rows have no value"):
+        writer.options(**exactly(zookeeper, topic="failed")).save()
+    assert all_of(brokers, "failed") == []
+    assert prepared(brokers) == []
+
+
+def copy(spark: SparkSession, zookeeper: str, checkpoint: Path) -> None:
+    """Copy what is there of a topic, in batches."""
+    rows = (
+        spark.readStream.format("metaq")
+        .options(zookeeper=zookeeper, subscribe=TOPIC, maxOffsetsPerTrigger=500)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    query = (
+        rows.selectExpr("value", "string(value) AS key")
+        .writeStream.format("metaq")
+        .options(**exactly(zookeeper, topic="copy"))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE_S)
+
+
+def test_a_stream_is_there_once(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker], tmp_path: Path
+) -> None:
+    """Also when its driver died before it wrote the commit of a batch, or of all."""
+    publish(brokers[0], numbered(1000))
+    copy(spark, zookeeper, tmp_path)
+    assert all_of(brokers, "copy") == numbered(1000)
+    for path in (tmp_path / "commits").iterdir():
+        path.unlink()
+    publish(brokers[0], numbered(100, 1000), partition=tp(1))
+    copy(spark, zookeeper, tmp_path)
+    assert all_of(brokers, "copy") == numbered(1100)
+    assert prepared(brokers) == []
+
+
+def test_a_stream_without_a_checkpoint_of_its_own_is_refused(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker], tmp_path: Path
+) -> None:
+    """A query that only the session's settings place cannot be told from others."""
+    del brokers
+    name = "spark.sql.streaming.checkpointLocation"
+    spark.conf.set(name, str(tmp_path))
+    try:
+        query = (
+            spark.readStream.format("rate")
+            .load()
+            .selectExpr("string(value) AS value")
+            .writeStream.format("metaq")
+            .options(**exactly(zookeeper, topic="copy"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with pytest.raises(PySparkException, match="needs the option checkpointLoc"):
+            query.awaitTermination(DEADLINE_S)
+    finally:
+        spark.conf.unset(name)

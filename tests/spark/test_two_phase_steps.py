@@ -1,0 +1,531 @@
+"""The transaction manager of exactly-once writes, killed at every step, and raced.
+
+Tasks and drivers are functions here, without Spark; brokers are real, ZooKeeper is in
+memory.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from itertools import count
+from typing import Any, TypeVar
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.broker.admin_client import call_admin
+from metaq.client import Client
+from metaq.client.offsets import query_progress
+from metaq.client.produce.branch_sender import BranchSender
+from metaq.client.produce.xa_verdicts import Verdicts
+from metaq.client.session import AsyncClient
+from metaq.errors import CoordinationError
+from metaq.loop_thread import LoopThread
+from metaq.model import BrokerId
+from metaq.protocol.transaction_ids import format_key
+from metaq.spark.errors import (
+    IncompleteError,
+    NoTransactionsError,
+    TakenOverError,
+)
+from metaq.spark.sink import exactly_once
+from metaq.spark.sink.decisions import Decision, TaskBranch, branch_xid
+from metaq.spark.sink.exactly_once import TransactionManager, WriteTerms
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.zk import MemoryZooKeeper
+from tests.spark.brokers import data_of, stored, tp
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NAME = "sink-steps"
+PATIENCE_S = 20.0
+TASKS = 2
+
+T = TypeVar("T")
+
+
+class KilledError(BaseException):
+    """The driver was killed here."""
+
+
+class Steps:
+    """What drivers of one query do, one step after the other."""
+
+    def __init__(self, client_options: Mapping[str, Any]) -> None:
+        self._options = client_options
+        self._thread = LoopThread("steps")
+        self._client: AsyncClient | None = None
+
+    def run(
+        self,
+        step: Callable[[TransactionManager], Awaitable[T]],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> T:
+        """Run one step of a driver."""
+
+        async def work() -> T:
+            if self._client is None:
+                self._client = AsyncClient(**self._options, request_timeout_s=5.0)
+                await self._client.start()
+            context = self._client.context
+            deadline_s = context.clock.monotonic_s() + patience_s
+            return await step(
+                TransactionManager(
+                    context,
+                    deadline_s,
+                    name=NAME,
+                    place="here",
+                    draw_turn=lambda: uuid.uuid4().hex,
+                )
+            )
+
+        return self._thread.run(work())
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._thread.run(self._client.close())
+        self._thread.stop()
+
+
+class Scene(Steps):
+    """Two brokers, and drivers of one query that writes to them."""
+
+    def __init__(self, brokers: list[EmbeddedBroker]) -> None:
+        super().__init__(brokers[0].client_options)
+        self.brokers = brokers
+        self.query = str(uuid.uuid4())
+        self.topic = f"t-{self.query[-12:]}"
+        for broker in brokers:
+            broker.create_topic(self.topic, 1)
+        self._attempts = count(1)
+
+    def close(self) -> None:
+        """Forget the decision, and close the client."""
+        self.run(lambda manager: manager.begin(()))
+        self.run(lambda manager: manager.forget())
+        super().close()
+
+    def prepare(self, batch: int, task: int) -> TaskBranch:
+        """Run a task: one message to each broker."""
+        attempt = next(self._attempts)
+        branch = TaskBranch(task, attempt, ())
+        xid = branch_xid(NAME, self.query, batch, branch)
+        addresses = {BrokerId(n): b.address for n, b in enumerate(self.brokers)}
+        with BranchSender(addresses, xid, timeout_s=PATIENCE_S) as sender:
+            for number in range(len(self.brokers)):
+                place = tp(0, broker=number, topic=self.topic)
+                sender.send(place, [b"%d %d %d" % (batch, task, number)], [0])
+            return TaskBranch(task, attempt, sender.prepare())
+
+    def due(self, batches: int) -> list[bytes]:
+        """Return what so many batches hold."""
+        return sorted(
+            b"%d %d %d" % (batch, task, number)
+            for batch in range(batches)
+            for task in range(TASKS)
+            for number in range(len(self.brokers))
+        )
+
+    def there(self) -> list[bytes]:
+        """Return what is readable."""
+        return sorted(
+            data for one in self.brokers for data in data_of(stored(one, self.topic))
+        )
+
+    def prepared(self) -> list[object]:
+        """Return what brokers have prepared under the name of the query."""
+        with Client(**self.brokers[0].client_options) as client, client.xa(NAME) as xa:
+            return list(xa.recover())
+
+    def prepared_at(self, number: int) -> list[object]:
+        """Return what one broker has prepared under it; ZooKeeper is not asked."""
+        address = self.brokers[number].address
+        with Client(brokers=[address]) as client, client.xa(NAME) as xa:
+            return list(xa.recover())
+
+    def check(self, batches: int) -> None:
+        """So many batches are there, once, and nothing is left behind."""
+        assert self.there() == self.due(batches)
+        assert self.prepared() == []
+
+
+class Run:
+    """One driver on its way through a batch, as Spark has it."""
+
+    def __init__(self, scene: Scene, batch: int) -> None:
+        self._scene = scene
+        self._batch = batch
+        self._terms: WriteTerms | None = None
+        self._branches: list[TaskBranch] = []
+
+    def begin(self) -> None:
+        self._terms = self._scene.run(lambda m: m.begin([BrokerId(0), BrokerId(1)]))
+
+    def tasks(self) -> None:
+        """Run tasks, one of them twice: the second attempt counts."""
+        assert self._terms is not None
+        if self._terms.covers(self._scene.query, self._batch):
+            return
+        self._scene.prepare(self._batch, 0)
+        self._branches = [self._scene.prepare(self._batch, n) for n in range(TASKS)]
+
+    def decide(self, patience_s: float = PATIENCE_S) -> None:
+        if self._branches:
+            assert self._terms is not None
+            terms = self._terms
+            self._scene.run(
+                lambda m: m.decide(self.decision(), terms), patience_s=patience_s
+            )
+
+    def complete(self, patience_s: float = PATIENCE_S) -> None:
+        decision = self.decision() if self._branches else None
+        self._scene.run(lambda m: m.complete(decision), patience_s=patience_s)
+
+    def abort(self, patience_s: float = PATIENCE_S) -> None:
+        if self._branches:
+            assert self._terms is not None
+            turn = self._terms.turn
+            placed = [
+                (broker_id, xid)
+                for xid, brokers in self.decision().xids(NAME).items()
+                for broker_id in brokers
+            ]
+            self._scene.run(lambda m: m.give_up(placed, turn), patience_s=patience_s)
+
+    def whole(self) -> None:
+        for step in (self.begin, self.tasks, self.decide, self.complete):
+            step()
+
+    def decision(self) -> Decision:
+        """Return what counts of the batch."""
+        return Decision(self._scene.query, self._batch, tuple(sorted(self._branches)))
+
+
+@pytest.fixture(scope="module")
+def brokers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[EmbeddedBroker]]:
+    """Two brokers of one cluster."""
+    zookeeper = MemoryZooKeeper()
+    place = tmp_path_factory.mktemp("brokers")
+    made = [
+        EmbeddedBroker(
+            place / str(number),
+            topics={"unused": 1},
+            zookeeper=zookeeper,
+            settings={"brokerId": str(number)},
+        )
+        for number in (0, 1)
+    ]
+    with made[0], made[1]:
+        yield made
+
+
+@pytest.fixture
+def scene(brokers: list[EmbeddedBroker]) -> Iterator[Scene]:
+    found = Scene(brokers)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class Points:
+    """Calls of a driver to brokers and ZooKeeper; before one, or behind, it dies.
+
+    Point 2n is before call n, point 2n + 1 behind it.
+    """
+
+    def __init__(self, fatal: int) -> None:
+        self._fatal = fatal
+        self.passed = 0
+
+    def wrap(self, call: Any) -> Any:
+        @wraps(call)
+        async def dying(*words: Any, **named: Any) -> Any:
+            self._pass()
+            found = await call(*words, **named)
+            self._pass()
+            return found
+
+        return dying
+
+    def _pass(self) -> None:
+        self.passed += 1
+        if self.passed - 1 >= self._fatal:
+            raise KilledError
+
+
+@contextmanager
+def dying_at(fatal: int) -> Iterator[Points]:
+    """Have drivers pass points inside the block."""
+    points = Points(fatal)
+    with (
+        mock.patch.multiple(
+            exactly_once,
+            read_decision=points.wrap(query_progress.read_decision),
+            change_decision=points.wrap(query_progress.change_decision),
+        ),
+        mock.patch.multiple(
+            Verdicts,
+            tell_one=points.wrap(Verdicts.tell_one),
+            recover_each=points.wrap(Verdicts.recover_each),
+        ),
+    ):
+        yield points
+
+
+def is_killed(run: Run) -> bool:
+    """Run a batch; return whether its driver was killed."""
+    try:
+        run.whole()
+    except KilledError:
+        return True
+    except BaseExceptionGroup as group:
+        if group.split(KilledError)[1] is not None:
+            raise
+        return True
+    return False
+
+
+def test_a_driver_killed_at_any_call_loses_and_doubles_nothing(scene: Scene) -> None:
+    """It is run again, and killed at that call again; then it is left alone."""
+    Run(scene, 0).whole()
+    scene.check(1)
+    for fatal in count():
+        with dying_at(fatal) as points:
+            kills = [is_killed(Run(scene, fatal + 1)) for _ in range(2)]
+        there = scene.there()
+        assert len(there) == len(set(there))
+        Run(scene, fatal + 1).whole()
+        scene.check(fatal + 2)
+        if not any(kills):
+            break
+    assert points.passed > 10
+
+
+def test_a_broker_away_between_prepare_and_commit(scene: Scene) -> None:
+    """The error says what stays prepared; the rerun writes nothing, and completes."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    run.decide()
+    scene.brokers[1].stop()
+    try:
+        with pytest.raises(IncompleteError, match=r"stay prepared.*rerun of the batch"):
+            run.complete(patience_s=1.0)
+        run.abort()
+    finally:
+        scene.brokers[1].start()
+    assert len(scene.there()) in (2, 4)
+    Run(scene, 0).whole()
+    scene.check(1)
+
+
+def test_a_broker_that_comes_back_in_time_is_waited_for(scene: Scene) -> None:
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    run.decide()
+    scene.brokers[1].restart()
+    run.complete()
+    Run(scene, 1).begin()
+    scene.check(1)
+
+
+def test_zookeeper_away_leaves_a_batch_for_the_next_run(scene: Scene) -> None:
+    """Nothing is rolled back while it is not known whether it is decided."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    zookeeper = scene.brokers[0].zookeeper
+    zookeeper.stop()
+    try:
+        with pytest.raises(CoordinationError):
+            run.decide(patience_s=1.0)
+        with pytest.raises(CoordinationError):
+            run.abort(patience_s=1.0)
+        assert len(scene.prepared_at(0)) == 3
+    finally:
+        zookeeper.start()
+    assert scene.there() == []
+    Run(scene, 0).whole()
+    scene.check(1)
+
+
+def test_an_aborted_batch_is_rolled_back_and_can_be_run_again(scene: Scene) -> None:
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    run.abort()
+    with pytest.raises(TakenOverError):
+        run.decide()
+    Run(scene, 0).whole()
+    scene.check(1)
+
+
+def test_of_two_drivers_one_decides(scene: Scene) -> None:
+    """The other one is told so, and takes nothing with it."""
+    first, second = Run(scene, 0), Run(scene, 0)
+    first.begin()
+    second.begin()
+    first.tasks()
+    second.tasks()
+    second.decide()
+    with pytest.raises(TakenOverError, match=r"another driver writes.*here"):
+        first.decide()
+    first.abort()
+    second.complete()
+    scene.check(1)
+
+
+def test_a_new_query_completes_the_decision_of_the_old_one(scene: Scene) -> None:
+    """Where a broker was away at its start; numbers of batches begin anew."""
+    old = Run(scene, 0)
+    old.begin()
+    old.tasks()
+    old.decide()
+    scene.query = str(uuid.uuid4())
+    new = Run(scene, 0)
+    scene.brokers[1].stop()
+    try:
+        new.begin()
+    finally:
+        scene.brokers[1].start()
+    new.tasks()
+    new.decide()
+    assert scene.there() == scene.due(1)
+    new.complete()
+    assert scene.there() == sorted(2 * scene.due(1))
+
+
+STEPS = ("begin", "tasks", "decide", "complete")
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=20))
+@settings(max_examples=25, deadline=None)
+def test_racing_drivers_lose_and_double_nothing(
+    brokers: list[EmbeddedBroker], turns: list[tuple[int, bool]]
+) -> None:
+    """Any interleaving of the steps of two drivers, each of which may die anywhere."""
+    scene = Scene(brokers)
+    try:
+        runs, places = [Run(scene, 0), Run(scene, 0)], [0, 0]
+        for driver, dies in turns:
+            is_over = dies
+            if not dies:
+                try:
+                    getattr(runs[driver], STEPS[places[driver]])()
+                except TakenOverError:
+                    runs[driver].abort()
+                    is_over = True
+                places[driver] += 1
+            if is_over or places[driver] == len(STEPS):
+                runs[driver], places[driver] = Run(scene, 0), 0
+        there = scene.there()
+        assert len(there) == len(set(there))
+        Run(scene, 0).whole()
+        Run(scene, 1).begin()
+        scene.check(1)
+    finally:
+        scene.close()
+
+
+@pytest.fixture
+def foreign() -> Iterator[tuple[FakeBroker, Steps]]:
+    """Return a broker of MetaQ 1.4, and drivers of a query that writes to it."""
+    zookeeper = MemoryZooKeeper()
+    with FakeBroker({"copy": 1}, coordinator=zookeeper.coordinator) as broker:
+        steps = Steps({"coordinator": zookeeper.coordinator})
+        try:
+            yield broker, steps
+        finally:
+            steps.close()
+
+
+def test_metaq_1_4_keeps_a_batch_over_its_restart(
+    foreign: tuple[FakeBroker, Steps],
+) -> None:
+    """The rerun commits it; a second one believes that nothing is left of it."""
+    broker, steps = foreign
+    query, branch = str(uuid.uuid4()), TaskBranch(0, 1, (BrokerId(0),))
+    terms = steps.run(lambda manager: manager.begin([BrokerId(0)]))
+    xid = branch_xid(NAME, query, 0, branch)
+    addresses = {BrokerId(0): str(broker.address)}
+    with BranchSender(addresses, xid, timeout_s=PATIENCE_S) as sender:
+        sender.send(tp(0, topic="copy"), [b"1", b"2"], [0, 0])
+        sender.send(tp(0, topic="copy"), [b"3"], [0])
+        assert sender.prepare() == (BrokerId(0),)
+    decision = Decision(query, 0, (branch,))
+    steps.run(lambda manager: manager.decide(decision, terms))
+    broker.go_away()
+    with pytest.raises(IncompleteError, match="stay prepared"):
+        steps.run(lambda manager: manager.complete(decision), patience_s=0.5)
+    assert broker.payloads("copy") == []
+    broker.come_back()
+    assert steps.run(lambda manager: manager.begin([BrokerId(0)])).covers(query, 0)
+    with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.2):
+        steps.run(lambda manager: manager.complete(None))
+        steps.run(lambda manager: manager.complete(None))
+    assert broker.payloads("copy") == [b"1", b"2", b"3"]
+
+
+def test_a_broker_that_forgot_what_it_promised_is_an_error_once(
+    foreign: tuple[FakeBroker, Steps],
+) -> None:
+    """Rows that are lost are never lost in silence; the rerun goes on without them."""
+    _, steps = foreign
+    decision = Decision(str(uuid.uuid4()), 0, (TaskBranch(0, 1, (BrokerId(0),)),))
+    steps.run(lambda manager: manager.decide(decision, WriteTerms("")))
+    with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.0):
+        with pytest.raises(IncompleteError, match=r"rows of 1 of 1 branches.*missing"):
+            steps.run(lambda manager: manager.complete(decision))
+        steps.run(lambda manager: manager.complete(None))
+
+
+def test_a_broker_that_refuses_transactions_is_named_at_the_start(
+    foreign: tuple[FakeBroker, Steps],
+) -> None:
+    """Where rows go to it; another one is not asked for."""
+    broker, steps = foreign
+    for brokers in ([], [BrokerId(0)]):
+        broker.inject(FaultKind.REFUSE, verb="recover", body=b"Unsupported recover")
+        if not brokers:
+            steps.run(lambda manager: manager.begin([]))
+            continue
+        with pytest.raises(NoTransactionsError, match=r"broker 0 refuses.*Unsupported"):
+            steps.run(lambda manager: manager.begin([BrokerId(0)]))
+
+
+def test_an_operator_who_was_faster_is_heard(scene: Scene) -> None:
+    """A commit by hand is as good; a rollback by hand is an error, and named."""
+    for word, batch in (("commit", 0), ("rollback", 1)):
+        run = Run(scene, batch)
+        run.begin()
+        run.tasks()
+        run.decide()
+        keys = [format_key(xid) for xid in run.decision().xids(NAME)]
+        end(scene.brokers[0], keys, word)
+        if word == "commit":
+            run.complete()
+            scene.check(1)
+    with pytest.raises(IncompleteError, match=r"missing.*rolled back.*XID:"):
+        run.complete()
+    end(scene.brokers[0], keys, "forget")
+    Run(scene, 1).whole()
+    lost = {one for one in scene.due(2) if one.startswith(b"1 ") and one[-1:] == b"0"}
+    assert set(scene.due(2)) - set(scene.there()) == lost
+    assert scene.prepared() == []
+
+
+def end(broker: EmbeddedBroker, keys: list[str], word: str) -> None:
+    """End transactions as an operator does."""
+    for key in keys:
+        request = {"command": "end_transaction", "key": key, "as": word}
+        call_admin(broker.data_path, request, timeout_s=PATIENCE_S)
