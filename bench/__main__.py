@@ -42,6 +42,8 @@ FIGURES = {
     "spark-segments": spark_figures.segments,
     "spark-read": spark_wire.read,
     "spark-write": spark_wire.write,
+    "spark-exactly-once": spark_wire.write_exactly_once,
+    "spark-exactly-once-batch": spark_wire.batch_exactly_once,
     "spark-overhead": spark_wire.overhead,
     "spark-idle": spark_wire.idle,
 }

@@ -107,6 +107,96 @@ def write(directory: Path, rounds: int) -> Figure:
     return figure
 
 
+def write_exactly_once(directory: Path, rounds: int) -> Figure:
+    """Write rows to a topic of four partitions, each once."""
+    count = 400_000
+    figure = Figure(
+        "Spark: batch write exactly once, 200 B values (floor: a sink counting bytes)",
+        "rows/s",
+        [],
+        [],
+        at_least="200,000",
+        aim="500,000",
+    )
+    with (
+        EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
+        BrokerProcess(
+            directory / "exact",
+            topic=TOPIC,
+            partition_count=4,
+            arguments=registered_in(zookeeper),
+        ),
+        session() as spark,
+    ):
+        register_all(spark)
+        rows = spark.range(0, count, numPartitions=2).select(
+            sf.lit(VALUE).alias("value")
+        )
+        options = exactly_once(zookeeper)
+        for sample in range(-WARM_UPS, rounds):
+            floor = count / seconds_to_write(rows, FloorStream.name(), {})
+            rate = count / seconds_to_write(rows, "metaq", options)
+            if sample >= 0:
+                figure.floor.append(floor)
+                figure.broker.append(rate)
+    return figure
+
+
+def batch_exactly_once(directory: Path, rounds: int) -> Figure:
+    """A micro-batch of 1,000 rows, exactly once and at least once."""
+    figure = Figure(
+        "Spark: micro-batch of 1,000 rows, exactly once, p50 (floor: at least once)",
+        "ms",
+        [],
+        [],
+        at_least="floor + 60 ms",
+        aim="floor + 20 ms",
+        is_ratio=False,
+    )
+    with (
+        EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
+        BrokerProcess(
+            directory / "exact-batch",
+            topic=TOPIC,
+            partition_count=2,
+            arguments=registered_in(zookeeper),
+        ) as broker,
+        session() as spark,
+    ):
+        register_all(spark)
+        frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
+        blocks = load.Blocks([frame] * (STREAM_BATCHES // 3), 1)
+        load.pipeline(broker.port, blocks, 1, load.ok_counter())
+        logs = (
+            spark.readStream.format("metaq")
+            .options(
+                **where(
+                    broker,
+                    assign=f'{{"{TOPIC}": ["7-0"]}}',
+                    startingOffsets="earliest",
+                    maxOffsetsPerTrigger=1000,
+                )
+            )
+            .load()
+            .selectExpr("value", "'7-1' as partition")
+        )
+        exact = exactly_once(zookeeper)
+        least = {**exact, "delivery": "at-least-once"}
+        for number in range(rounds):
+            place = directory / f"checkpoint-{number}"
+            figure.floor.append(median_batch_ms(logs, "metaq", least, place / "least"))
+            figure.broker.append(median_batch_ms(logs, "metaq", exact, place / "exact"))
+    return figure
+
+
+def exactly_once(zookeeper: EmbeddedZooKeeper) -> dict[str, Any]:
+    return {
+        "zookeeper": zookeeper.address,
+        "topic": TOPIC,
+        "delivery": "exactly-once",
+    }
+
+
 def seconds_to_write(rows: DataFrame, name: str, options: dict[str, Any]) -> float:
     started = time.perf_counter()
     rows.write.format(name).options(**options).mode("append").save()

@@ -116,6 +116,16 @@ class JavaBroker:
         child.kill()
         child.wait()
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that was started last."""
+        return self._running().pid
+
+    def mend(self) -> None:
+        """Start it again if it has died."""
+        if self._running().poll() is not None:
+            self.start()
+
     def read_log(self) -> str:
         """Return what it has logged so far."""
         return self.log.read_text() if self.log.exists() else ""

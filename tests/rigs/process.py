@@ -112,6 +112,11 @@ class BrokerProcess:
         child.kill()
         child.wait()
 
+    def mend(self) -> None:
+        """Start it again if it has died."""
+        if self._started().poll() is not None:
+            self.start()
+
     def stop(self) -> int:
         """Ask it to end (SIGTERM), and wait; return its exit code."""
         child = self._started()

@@ -55,6 +55,26 @@ def copy(
     assert query.awaitTermination(TIMEOUT_S)
 
 
+def spread(
+    spark: SparkSession,
+    *,
+    source: dict[str, str],
+    target: dict[str, str],
+    checkpoint: str,
+) -> None:
+    """Copy what is there of a topic to all partitions of another one, by key."""
+    rows = spark.readStream.format("metaq").options(**source).load()
+    query = (
+        rows.selectExpr("value", "string(value) AS key")
+        .writeStream.format("metaq")
+        .options(**target)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(TIMEOUT_S)
+
+
 def write(
     spark: SparkSession, *, source: dict[str, str], target: dict[str, str]
 ) -> None:
@@ -87,7 +107,7 @@ def start(master: str) -> SparkSession:
     return spark
 
 
-JOBS: tuple[Any, ...] = (copy, write, archive, archived, replay, ingest)
+JOBS: tuple[Any, ...] = (copy, spread, write, archive, archived, replay, ingest)
 
 
 def run(spark: SparkSession, job: str, words: dict[str, Any]) -> Any:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +24,8 @@ from tests.sampling import sample
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
 from tests.spark.kills.steps import DIRECTORY, give_order, passes
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300.0
@@ -42,6 +46,8 @@ DRIVER_MARKS = [
     pytest.mark.timeout(2400 * ROUNDS),
 ]
 """Of tests that kill drivers."""
+MEND_S = 0.05
+"""How often servers are looked after."""
 MASTER = "local[2]"
 """Of the drivers that are killed."""
 
@@ -139,6 +145,18 @@ def driver(directory: Path, master: str) -> Iterator[Driver]:
         started.close()
 
 
+def ask_mending(
+    alive: Driver, job: str, words: dict[str, Any], mend: Callable[[], None]
+) -> dict[str, Any]:
+    """Run a job as `Driver.ask`, and mend meanwhile what it needs and has killed."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(alive.ask, job, **words)
+        while not answer.done():
+            mend()
+            time.sleep(MEND_S)
+        return answer.result()
+
+
 class Killing:
     """Victims, one after the other."""
 
@@ -159,7 +177,7 @@ class Killing:
         """The step was reached often enough for a task to die."""
         assert passes(self.directory, self._number) > self._skip, answer
 
-    def some_of(self, steps: Sequence[str], count: int) -> list[str]:
+    def some_of(self, steps: Sequence[T], count: int) -> list[T]:
         """Return `count` of the steps for each round, in any order.
 
         In a whole run each round has all of them.

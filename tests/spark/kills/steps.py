@@ -21,17 +21,20 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from metaq.client.produce.branch_sender import BranchSender
 from metaq.client.produce.named_batches import NamedSender
+from metaq.client.produce.xa_verdicts import Verdicts
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.jobs.files import ArchiveFiles
+from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.stream_writer import StreamWriter
 from metaq.spark.sink.writer import BatchWriter
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamReader
 
 DIRECTORY = "METAQ_KILL_DIR"
-ORDER, DRIVER_PIDS = "order.json", "driver.json"
+ORDER, DRIVER_PIDS, SERVER_PIDS = "order.json", "driver.json", "servers.json"
 PIECE_ROWS = 60
 """Rows that a reader hands over at a time, so that there is a middle."""
 
@@ -47,6 +50,8 @@ WRITE_STEPS = (
     "last put answered",
     "before task ended",
 )
+DECISION_STEPS = ("all written", "decided", "branch committed", "before commit logged")
+"""Of the commit of an exactly-once write."""
 FILE_STEP = "file changes"
 SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
 
@@ -88,6 +93,8 @@ def _kill(victim: str, directory: Path) -> None:
         pids = [java_above(own), own]
     elif victim == DRIVER:
         pids = [*json.loads((directory / DRIVER_PIDS).read_text()), own]
+    elif victim != SELF:
+        pids = [json.loads((directory / SERVER_PIDS).read_text())[victim]]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -184,7 +191,8 @@ class DyingBatchWriter(BatchWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         reach("all written")
-        super().commit(messages)
+        with _dying_verdicts():
+            super().commit(messages)
         reach("before commit logged")
 
 
@@ -201,7 +209,8 @@ class DyingStreamWriter(StreamWriter):
         self, messages: Sequence[WriterCommitMessage | None], batchId: int
     ) -> None:
         reach("all written")
-        super().commit(messages, batchId)
+        with _dying_verdicts():
+            super().commit(messages, batchId)
         reach("before commit logged")
 
 
@@ -223,14 +232,42 @@ def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _dying_puts() -> Iterator[None]:
-    flush = NamedSender.flush
+    flush, prepare = NamedSender.flush, BranchSender.prepare
 
     def dying(sender: NamedSender) -> None:
         reach("last put sent")
         flush(sender)
         reach("last put answered")
 
-    with mock.patch.object(NamedSender, "flush", dying):
+    def dying_promise(sender: BranchSender) -> Any:
+        reach("last put sent")
+        found = prepare(sender)
+        reach("last put answered")
+        return found
+
+    with (
+        mock.patch.object(NamedSender, "flush", dying),
+        mock.patch.object(BranchSender, "prepare", dying_promise),
+    ):
+        yield
+
+
+@contextmanager
+def _dying_verdicts() -> Iterator[None]:
+    decide, tell = TransactionManager.decide, Verdicts.tell_one
+
+    async def dying_decision(manager: TransactionManager, *words: Any) -> None:
+        await decide(manager, *words)
+        reach("decided")
+
+    async def dying_verdict(verdicts: Verdicts, *words: Any) -> None:
+        await tell(verdicts, *words)
+        reach("branch committed")
+
+    with (
+        mock.patch.object(TransactionManager, "decide", dying_decision),
+        mock.patch.object(Verdicts, "tell_one", dying_verdict),
+    ):
         yield
 
 
