@@ -121,10 +121,10 @@ class JavaBroker:
         """Return the id of the process that was started last."""
         return self._running().pid
 
-    def mend(self) -> None:
-        """Start it again if it has died."""
-        if self._running().poll() is not None:
-            self.start()
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._running().poll() is None
 
     def read_log(self) -> str:
         """Return what it has logged so far."""

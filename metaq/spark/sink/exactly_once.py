@@ -72,9 +72,10 @@ AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
 """Verdict → outcomes by an operator that come to the same."""
 SHOWN_MAX: Final = 3
 """Causes and keys that an error shows."""
-FOREIGN_START_S: Final = 5.0
-"""Seconds in which a MetaQ 1.4 broker, once it is reached, knows what it had prepared:
-it takes connections before (broker spec 5.7)."""
+FOREIGN_START_S: Final = 45.0
+"""Seconds for which a MetaQ 1.4 broker has to know nothing of a branch to be believed.
+It takes connections before it knows what it had prepared (broker spec 5.7), and never
+does while ZooKeeper still has the node of its former life: 30 s by default."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class TransactionManager:
             session_id=name,
         )
         self._verdicts = Verdicts(context, self._parts)
+        self._unknown_since_s: dict[BrokerId, float] = {}
 
     # -- steps ------------------------------------------------------------------------
 
@@ -356,8 +358,7 @@ class TransactionManager:
             was_said: it may have been committed before: then a broker that does not
                 know it has done so.
         """
-        clock, tries = self._context.clock, 0
-        unknown_since_s: float | None = None
+        clock, tries, broker_id = self._context.clock, 0, placed[0]
         while True:
             tries += 1
             now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
@@ -370,16 +371,17 @@ class TransactionManager:
                 if now_s + pause_s >= self._deadline_s:
                     raise
                 was_said = was_said or not isinstance(error, NEVER_LEFT)
-                unknown_since_s = None
+                self._unknown_since_s.pop(broker_id, None)
             else:
-                if unknown_since_s is None:
-                    unknown_since_s = now_s
-                is_believed = now_s - unknown_since_s >= (start_s or 0.0)
-                if start_s is None or (is_believed and was_said):
+                if start_s is None:
+                    return
+                since_s = self._unknown_since_s.setdefault(broker_id, now_s)
+                is_believed = now_s - since_s >= start_s
+                if is_believed and was_said:
                     return
                 if is_believed:
                     raise LostBranchError(
-                        f"broker {placed[0]} does not know it any more, though it had"
+                        f"broker {broker_id} does not know it any more, though it had"
                         " promised to keep it"
                     )
             await asyncio.sleep(pause_s)
@@ -388,7 +390,7 @@ class TransactionManager:
         """Commit one branch; return None, or what it takes to believe that it is gone.
 
         A broker of ours opens its port when it knows all that it has prepared. Of
-        another one it is the seconds for which it says that it does not know a branch.
+        another one it is the seconds for which it answers without knowing the branch.
         """
         try:
             await self._say(placed, COMMIT, deadline_s)
