@@ -425,7 +425,9 @@ def _open_writer(
     try:
         size = HEADER.size + ENTRY_BYTES * len(index.spans)
         if believed != index or fs.size_of(path) != size:
-            _moved_aside(fs, path)
+            is_aside = _moved_aside(fs, path)
+            if believed is None and not is_aside and fs.exists(path):
+                logger.warning("span index not believed, made again: file=%s", path)
             write_index(fs, segment.path, index)
         return SpanIndexWriter.resume(
             fs, segment.path, index, span_bytes_min=span_bytes_min

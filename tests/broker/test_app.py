@@ -105,6 +105,27 @@ def test_two_brokers_on_one_data_directory_are_one_too_many(data_dir: Path) -> N
     run(scenario())
 
 
+def test_nothing_that_a_broker_makes_is_for_all_users(data_dir: Path) -> None:
+    """Whatever the umask: segments, side files, records and the journal."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            await peer.ask(b"transaction TX:s1:1 s1 BEGIN 1\r\n")
+            await peer.ask(b"put test 0 1 0 -1 TX:s1:1 2\r\nx")
+            await peer.ask(b"transaction TX:s1:1 s1 COMMIT_ONE_PHASE 3\r\n")
+
+    before = os.umask(0)
+    try:
+        run(scenario())
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in data_dir.rglob("*")}
+    assert {path.name for path in modes} >= {"test-0", f"{0:020d}.meta", "transactions"}
+    for path, mode in modes.items():
+        assert mode & ~(0o750 if path.is_dir() else 0o640) == 0, (path, oct(mode))
+
+
 def test_a_port_in_use_unwinds_the_start(data_dir: Path, tmp_path: Path) -> None:
     """Row 18: a start that fails gives back what it had taken."""
 
@@ -285,6 +306,12 @@ def test_a_broker_is_advertised_while_it_serves_and_withdrawn_when_it_stops(
             assert data_of(server, "/meta/brokers/topics/test/0-m") == b"2"
             async with Peer(broker) as peer:
                 await peer.ask(HELLO.replace(b"test", b"wild-a"))
+                answer = await peer.ask(b"stats config 1\r\n")
+            # What was set over the file is in what followers compare.
+            settings = answer.partition(b"\r\n")[2]
+            assert b"zk.zkConnect=none:1" in settings
+            checksum = data_of(server, "/meta/brokers/ids/0/master_config_checksum")
+            assert checksum == b"%d" % crc32(settings)
             await until(lambda: data_of(server, "/meta/brokers/topics/wild-a/0-m"))
         assert data_of(server, "/meta/brokers/ids/0/master") is None
         assert data_of(server, "/meta/brokers/topics/test/0-m") is None

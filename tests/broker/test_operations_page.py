@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.admin import COMMANDS, CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME
 from metaq.broker.health import (
@@ -17,7 +19,8 @@ from tests.docs.metric_table import table
 
 RECEIVE_BYTES = 256 * KIB  # what a channel takes from its socket at once
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 KEYS = {
     key.name
     for keys in (SYSTEM_KEYS, ZOOKEEPER_KEYS, LIMITS_KEYS, TOPIC_KEYS)
@@ -33,6 +36,37 @@ def rows(section: str) -> list[list[str]]:
     assert table, section
     lines = table[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/operations.md", "config/server.ini"]
+)
+def test_every_first_page_says_who_gets_in(name: str) -> None:
+    """Before a stranger's messages do."""
+    text = " ".join((ROOT / name).read_text().replace("\n;", "\n").split()).lower()
+    assert "there is no login and no encryption" in text
+    assert re.search(r"listens on every interface.{,200}loopback", text) or (
+        "| every interface, ipv4 and ipv6; on loopback alone" in text
+    )
+
+
+def test_what_a_wheel_lacks_comes_first() -> None:
+    """Before any command that needs it."""
+    text = (ROOT / "README.md").read_text()
+    assert 0 < text.index("A wheel alone") < text.index("```")
+    assert 0 < text.index("extra `spark`") < text.index("```")
+
+
+def test_what_a_threshold_costs_is_told() -> None:
+    """Later delivery, with numbers, for little."""
+    _, _, text = PAGE.partition("\n### What `unflushThreshold` above 0 costs\n")
+    text = " ".join(text.partition("\n## ")[0].split())
+    for words in (
+        "readers see synced bytes only",
+        "109 ms at the median and 1.1 s at p99",
+        "Puts gain little",
+    ):
+        assert words in text
 
 
 def test_every_metric_is_listed_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,13 @@ def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
     run(scenario())
 
 
-def test_what_a_java_broker_left_prepared_is_restored(data_dir: Path) -> None:
-    """Its journal has no side file; RECOVER lists it, a commit makes it readable."""
+def test_what_a_java_broker_left_prepared_is_restored(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its journal has no side file. The start names it, RECOVER lists it, a commit
+    makes it readable.
+    """
+    caplog.set_level(logging.INFO)
     journal = data_dir / "transactions"
     journal.mkdir()
     (journal / "redo.1").write_bytes(journal_with_one_prepared())
@@ -144,6 +150,9 @@ def test_what_a_java_broker_left_prepared_is_restored(data_dir: Path) -> None:
             assert b"prepared-one" in await peer.ask(b"get test g 0 0 100 3\r\n")
 
     run(scenario())
+    (told,) = [text for text in caplog.messages if text.startswith("journal opened: ")]
+    assert f"directory={journal} " in told
+    assert " prepared=1 " in told
 
 
 def test_a_damaged_journal_leaves_a_broker_without_transactions(

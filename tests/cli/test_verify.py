@@ -82,6 +82,28 @@ def test_a_torn_tail_is_a_problem_too(segment: Path, data_dir: Path) -> None:
     assert result.stdout.startswith("torn tail: ")
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [(108, "offset=81 next_good_offset=108"), (27, "offset=27 next_good_offset=81")],
+)
+def test_a_hole_and_an_overlap_are_found_beside_a_broker(
+    segment: Path, data_dir: Path, place: int, told: str
+) -> None:
+    """The broker stops at them; a check beside it says the same."""
+    active = segment.with_name(f"{81:020d}.meta")
+    other = segment.with_name(f"{place:020d}.meta")
+    other.write_bytes(active.read_bytes())
+    if place > 81:
+        active.unlink()
+    lock = SystemFileSystem().lock_directory(data_dir)
+    try:
+        result = run("verify", str(data_dir))
+    finally:
+        lock.release()
+    assert result.exit_code == 1
+    assert told in result.stdout
+
+
 def test_nothing_is_written(segment: Path, data_dir: Path) -> None:
     """The directory and its files are as they were, no lock file among them."""
     before = {p: p.stat().st_mtime_ns for p in data_dir.rglob("*")}

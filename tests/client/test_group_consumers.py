@@ -122,6 +122,30 @@ def test_a_group_shares_and_hands_over(broker: AnyBroker) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_members_that_take_nothing_are_named(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that anybody may write stop a group; `health` says whose they are."""
+    monkeypatch.setattr("metaq.client.group.rebalancer.UNOWNED_S_MIN", 0.0)
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker, session_timeout_s=1.0) as client,
+            client.consumer("g", ["t"]) as consumer,
+        ):
+            await until(lambda: consumer.health().is_ok)
+            for number in range(1000):
+                path = PATHS.member("g", f"a{number:03d}")
+                broker.zookeeper.put(path, b"t", session_id=99)
+            await until(lambda: not consumer.assignment())
+            await until(lambda: consumer.health().problems)
+            (problem,) = consumer.health().problems
+            assert "the 1001 members of the group (a000, a001," in problem
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_group", [True, False])
 def test_a_topic_that_nobody_serves_is_told(
     broker: AnyBroker, is_group: bool, caplog: pytest.LogCaptureFixture

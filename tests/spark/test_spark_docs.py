@@ -33,6 +33,11 @@ def test_every_function_that_is_named_exists() -> None:
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
 
 
+README = re.search(
+    r"```\n(import metaq\.spark\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+)
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return what the page's addresses and paths stand for here."""
@@ -59,3 +64,20 @@ def test_the_snippets_run_one_after_the_other(
     lines = spark.read.parquet(str(tmp_path / "archive" / "lines"))
     assert lines.count() == 1000
     assert read_archive(spark, str(tmp_path / "archive" / "topics")).count() == 1000
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_lines_of_the_readme_run(
+    spark: SparkSession, places: dict[str, str]
+) -> None:
+    """They register the format and read a topic."""
+    assert README is not None
+    text = README[1]
+    for there, here in places.items():
+        text = text.replace(there, here)
+    *before, last = text.strip().splitlines()
+    names = {"spark": spark}
+    exec("\n".join(before), names)
+    assert eval(last, names).count() == 0

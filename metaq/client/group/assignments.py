@@ -138,8 +138,8 @@ class FixedSource:
         self.unsettled_since_s: float | None = None
         """Monotonic time since which partitions wait to be read; None: none do."""
         self.last_error: MetaqError | None = None
-        self.rebalance_count = 0
         """Why they wait."""
+        self.rebalance_count = 0
 
     @property
     def fence(self) -> Fence | None:
