@@ -442,7 +442,7 @@ class TransactionCoordinator:
             TransactionError: it is not prepared, or ended otherwise before.
         """
         self._require_journal()
-        tx, kept = self._transactions.get(key), self._outcomes.get(key)
+        tx, kept = self._get(key), self._outcomes.get(key)
         if kept is not None and (tx is None or kept.outcome is not outcome):
             raise outcome_error(key, kept.outcome)
         if tx is None:

@@ -1,8 +1,11 @@
 """The declared row and the batches agree to the letter."""
 
+import re
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     IntegerType,
     LongType,
@@ -26,12 +29,18 @@ TYPES = {
     "BIGINT": LongType(),
     "TIMESTAMP": TimestampType(),
     "BINARY": BinaryType(),
+    "ARRAY<STRUCT<key: STRING, value: BINARY>>": ArrayType(
+        StructType(
+            [StructField("key", StringType()), StructField("value", BinaryType())]
+        )
+    ),
 }
 
 
 def declared(ddl: str) -> StructType:
     """Read the flat part of DDL; Spark's own parser needs a running JVM."""
-    pairs = [column.split(" ") for column in ddl.split(", ")]
+    columns = re.split(", (?![^<]*>)", ddl)
+    pairs = [column.split(" ", 1) for column in columns]
     return StructType([StructField(name, TYPES[kind]) for name, kind in pairs])
 
 

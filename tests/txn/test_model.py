@@ -18,7 +18,7 @@ from metaq.model import LogId
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.sampling import examples
-from tests.txn.support import A, B, TransactionBench, each_once
+from tests.txn.support import A, B, TransactionBench, each_once, opened
 
 TIMEOUT_S = 10
 
@@ -275,3 +275,17 @@ Transactions.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=40
 )
 test_transactions_are_what_the_model_says = pytest.mark.slow(Transactions.TestCase)
+
+
+@pytest.mark.parametrize("outcome", HeuristicOutcome)
+def test_what_has_run_out_of_time_is_not_decided(outcome: HeuristicOutcome) -> None:
+    """Also where nothing has looked at its time since."""
+    bench = opened(FaultyFileSystem())
+    bench.begin("TX:p:1", "p", TIMEOUT_S)
+    bench.put("TX:p:1", A, b"late", "p")
+    bench.clock.advance_s(TIMEOUT_S)
+    with pytest.raises(TransactionError, match="has not been started"):
+        bench.decide("TX:p:1", outcome)
+    bench.run()
+    assert bench.coordinator.views() == []
+    assert bench.payloads() == []
