@@ -5,7 +5,6 @@
 Prints a line when the flood is under way. Replies are read and thrown away.
 """
 
-import os
 import selectors
 import socket
 import sys
@@ -19,7 +18,6 @@ POLLS = 100_000
 POLL_WAIT_MS = 30_000
 LARGE_BYTES = 1 << 20
 BATCH_RECORDS = 60_000
-NICENESS = 19
 
 
 def put(topic: str, size_bytes: int, checksum: int | None = None, to: int = 0) -> bytes:
@@ -64,8 +62,6 @@ ALL = (*FORMS, *TRANSACTIONS, LONG_POLLS)
 
 def main() -> None:
     port, topic, form = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    # A flood comes from another machine: it gets what processors the others leave.
-    os.nice(NICENESS)
     sock = load.connect(port)
     sock.sendall(put(topic, 128))
     sock.recv(4096)
