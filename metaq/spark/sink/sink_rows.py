@@ -161,8 +161,10 @@ class Router:
     ) -> dict[TopicPartition, Payloads]:
         """Return the payloads of rows that name no partition, column by column."""
         in_turn = self._turn % len(known)
-        keys = rows.routing_keys.dictionary_encode()
-        slots = self._slots_of(topic) if len(keys.dictionary) else []
+        if rows.routing_keys.null_count == rows.count:
+            whole = Payloads(rows.payloads.to_pylist(), rows.flags.to_pylist())
+            return {known[in_turn]: whole} if rows.count else {}
+        keys, slots = rows.routing_keys.dictionary_encode(), self._slots_of(topic)
         chosen = [slots[slot_of(key)] for key in keys.dictionary.to_pylist()]
         places = pa.array(chosen, pa.int32()).take(keys.indices).fill_null(in_turn)
         found = {}
