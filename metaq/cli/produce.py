@@ -120,6 +120,8 @@ def produce(target: Target, options: ProduceOptions) -> None:
     """
     if options.key is not None and options.key_separator is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
+    if options.key_separator == "":
+        raise click.UsageError("--key-separator: expected a text, got an empty one")
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
     name = partition_name(found.partitions[0]) if wanted else None

@@ -346,6 +346,7 @@ def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
         (("--header", "trace"), "expected NAME=VALUE, got 'trace'"),
         (("--header", "=x"), "expected NAME=VALUE, got '=x'"),
         (("--key", "a", "--key-separator", ";"), "exclude each other"),
+        (("--key-separator", ""), "expected a text, got an empty one"),
     ],
 )
 def test_wrong_keys_and_headers_are_usage_errors(
