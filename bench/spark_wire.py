@@ -170,19 +170,7 @@ def batch_exactly_once(directory: Path, rounds: int) -> Figure:
         frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
         blocks = load.Blocks([frame] * (STREAM_BATCHES // 3), 1)
         load.pipeline(broker.port, blocks, 1, load.ok_counter())
-        logs = (
-            spark.readStream.format("metaq")
-            .options(
-                **where(
-                    broker,
-                    assign=f'{{"{TOPIC}": ["7-0"]}}',
-                    startingOffsets="earliest",
-                    maxOffsetsPerTrigger=1000,
-                )
-            )
-            .load()
-            .selectExpr("value", "'7-1' as partition")
-        )
+        logs = log_stream(spark, broker, message_count=1000)
         exact = exactly_once(zookeeper)
         least = {**exact, "delivery": "at-least-once"}
         for number in range(rounds):
@@ -190,6 +178,20 @@ def batch_exactly_once(directory: Path, rounds: int) -> Figure:
             figure.floor.append(median_batch_ms(logs, "metaq", least, place / "least"))
             figure.broker.append(median_batch_ms(logs, "metaq", exact, place / "exact"))
     return figure
+
+
+def log_stream(
+    spark: SparkSession, broker: BrokerProcess, *, message_count: int
+) -> DataFrame:
+    """Return one partition as a stream of small batches, addressed to the other one."""
+    source = where(
+        broker,
+        assign=f'{{"{TOPIC}": ["7-0"]}}',
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=message_count,
+    )
+    logs = spark.readStream.format("metaq").options(**source).load()
+    return logs.selectExpr("value", "'7-1' as partition")
 
 
 def exactly_once(zookeeper: EmbeddedZooKeeper) -> dict[str, Any]:
@@ -230,19 +232,7 @@ def overhead(directory: Path, rounds: int) -> Figure:
             figure.floor.append(
                 median_batch_ms(nothing, FloorStream.name(), {}, place / "floor")
             )
-            logs = (
-                spark.readStream.format("metaq")
-                .options(
-                    **where(
-                        broker,
-                        assign=f'{{"{TOPIC}": ["7-0"]}}',
-                        startingOffsets="earliest",
-                        maxOffsetsPerTrigger=1,
-                    )
-                )
-                .load()
-                .selectExpr("value", "'7-1' as partition")
-            )
+            logs = log_stream(spark, broker, message_count=1)
             figure.broker.append(
                 median_batch_ms(
                     logs, "metaq", where(broker, topic=TOPIC), place / "metaq"
