@@ -64,7 +64,11 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.record.checksum import with_crc
-from metaq.record.properties import encode_properties, split_properties
+from metaq.record.properties import (
+    encode_properties,
+    join_properties,
+    split_properties,
+)
 
 log = logging.getLogger(__name__)
 
@@ -413,12 +417,14 @@ def encode_entry(kind: int, number: int, body: bytes) -> bytes:
 def encode_message(message: Message) -> bytes:
     """Return the body of a message's entry."""
     topic = message.topic.encode(errors="surrogatepass")
-    text = (message.attribute or "").encode(errors="surrogatepass")
-    text_length = _NO_ATTRIBUTE if message.attribute is None else len(text)
-    line = encode_properties(message.key, message.header_pairs).encode()
+    attribute = message.attribute
+    line = encode_properties(message.key, message.header_pairs)
+    joined = join_properties(line, attribute) if line else attribute or ""
+    text = joined.encode(errors="surrogatepass")
     if line:
-        text = line if message.attribute is None else line + b"\n" + text
         text_length = _HAS_PROPERTIES - len(text)
+    else:
+        text_length = _NO_ATTRIBUTE if attribute is None else len(text)
     head = MESSAGE.pack(
         message.partition.broker_id,
         message.partition.partition,

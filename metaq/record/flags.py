@@ -17,7 +17,12 @@ from typing import Final, NamedTuple
 from metaq.errors import CorruptRecordError, LocalProtocolError
 from metaq.model import HeaderPairs
 from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers, encode_properties, split_properties
+from metaq.record.properties import (
+    Headers,
+    encode_properties,
+    join_properties,
+    split_properties,
+)
 
 HAS_ATTRIBUTE: Final = 0x1
 """Bit 0: the payload starts with an attribute block."""
@@ -74,11 +79,10 @@ def encode_payload(
             f"attribute: expected str, got {type(attribute).__name__} {attribute!r:.80}"
         ) from None
     flag = HAS_ATTRIBUTE
-    properties = encode_properties(key, headers)
-    if properties:
+    line = encode_properties(key, headers)
+    if line:
         flag |= HAS_PROPERTIES
-        newline = b"" if attribute is None else b"\n"
-        text = properties.encode() + newline + text
+        text = join_properties(line, attribute).encode()
     return _TEXT_LENGTH.pack(len(text)) + text + data, flag
 
 

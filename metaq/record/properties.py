@@ -96,6 +96,11 @@ def list_headers(headers: Headers) -> HeaderPairs:
     return listed
 
 
+def join_properties(line: str, attribute: str | None) -> str:
+    """Return the text of a line that is not empty, and an attribute; None for none."""
+    return line if attribute is None else f"{line}\n{attribute}"
+
+
 def split_properties(text: str) -> tuple[bytes | None, HeaderPairs, str | None]:
     """Return (key, headers, attribute) of a text that begins with the line.
 

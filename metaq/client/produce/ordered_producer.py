@@ -34,7 +34,7 @@ from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_p
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import encode_message, frozen
+from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout
@@ -383,7 +383,7 @@ class AsyncOrderedProducer:
         require_loop(self._loop, self)
         check_timeout(timeout)
         message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
-        payload, _flag = encode_message(message)
+        payload, _flag = encode_outgoing(message)
         queue = self._queue_of(message)
         timeout_s = self._timeout_s if timeout is None else timeout
         deadline_s = self._context.clock.monotonic_s() + timeout_s

@@ -35,7 +35,7 @@ from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_queue import Pool
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.runs import encode_message, frozen
+from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.transaction_counters import ClientTransactionCounters
@@ -375,7 +375,7 @@ class AsyncProducer:
             else:
                 message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
                 check_topic(topic)
-                encode_message(message)
+                encode_outgoing(message)
                 self._check_open()
                 self.oneway.keep(topic, message)
         except LocalProtocolError:

@@ -169,7 +169,7 @@ def sort_runs(
         message = given
         if not isinstance(message, OutgoingMessage):
             message = OutgoingMessage(frozen(message))
-        payload, flag = encode_message(message)
+        payload, flag = encode_outgoing(message)
         queue, may_move = select(message)
         if not may_move:
             fixed.add(queue)
@@ -188,7 +188,7 @@ def sort_runs(
     return runs, order
 
 
-def encode_message(message: OutgoingMessage) -> tuple[bytes, int]:
+def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
     """Return (payload, flag) of a message.
 
     Raises:

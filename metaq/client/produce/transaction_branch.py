@@ -28,7 +28,7 @@ from metaq.client.produce.attempts import (
 )
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_queue import Pool, PutConnection
-from metaq.client.produce.runs import encode_message, frozen, list_messages
+from metaq.client.produce.runs import encode_outgoing, frozen, list_messages
 from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_replies import (
     parse_pending,
@@ -199,7 +199,7 @@ class TransactionParts(BranchParts):
         await self.prepare(topic, timeout=left_s)
         placed = []
         for message in messages:
-            payload, flag = encode_message(message)
+            payload, flag = encode_outgoing(message)
             partition = self.choose(topic, message, broker_id)
             if partition is None:
                 wanted = f" {message.partition}" if message.partition else ""

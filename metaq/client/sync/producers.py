@@ -16,7 +16,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import encode_message, frozen
+from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -182,7 +182,7 @@ class Producer(SyncClosable[AsyncProducer]):
         self._thread.require_usable()
         check_topic(topic)
         message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
-        encode_message(message)
+        encode_outgoing(message)
         self._handover.put(topic, message)
 
     def transaction(self, timeout: float | None = None) -> Transaction:
