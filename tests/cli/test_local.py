@@ -1,5 +1,6 @@
 """`metaq local` as a process, with a real ZooKeeper."""
 
+import contextlib
 import os
 import re
 import signal
@@ -111,7 +112,10 @@ def is_alive(pid: int) -> bool:
 
 def listening(pid: int) -> set[str]:
     """Return the addresses on which a process listens, as the kernel writes them."""
-    held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    held = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            held.add(os.readlink(path))
     found = set()
     for name in ("tcp", "tcp6"):
         lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
