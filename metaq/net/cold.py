@@ -30,8 +30,8 @@ def is_cached(fd: int, *, position: int, size_bytes: int) -> bool:
 
     Returns:
         False when its first or last page is not in the page cache, or not in the file
-        at all; True also where the file system cannot say, because then warming would
-        not help either.
+        at all. Where the file system cannot say (tmpfs), whether the range is in the
+        file: warming would not help with the rest.
     """
     try:
         for at in (position, position + size_bytes - 1):
@@ -40,7 +40,7 @@ def is_cached(fd: int, *, position: int, size_bytes: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return os.fstat(fd).st_size >= position + size_bytes
     return True
 
 

@@ -1,5 +1,6 @@
 """Asking the page cache, and filling it without copying."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -33,12 +34,19 @@ def test_a_dropped_file_is_cold_until_it_was_warmed(fd: int) -> None:
     assert is_cached(fd, position=0, size_bytes=1_000_000)
 
 
-def test_a_descriptor_that_cannot_be_asked_counts_as_cached() -> None:
-    """If the kernel cannot tell, warming would not help either."""
-    read, write = os.pipe()
-    assert is_cached(read, position=0, size_bytes=1)
-    os.close(read)
-    os.close(write)
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"), [(100_000, True), (100_001, False)]
+)
+def test_where_it_cannot_be_asked_what_lies_in_the_file_is_cached(
+    fd: int, monkeypatch: pytest.MonkeyPatch, size_bytes: int, expected: bool
+) -> None:
+    """As on tmpfs. What a file has lost is found before its reply has begun."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "cannot say")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert is_cached(fd, position=900_000, size_bytes=size_bytes) is expected
 
 
 def test_warming_behind_the_end_of_a_file_ends(fd: int) -> None:
