@@ -22,7 +22,11 @@ from metaq.record.ids import id_after
 from metaq.stats import Histogram
 from metaq.storage.holdings import Extent
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX, LogWriter, WriterOptions
-from metaq.storage.producer_file import read_notes, stored_batches
+from metaq.storage.producer_file import (
+    PRODUCERS_NAME,
+    read_notes,
+    stored_batches,
+)
 from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retention_run import facts_of
@@ -265,7 +269,12 @@ def _recover(
     is_group_commit = settings.unflush_threshold <= 0
     notes = read_notes(fs, path)
     if notes.flaw:
-        _log.error("producers are forgotten: partition=%s %s", log_id, notes.flaw)
+        _log.error(
+            "producers are forgotten: partition=%s file=%s %s",
+            log_id,
+            path / PRODUCERS_NAME,
+            notes.flaw,
+        )
     noted = notes.batches
     found = recover_log(
         fs,
