@@ -32,7 +32,8 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())[
 ]
 CLOCK = SystemClock()
 PATIENCE_S = 60.0
-SESSION_TIMEOUT_MS = 2000
+SESSION_TIMEOUT_MS = 20_000
+"""No session ends by itself, however long this machine stands still."""
 PATHS = NodePaths()
 B0 = BrokerId(0)
 P0 = TopicPartition("test", B0, 0)
@@ -52,10 +53,12 @@ async def until_true(ask: Callable[[], Awaitable[bool]]) -> None:
 class Consumer:
     """A session, a membership and the group's offsets."""
 
-    def __init__(self, hosts: str, consumer_id: str, group: str) -> None:
+    def __init__(
+        self, hosts: str, consumer_id: str, group: str, session_timeout_ms: int
+    ) -> None:
         self.hosts = hosts
         self.coordinator = KazooCoordinator(
-            hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+            hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK
         )
         self.group = GroupMembership(
             self.coordinator, PATHS, group=group, consumer_id=consumer_id
@@ -99,9 +102,12 @@ class Consumer:
 
 @asynccontextmanager
 async def consumer_on(
-    hosts: str, consumer_id: str = "c1", group: str = "g"
+    hosts: str,
+    consumer_id: str = "c1",
+    group: str = "g",
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
 ) -> AsyncIterator[Consumer]:
-    consumer = Consumer(hosts, consumer_id, group)
+    consumer = Consumer(hosts, consumer_id, group, session_timeout_ms)
     consumer.coordinator.start()
     await consumer.connected()
     yield consumer
@@ -211,7 +217,9 @@ def test_a_session_that_lives_on_is_taken_over(
     """
 
     async def scenario() -> None:
-        async with consumer_on(zookeeper_alone.address) as one:
+        # The test waits for the ends of two of them.
+        address = zookeeper_alone.address
+        async with consumer_on(address, session_timeout_ms=3000) as one:
             await one.register()
             assert await one.claim()
             await one.coordinator.create_ephemeral("/old", b"", deadline_s=in_s())

@@ -29,8 +29,10 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 CLOCK = SystemClock()
 PATIENCE_S = 90.0
-SESSION_TIMEOUT_MS = 2000
-OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=2.0)
+OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=20.0)
+"""No session ends by itself, however long this machine stands still."""
+SHORT = ClientOptions(request_timeout_s=5.0, session_timeout_s=2.0)
+"""For tests that wait for the end of a session."""
 PATHS = NodePaths()
 ROLE = BrokerRole(BrokerId(0))
 COUNT = 6
@@ -81,14 +83,18 @@ class Sink:
 class Member:
     """A session, what is known of the cluster, and a source."""
 
-    def __init__(self, hosts: str, book: Book, consumer_id: str) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        book: Book,
+        consumer_id: str,
+        options: ClientOptions = OPTIONS,
+    ) -> None:
         self.name = f"g_{consumer_id}"
         self.hosts = hosts
         self.book = book
         self.sink = Sink(book, self.name)
-        self.coordinator = KazooCoordinator(
-            hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
-        )
+        self.coordinator = coordinator_on(hosts, options)
         self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
         self.source = GroupSource(
             self.coordinator,
@@ -99,7 +105,7 @@ class Member:
             topics=["t"],
             strategy=Strategy.DEFAULT,
             clock=CLOCK,
-            options=OPTIONS,
+            options=options,
         )
 
     @property
@@ -111,11 +117,21 @@ class Member:
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
 
+def coordinator_on(hosts: str, options: ClientOptions = OPTIONS) -> KazooCoordinator:
+    timeout_ms = int(options.session_timeout_s * 1000)
+    return KazooCoordinator(hosts, session_timeout_ms=timeout_ms, clock=CLOCK)
+
+
 @asynccontextmanager
 async def member_on(
-    hosts: str, book: Book, consumer_id: str, *, is_first: bool = False
+    hosts: str,
+    book: Book,
+    consumer_id: str,
+    *,
+    is_first: bool = False,
+    options: ClientOptions = OPTIONS,
 ) -> AsyncIterator[Member]:
-    member = Member(hosts, book, consumer_id)
+    member = Member(hosts, book, consumer_id, options)
     member.coordinator.start()
     await member.metadata.start()
     if is_first:
@@ -228,9 +244,7 @@ def test_a_member_of_metaq_shares(zookeeper: str) -> None:
     async def scenario() -> None:
         book = Book()
         async with member_on(zookeeper, book, "c1", is_first=True) as one:
-            java = KazooCoordinator(
-                zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
-            )
+            java = coordinator_on(zookeeper)
             java.start()
             await until(lambda: java.status.state is SessionState.CONNECTED)
             path = PATHS.member("g", "g_java")
@@ -257,8 +271,8 @@ def test_a_server_that_restarts_or_hangs(zookeeper_alone: ZooKeeperServer) -> No
     async def scenario() -> None:
         book, hosts = Book(), zookeeper_alone.address
         async with (
-            member_on(hosts, book, "c1", is_first=True) as one,
-            member_on(hosts, book, "c2") as two,
+            member_on(hosts, book, "c1", is_first=True, options=SHORT) as one,
+            member_on(hosts, book, "c2", options=SHORT) as two,
         ):
             await shared(one, two)
             zookeeper_alone.restart()
@@ -304,8 +318,8 @@ def test_a_member_that_is_cut_off(zookeeper_alone: ZooKeeperServer) -> None:
         host, _, port = hosts.rpartition(":")
         with Proxy(host, int(port)) as proxy:
             async with (
-                member_on(hosts, book, "c1", is_first=True) as one,
-                member_on(f"127.0.0.1:{proxy.port}", book, "c2") as two,
+                member_on(hosts, book, "c1", is_first=True, options=SHORT) as one,
+                member_on(f"127.0.0.1:{proxy.port}", book, "c2", options=SHORT) as two,
             ):
                 await shared(one, two)
                 proxy.stall()

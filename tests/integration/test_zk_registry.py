@@ -36,7 +36,8 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())[
 ]
 CLOCK = SystemClock()
 PATIENCE_S = 60.0
-SESSION_TIMEOUT_MS = 2000
+SESSION_TIMEOUT_MS = 20_000
+"""No session ends by itself, however long this machine stands still."""
 PATHS = NodePaths()
 MASTER = "/meta/brokers/ids/0/master"
 TWO = (AdvertisedTopic("meta-test", 2), AdvertisedTopic("test", 2))
@@ -209,7 +210,7 @@ def test_nodes_that_others_delete_or_overwrite_come_back_by_a_watch(
             client.close()
 
     async def scenario() -> None:
-        async with broker_on(zookeeper, session_timeout_ms=20_000) as (registry, one):
+        async with broker_on(zookeeper) as (registry, one):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             for deletes in (True, False):
                 repairs = registry.statistics().repair_count
@@ -247,11 +248,11 @@ from tests.integration.test_zk_registry import PATHS, TWO, snapshot_of
 
 async def main():
     clock = SystemClock()
-    coordinator = KazooCoordinator(sys.argv[1], session_timeout_ms=30000, clock=clock)
+    coordinator = KazooCoordinator(sys.argv[1], session_timeout_ms=60000, clock=clock)
     registry = BrokerRegistry(coordinator, PATHS, clock=clock)
     coordinator.start()
     registry.start()
-    deadline_s = clock.monotonic_s() + 20
+    deadline_s = clock.monotonic_s() + 60
     print(await registry.register(snapshot_of(*TWO), deadline_s=deadline_s), flush=True)
     await asyncio.sleep(60)
 
@@ -260,7 +261,7 @@ asyncio.run(main())
 
 
 def test_nodes_of_a_killed_process_are_replaced_within_seconds(zookeeper: str) -> None:
-    """kill -9 and start again: no wait for the old session's 30 s."""
+    """kill -9 and start again: no wait for the old session's 60 s."""
     child = subprocess.Popen(
         [sys.executable, "-c", BROKER_PROGRAM, zookeeper],
         cwd=ROOT,
@@ -276,7 +277,7 @@ def test_nodes_of_a_killed_process_are_replaced_within_seconds(zookeeper: str) -
     async def scenario() -> None:
         assert await tree_of(zookeeper) == recorded("after_broker_start")
         async with broker_on(zookeeper) as (registry, coordinator):
-            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s(15))
+            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s(45))
             tree, owners = await asyncio.to_thread(read_tree, zookeeper)
             assert tree == recorded("after_broker_start")
             assert owners == {coordinator.status.session_id}
@@ -290,10 +291,7 @@ def test_a_server_restart_keeps_session_and_nodes(
     """The session survives on the server's disk; nothing is registered again."""
 
     async def scenario() -> None:
-        async with broker_on(zookeeper_alone.address, session_timeout_ms=20_000) as (
-            registry,
-            coordinator,
-        ):
+        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             before = registry.statistics().pass_count
             zookeeper_alone.kill()
@@ -357,7 +355,11 @@ def test_a_frozen_server_blocks_nobody_and_heals(
     """While the server is frozen the loop runs on; afterwards everything is there."""
 
     async def scenario() -> None:
-        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
+        # The server is missed after a part of it.
+        async with broker_on(zookeeper_alone.address, session_timeout_ms=2000) as (
+            registry,
+            coordinator,
+        ):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             state = RegistrationState.REGISTERED
             count = 0
@@ -405,10 +407,7 @@ def test_a_stop_on_a_frozen_server_is_bounded(
 
     async def scenario() -> None:
         # Who waits for the end of the session waits for more than the bound below.
-        async with broker_on(zookeeper_alone.address, session_timeout_ms=20_000) as (
-            registry,
-            coordinator,
-        ):
+        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             zookeeper_alone.pause()
             try:
