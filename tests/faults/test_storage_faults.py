@@ -98,14 +98,14 @@ def test_whichever_call_fails_what_was_acknowledged_is_kept() -> None:
         for choose in (keep_none, keep_all, keep_random(number)):
             check_kept(fs.crash(choose), ledger.stored(), segment_bytes_max=SEGMENT)
         check_kept(fs.snapshot(), ledger.stored(), segment_bytes_max=SEGMENT)
-    assert failed > 10
+    assert failed
 
 
 @pytest.mark.slow
 def test_interrupted_calls_are_invisible() -> None:
     """For every n: an interrupted n-th call changes nothing."""
-    for number in range(1, calls_of() + 1):
-        fs, ledger = fail_call(number, errno.EINTR)
+    for number, error in failures(calls_of(), (errno.EINTR,)):
+        fs, ledger = fail_call(number, error)
         assert len(ledger.stored()) == len(ledger.promises) == 26
         check_kept(fs.snapshot(), ledger.stored(), segment_bytes_max=SEGMENT)
 

@@ -1,5 +1,7 @@
 """The power goes at every sync, with any subset of what was not synced kept."""
 
+import errno
+
 import pytest
 
 from metaq.errors import StorageError
@@ -10,6 +12,7 @@ from tests.rigs.fs import (
     keep_none,
     keep_random,
 )
+from tests.sampling import failures
 from tests.storage.support import LOG, OTHER, Ledger, Promise, check_kept, opened
 
 SEGMENT = 120
@@ -92,9 +95,9 @@ def test_a_disk_that_fails_during_recovery_loses_nothing(seed: int) -> None:
         broken = disk.crash(keep_random(seed + number))
         trial = broken.snapshot()
         opened(trial, segment_bytes_max=SEGMENT).close()
-        for call in range(1, trial.calls + 1):
+        for call, error in failures(trial.calls, (errno.EIO,)):
             fs = broken.snapshot()
-            fs.fail_at(call, 5)
+            fs.fail_at(call, error)
             try:
                 opened(fs, segment_bytes_max=SEGMENT).close()
             except StorageError:

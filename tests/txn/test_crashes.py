@@ -271,9 +271,9 @@ def test_an_opening_whose_disk_fails_loses_nothing(
         broken = point.disk.crash(keep_random(seed + number))
         trial = broken.snapshot()
         opened(trial)
-        for call in range(1, trial.calls + 1):
+        for call, error in failures(trial.calls, (errno.EIO,)):
             disk = broken.snapshot()
-            disk.fail_at(call, errno.EIO)
+            disk.fail_at(call, error)
             with suppress(StorageError):
                 opened(disk)
             check(disk.crash(keep_random(call)), point.progress)
