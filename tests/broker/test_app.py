@@ -183,7 +183,8 @@ def test_administration_goes_through_the_socket(data_dir: Path) -> None:
     """Status, logs, closing and opening partitions; wrong requests get a sentence."""
 
     async def scenario() -> None:
-        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+        overrides = {"scrubBytesPerS": "1024"}
+        async with running_broker(data_dir, overrides) as broker, Peer(broker) as peer:
             await peer.ask(HELLO)
             assert os.stat(data_dir / "admin.sock").st_mode & 0o777 == 0o600
             status = await admin(data_dir, command="status")

@@ -19,10 +19,11 @@ from metaq.protocol.reply_codes import DAMAGED, split_code
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem, Operation
+from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 DATA = Path("/data")
-WAIT_S = 10.0
+WAIT_S = 60.0
 GET = b"get test g 0 0 1000 2\r\n"
 
 
@@ -149,14 +150,10 @@ def test_clients_wait_for_room_or_spool(fs: FaultyFileSystem, tmp_path: Path) ->
             fs.set_capacity(0)
             waiting = await producer.send_nowait("test", b"x", partition="0-0")
             assert isinstance(await ordered.send(b"y", timeout=2), Spooled)
-            async with asyncio.timeout(30):
-                while rejections["no_space"] < 2:
-                    await asyncio.sleep(0.001)
+            await until(lambda: rejections["no_space"] >= 2)
             fs.set_capacity(1 << 40)
             assert (await waiting).offset == 0
-            async with asyncio.timeout(30):
-                while any(ordered.statistics().waiting.values()):
-                    await asyncio.sleep(0.001)
+            await until(lambda: not any(ordered.statistics().waiting.values()))
 
     run(scenario, fs, {"freeBytesMin": "0"})
 
@@ -241,9 +238,7 @@ def test_threshold_mode_acknowledges_first_and_shows_it(tmp_path: Path) -> None:
                 await peer.ask(b"stats\r\n")
             )
             log = broker.context.topics.find_log("test", 0)
-            async with asyncio.timeout(30):
-                while log.high_watermark < 25:
-                    await asyncio.sleep(0.005)
+            await until(lambda: log.high_watermark == 25)
 
     asyncio.run(scenario())
 
@@ -325,11 +320,13 @@ def test_who_gives_up_on_a_disk_that_hangs_leaves_no_connection(
             await peer.send(command)
             await asyncio.to_thread(disk.is_hanging.wait, WAIT_S)
             peer.writer.write_eof()
-            for _ in range(2):
+
+            def is_gone() -> bool:
                 clock.advance_s(60)
-                await asyncio.sleep(0.01)
                 broker._check_sessions()
-            assert broker.sessions == ()
+                return not broker.sessions
+
+            await until(is_gone)
             disk.may_go_on.set()
 
     asyncio.run(scenario())

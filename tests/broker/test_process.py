@@ -13,6 +13,7 @@ from metaq.broker.app import Broker
 from metaq.broker.process import run_broker
 from metaq.config import load_config
 from tests.rigs.broker import CONFIG
+from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 
@@ -39,9 +40,7 @@ def test_signals_during_the_start_are_obeyed_behind_it(
     reloads: list[int] = []
 
     async def wait_for_reload(broker: Broker) -> None:
-        async with asyncio.timeout(10):
-            while not broker.control.status().reload_count:  # no event tells
-                await asyncio.sleep(0.001)
+        await until(lambda: broker.control.status().reload_count)
         reloads.append(broker.control.status().reload_count)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -15,7 +15,7 @@ from metaq.fs import SystemFileSystem
 from metaq.model import SizeBytes
 from tests.rigs.broker import CONFIG, Peer
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 NEW = b"put new 0 5 0 907060870 1\r\nhello"
 
 

@@ -82,7 +82,7 @@ def test_a_start_that_is_stopped_while_it_binds_leaves_no_socket(
         def rename(self, source: Path, target: Path) -> None:
             if target.name == SOCKET_NAME:
                 self.is_asked.set()
-                assert self.may_go_on.wait(10)
+                assert self.may_go_on.wait(60)
             super().rename(source, target)
 
     async def scenario() -> None:

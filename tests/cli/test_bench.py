@@ -139,13 +139,24 @@ def test_figures_have_the_digits_that_they_are_worth() -> None:
     assert bench.rounded(124) == 124
 
 
+def latency_error(text: str, broker: Any, wanted: BenchOptions) -> MetaqError:
+    """Return the error that says so; other things may take longer than a short time."""
+    for timeout_s in (0.3, 1.2, 5.0, 20.0):
+        target = Target("memory", "/meta", (), timeout_s, broker.coordinator_factory)
+        with pytest.raises(MetaqError) as caught:
+            bench_latency(target, wanted)
+        if text in str(caught.value):
+            break
+    assert text in str(caught.value)
+    return caught.value
+
+
 @pytest.mark.slow
 def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
     """An error or Ctrl-C does not wait for an hour of messages that are not due yet."""
-    target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
-    hour = replace(options(count=3600), rate=1)
-    with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
-        bench_latency(target, hour)
+    hour = replace(options(count=36), rate=0.01)
+    error = latency_error("no message came within", broker, hour)
+    assert isinstance(error, RequestTimeoutError)
     assert not [each for each in threading.enumerate() if each.name == "metaq-bench"]
 
 
@@ -154,9 +165,8 @@ def test_a_topic_that_takes_no_puts_is_told_as_that(tmp_path: Path) -> None:
     """The sending is on a thread of its own, whose errors would be lost."""
     settings = {"test:acceptPublish": "false"}
     with embedded_broker(data_path=tmp_path, settings=settings) as broker:
-        target = Target("memory", "/meta", (), 0.5, broker.coordinator_factory)
-        with pytest.raises(MetaqError, match="no broker takes puts to topic 'test'"):
-            bench_latency(target, options(count=5))
+        text = "no broker takes puts to topic 'test'"
+        assert latency_error(text, broker, options(count=5))
 
 
 @pytest.mark.slow
@@ -166,9 +176,7 @@ def test_a_refusal_is_told_in_place_of_what_did_not_come(
     """The reason, in the broker's words."""
     broker: Any = start_metaq_1_4({"test": 1})
     broker.inner.inject(FaultKind.REFUSE, count=1000, body=b"no room")
-    target = Target("memory", "/meta", (), 0.5, broker.coordinator_factory)
-    with pytest.raises(MetaqError, match="no room"):
-        bench_latency(target, options(count=5))
+    assert latency_error("no room", broker, options(count=5))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from metaq.errors import ClientError, NoBrokerError
 from metaq.model import BrokerId, Offset, TopicPartition
 from tests.brokers import BROKERS, AnyBroker, broker_of
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 1
 WRITE = WriteOptions(is_dry=False, is_forced=False, as_json=True)
 DRY = WriteOptions(is_dry=True, is_forced=False, as_json=True)

@@ -21,7 +21,7 @@ READY = re.compile(
     r"ready broker=meta://127\.0\.0\.1:(\d+) zookeeper=(127\.0\.0\.1:\d+|none)"
     r" data=(\S+)\n"
 )
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 METAQ = [sys.executable, "-m", "metaq"]
 LINES = b"first\n\nwith CR\r\n\xff\x00 binary\nlast\n"
 
@@ -147,9 +147,7 @@ def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
         done = broker.metaq("stats")
         assert b"total_messages 5" in done.stdout
         assert broker.metaq("verify", str(data_dir)).returncode == 0
-        started_s = time.monotonic()
         assert broker.end() == (0, b"")
-        assert time.monotonic() - started_s < 30
     assert java_of(broker.process.pid) == []
     done = broker.metaq("verify", str(data_dir))
     assert (done.returncode, done.stdout[:12]) == (0, b"1 partition,")
@@ -164,8 +162,12 @@ def test_administration_reaches_the_broker(served: Local) -> None:
     place = ["--data-dir", served.data]
     done = served.metaq("partitions", "close", "closed", *place)
     assert done.stdout == b"closed: closed partitions: 0, 1\n", done.stderr
-    done = served.metaq("produce", "closed", "--timeout", "1", data=LINES)
-    assert done.returncode == 1
+    for timeout_s in (1, 4, 16):  # a busy machine may take longer to ask it
+        words = ["produce", "closed", "--timeout", str(timeout_s)]
+        done = served.metaq(*words, data=LINES)
+        assert done.returncode == 1
+        if b"has been closed" in done.stderr:
+            break
     assert b"has been closed" in done.stderr
     done = served.metaq("partitions", "open", "closed", *place)
     assert done.stdout == b"closed: closed partitions: none\n"
@@ -182,8 +184,12 @@ def test_administration_reaches_the_broker(served: Local) -> None:
 def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
     data_dir: Path,
 ) -> None:
-    """After kill -9 no Java process is left; acknowledged lines are there again."""
-    with local(data_dir) as broker:
+    """After kill -9 no Java process is left; acknowledged lines are there again.
+
+    The next start does not wait for the end of the old session.
+    """
+    session = ("--set", "zk.zkSessionTimeoutMs=60000")
+    with local(data_dir, *session) as broker:
         done = broker.metaq("produce", "test", data=LINES)
         assert done.returncode == 0
         servers = java_of(broker.process.pid)
@@ -194,8 +200,8 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
     started_s = time.monotonic()
-    with local(data_dir) as again:
-        assert time.monotonic() - started_s < 30
+    with local(data_dir, *session) as again:
+        assert time.monotonic() - started_s < 45
         assert again.metaq("cat", "test").stdout == LINES
         again.end()
 

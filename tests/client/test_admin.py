@@ -30,7 +30,7 @@ from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2
 """Of each message that `fill` puts: header and payload."""
 FIRST = TopicPartition("test", BrokerId(0), 0)

@@ -427,7 +427,7 @@ def test_what_lies_behind_damage_is_not_skipped_when_answers_are_short(
     java.inner.corrupt(offsets[1])
     options = {"on_corrupt": "skip", **IDLE}
     with java_client.consumer("g", ["test"], **options) as consumer:
-        found = [consumer.receive(10) for _ in range(3)]
+        found = [consumer.receive(30) for _ in range(3)]
         assert payloads(found) == [texts[0], *texts[2:]]
         assert consumer.statistics().missing_bytes == offsets[1] - offsets[0]
 

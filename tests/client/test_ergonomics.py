@@ -206,7 +206,7 @@ async def told(call: Callable[[], Any]) -> str:
     try:
         found = call()
         if inspect.isawaitable(found):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await found
         elif inspect.isasyncgen(found):
             await anext(found)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metaq.client.errors import OutcomeUnknownError
+from metaq.client.names import parse_address
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce import ordered_producer
 from metaq.client.produce.batches import SendResult
@@ -127,7 +128,11 @@ def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -
                 "test", "0:2", tmp_path, selector=by_key
             ) as producer,
         ):
-            spooled = await producer.send(b"0", key="0", timeout=2.0)
+            spooled = None
+            while spooled is None:
+                # An attempt that is under way at the end is in doubt; it is refused.
+                with contextlib.suppress(OutcomeUnknownError):
+                    spooled = await producer.send(b"0", key="0", timeout=2.0)
             assert spooled == Spooled(TopicPartition("test", BrokerId(0), 0), 1)
             broker.open_partition()
             for number in range(1, 30):
@@ -184,14 +189,19 @@ def test_order_holds_whatever_is_refused(
 ) -> None:
     """Many senders at once, and partitions that close and open.
 
-    Each sender's messages lie in its order, once each: nothing here is in doubt.
+    Each sender's messages lie in its order, once each; but for those in doubt, whose
+    last attempt was under way at the deadline.
     """
     count = 30
+    doubtful: set[bytes] = set()
 
     async def send(producer: AsyncOrderedProducer, sender: int) -> None:
         for number in range(count):
             text = b"%d:%d" % (sender, number)
-            await producer.send(text, key=str(sender % 2), timeout=2.0)
+            try:
+                await producer.send(text, key=str(sender % 2), timeout=2.0)
+            except OutcomeUnknownError:
+                doubtful.add(text)
             await asyncio.sleep(rng.random() / 500)
 
     async def trouble(producer: AsyncOrderedProducer) -> None:
@@ -214,18 +224,21 @@ def test_order_holds_whatever_is_refused(
                 )
                 await until(lambda: not waiting(producer))
                 found = producer.statistics()
-                assert found.sent_count + found.spooled_count == 4 * count
+                sure_count = 4 * count - len(doubtful)
+                assert found.sent_count + found.spooled_count == sure_count
                 assert found.spooled_count
                 assert found.replayed_count == found.spooled_count
 
     asyncio.run(scenario())
     for sender in range(4):
         mine = [
-            int(text.split(b":")[1])
+            text
             for text in broker.stored("test", sender % 2)
             if text.startswith(b"%d:" % sender)
         ]
-        assert mine == list(range(count))
+        sent = [b"%d:%d" % (sender, number) for number in range(count)]
+        lost = doubtful.difference(mine)
+        assert mine == [text for text in sent if text not in lost]
 
 
 def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
@@ -329,7 +342,7 @@ def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
             sending = asyncio.create_task(send_until_spooled())
             await until(begun.is_set)
             sending.cancel()
-            await asyncio.wait([sending], timeout=10)
+            await asyncio.wait([sending], timeout=60)
             assert sending.cancelled()
             broker.open_partition("test", 0)
             await until(lambda: producer._is_available(producer.partitions[0]))
@@ -441,6 +454,9 @@ def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
         with client.ordered_producer("test", "0:2", spools) as producer:
             assert isinstance(producer.send(b"0", key="k"), SendResult)
             broker.stop()
+            # What is sent on a connection whose end was not heard of yet is in doubt.
+            address = parse_address(broker.address)
+            asyncio.run(until(lambda: client.context.pool.ready(address) is None))
             spooled = producer.send(b"1", key="k", timeout=SHORT_S)
             assert isinstance(spooled, Spooled)
             broker.start()

@@ -322,7 +322,8 @@ def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
                     await pool.get(address, deadline_s=soon(0.001))
             await until(lambda: not broker.talks)
             await until(lambda: len(asyncio.all_tasks()) == 1)
-            assert len(os.listdir("/proc/self/fd")) == before
+            # What earlier tests left to the collector may be closed by now.
+            await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
             assert len(pool._routes) <= IDLE_ROUTE_COUNT_MAX + 1
 
     with free_address() as nobody:

@@ -249,16 +249,22 @@ def test_a_close_waits_for_a_message_in_hand_no_longer_than_half_its_time(
 @pytest.mark.slow
 def test_a_close_ends_a_rebalance_that_waits_for_a_message(broker: AnyBroker) -> None:
     broker.put(b"0", b"1", b"2")
-    with Client(**broker.client_options) as client:
-        consumer = client.consumer("g", ["test"], consumer_id="z", **IDLE)
-        consumer.start()
-        worker = Worker(consumer)
-        until(lambda: len(worker.found) == 2)
-        with client.consumer("g", ["test"], consumer_id="a", **IDLE) as other:
-            until(lambda: not consumer.assignment())
-            consumer.close(timeout=20 * SHORT_S)
-            assert payloads(take(other, 2)) == [b"1", b"2"]
-        worker.join()
+
+    def is_the_rest_left(close_s: float) -> bool:
+        group = f"g-{round(close_s * 1000)}"
+        with Client(**broker.client_options) as client:
+            consumer = client.consumer(group, ["test"], consumer_id="z", **IDLE)
+            consumer.start()
+            worker = Worker(consumer)
+            until(lambda: len(worker.found) == 2)
+            with client.consumer(group, ["test"], consumer_id="a", **IDLE) as other:
+                until(lambda: not consumer.assignment())
+                consumer.close(timeout=close_s)
+                is_left = payloads(take(other, 2)) == [b"1", b"2"]
+            worker.join()
+        return is_left
+
+    in_some_time(is_the_rest_left, 10 * SHORT_S)
 
 
 def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(

@@ -146,7 +146,7 @@ def test_a_file_of_offsets_is_handed_to_and_fro(
     with ours.consumer(
         "filed", ["filed"], start="earliest", offsets=FileOffsets(path)
     ) as own:
-        assert [one.data for one in own.receive_many(4, timeout=10)] == TEN[:4]
+        assert [one.data for one in own.receive_many(4, timeout=60)] == TEN[:4]
     java.put("filed", *TEN[4:7])
     listener = Listener()
     stored = java.jvm.metaq.client.consumer.storage.LocalOffsetStorage(str(path))
@@ -160,7 +160,7 @@ def test_a_file_of_offsets_is_handed_to_and_fro(
     with ours.consumer(
         "filed", ["filed"], start="earliest", offsets=FileOffsets(path)
     ) as own:
-        assert [one.data for one in own.receive_many(3, timeout=10)] == TEN[7:]
+        assert [one.data for one in own.receive_many(3, timeout=60)] == TEN[7:]
 
 
 def test_a_broadcast_s_group_is_named_as_ours(

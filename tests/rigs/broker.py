@@ -61,10 +61,11 @@ async def running_broker(
 ) -> AsyncIterator[Broker]:
     """Run a broker inside the block; a part of it that fails, fails the block.
 
-    A put to any partition goes to the last open one.
+    A put to any partition goes to the last open one. There is no scrub: it would find
+    what a test damages before the test looks, or not.
     """
     broker = Broker(
-        make_config(data, overrides, text),
+        make_config(data, {"scrubBytesPerS": "0", **(overrides or {})}, text),
         clock=clock,
         fs=fs,
         coordinator=coordinator,

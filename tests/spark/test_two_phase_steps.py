@@ -319,7 +319,7 @@ def test_a_broker_away_between_prepare_and_commit(scene: Scene) -> None:
     scene.brokers[1].stop()
     try:
         with pytest.raises(IncompleteError, match=r"stay prepared.*rerun of the batch"):
-            run.complete(patience_s=1.0)
+            run.complete(patience_s=3.0)
         run.abort()
     finally:
         scene.brokers[1].start()
@@ -466,7 +466,7 @@ def test_metaq_1_4_keeps_a_batch_over_its_restart(
     steps.run(lambda manager: manager.decide(decision, terms))
     broker.go_away()
     with pytest.raises(IncompleteError, match="stay prepared"):
-        steps.run(lambda manager: manager.complete(decision), patience_s=0.5)
+        steps.run(lambda manager: manager.complete(decision), patience_s=2.0)
     assert broker.payloads("copy") == []
     broker.come_back()
     assert steps.run(lambda manager: manager.begin([BrokerId(0)])).covers(query, 0)

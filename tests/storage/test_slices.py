@@ -113,7 +113,7 @@ def test_two_threads_open_a_file_once(fs: FaultyFileSystem) -> None:
         entered.acquire(timeout=0.05)
 
     def open_one(one: Slice) -> None:
-        both.wait(10)
+        both.wait(60)
         one.open()
 
     fs.on_call(linger)
@@ -121,7 +121,7 @@ def test_two_threads_open_a_file_once(fs: FaultyFileSystem) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert slices[0].fileno() == slices[1].fileno()
     for one in slices:
         one.release()

@@ -8,7 +8,7 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Wire:

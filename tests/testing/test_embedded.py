@@ -25,7 +25,7 @@ from tests.testing.sockets import Wire
 metaq_broker = pytest_plugin.metaq_broker
 
 CLOCK = SystemClock()
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -88,11 +88,11 @@ def test_a_client_that_finds_no_descriptor_is_started_later(
         await coordinator.stop(deadline_s=SystemClock().monotonic_s() + 30)
 
     monkeypatch.setattr(utils, "create_socket_pair", fail_at_first)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         runner.run(scenario())
-    until(lambda: threading.active_count() <= before)
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_what_is_told_to_install_is_what_is_required() -> None:
