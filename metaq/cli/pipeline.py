@@ -125,7 +125,7 @@ def pipeline() -> None:
 
 @pipeline.command(
     "archive",
-    short_help="Write what topics have beyond the last run to Parquet.",
+    short_help="Write what topics have beyond the last run to a Delta table.",
     epilog=example(
         "metaq pipeline archive orders --to /archive",
         "metaq pipeline archive orders logs --to hdfs:///archive --every 60",
@@ -143,13 +143,29 @@ def archive_command(
     wire: Wire,
     run: JobRun,
 ) -> None:
-    """Write what topics have beyond the last run to Parquet, each message once.
+    """Write what topics have beyond the last run to a Delta table, each message once.
 
     Ends when everything is archived that was there at the start; with --every it goes
     on until Ctrl-C. An archive keeps where it stands; the next run goes on from there,
     after Ctrl-C or a kill as well.
     """
     jobs.archive(run, wire, topics, path, interval_s)
+
+
+@pipeline.command(
+    "adopt",
+    short_help="Make a table of an archive of an older version.",
+    epilog=example("metaq pipeline adopt /archive"),
+)
+@click.argument("path", metavar="ARCHIVE")
+@json_option
+def adopt_command(path: str, as_json: bool) -> None:
+    """Make a table of an archive of an older version, where it lies.
+
+    No data file is copied or changed. Do it while no job writes the archive; when it is
+    killed, run it again. `archive` goes on from where the archive stands.
+    """
+    jobs.adopt(path, as_json=as_json)
 
 
 @pipeline.command(

@@ -13,7 +13,12 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.spark_session import run_in_session, spark_session, task_progress
+from metaq.cli.spark_session import (
+    require_spark,
+    run_in_session,
+    spark_session,
+    task_progress,
+)
 from metaq.cli.times import format_time
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -115,6 +120,16 @@ def archive(
     )
     if stop.is_set():
         raise KeyboardInterrupt
+
+
+def adopt(path: str, *, as_json: bool) -> None:
+    """Take over an archive of an older version, and print the summary; see the job."""
+    require_spark()
+    from metaq.spark.jobs.adopt import adopt as run_job
+
+    done = run_job(path)
+    facts = {"archive_messages": done.message_count, "archive_files": done.file_count}
+    print_facts(facts, as_json=as_json)
 
 
 def replay(

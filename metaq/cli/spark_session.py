@@ -32,6 +32,18 @@ PROGRESS_INTERVAL_S: Final = 0.25
 T = TypeVar("T")
 
 
+def require_spark() -> None:
+    """Refuse to go on without the packages of jobs.
+
+    Raises:
+        ConfigError: Spark is not installed.
+    """
+    if find_spec("pyspark") is None:
+        raise ConfigError(
+            "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"
+        )
+
+
 @contextmanager
 def spark_session(
     master: str, settings: Mapping[str, str], log: Path | None
@@ -53,10 +65,7 @@ def spark_session(
         MetaqError: It does not start.
         KeyboardInterrupt: Ctrl-C, at the start or in the body.
     """
-    if find_spec("pyspark") is None:
-        raise ConfigError(
-            "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"
-        )
+    require_spark()
     from metaq.spark.jobs.session import start_session, stop_session
     from metaq.spark.jobs.waiting import run_apart
 

@@ -30,6 +30,31 @@ def test_every_job_has_help_with_examples(job: str) -> None:
     assert "--master" in result.output
 
 
+def test_taking_over_has_help_with_an_example() -> None:
+    """It needs no cluster."""
+    assert "metaq pipeline adopt /archive" in run("pipeline", "adopt", "--help").output
+
+
+def test_an_old_archive_is_taken_over_once(tmp_path: Path) -> None:
+    """The second time there is none."""
+    manifests = tmp_path / "_metaq" / "manifest"
+    manifests.mkdir(parents=True)
+    fields = {"version": 1, "number": 2, "query": "q", "batch": -1, "files": []}
+    (manifests / f"{2:020}.json").write_text(json.dumps(fields))
+    result = run("pipeline", "adopt", str(tmp_path), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.output) == {"archive_messages": 0, "archive_files": 0}
+    assert run("pipeline", "adopt", str(tmp_path)).exit_code == 1
+
+
+def test_what_is_no_old_archive_is_not_taken_over(tmp_path: Path) -> None:
+    """One sentence, and nothing is made."""
+    result = run("pipeline", "adopt", str(tmp_path))
+    assert result.exit_code == 1
+    assert "no archive of an older version" in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is optional; nothing is started."""
     monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)

@@ -129,6 +129,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
+    "deltalake": {"spark.jobs.archive_store"},
     "sqlalchemy": {"client.sql_offsets"},
     "pytest": {"testing.pytest_plugin"},
 }

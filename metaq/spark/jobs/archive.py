@@ -1,31 +1,30 @@
-"""Archive topics to Parquet, partitioned by topic and day, each message once.
+"""Archive topics to a Delta table, partitioned by topic and day, each message once.
 
     archive(spark, "/archive", {"zookeeper": "zk:2181", "subscribe": "orders"})
 
-A streaming query reads; each of its batches becomes data files and one manifest, which
-names the batch. A batch that is repeated after a kill is either in the manifest, and
-then left out, or not, and then written again in the place of its leftovers.
+A streaming query reads; each of its batches becomes data files and one commit of the
+table, which has the number of the batch. A batch that is repeated after a kill is
+either in the table, and then left out, or not, and then written again.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.spark.errors import JobError, OptionError
-from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ArchiveStore
+from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.jobs.waiting import run_apart
 from metaq.spark.options import SourceOptions, ValueFormat
 
 SMALL_FILES_MAX: Final = 32
-"""As many small files of a topic and day are put together while the query runs."""
+"""When a topic and day has so many small files, they are put together."""
 STOP_LOOK_S: Final = 1
 """Interval of looks whether a run is to stop, seconds."""
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -89,10 +88,11 @@ def archive(
         file_bytes: Small files are put together up to about that size, 2 or more.
         on_progress: Called on the driver after each batch.
         stop: Set by another thread, it ends the run where it is: a batch that is being
-            written is left to the next run, and so are small files.
+            written is left to the next run.
 
     Raises:
-        ArchiveError: The archive is damaged, or another job writes it.
+        ArchiveError: The archive is damaged, or of an older version, or another job
+            writes it.
         JobError: Reading or writing failed; the sentence names partition and offsets.
         KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
         OptionError: An option is wrong.
@@ -140,8 +140,7 @@ def archive_stream(
         on_progress: As for `archive`.
         stop: As for `archive`.
     """
-    spark = rows.sparkSession
-    store = ArchiveStore(spark, path)
+    store = open_archive(path, may_be_new=True)
     writer = _BatchWriter(store, file_bytes, on_progress)
     stream = rows.writeStream.foreachBatch(writer.write)
     stream = stream.option("checkpointLocation", store.checkpoint)
@@ -151,14 +150,11 @@ def archive_stream(
         interval = f"{round(interval_s * 1000)} milliseconds"
         stream = stream.trigger(processingTime=interval)
     stop = stop or threading.Event()
-    compacted = 0
     with job_errors("archive"):
         query = stream.start()
         _wait(query, writer, stop, ends=interval_s is None)
         writer.end(str(query.id))
-        if not stop.is_set():
-            compacted = compact_store(store, file_bytes=file_bytes).replaced_count
-    return writer.summary(compacted)
+    return writer.summary()
 
 
 def _wait(
@@ -238,15 +234,13 @@ class _BatchWriter:
         store = self._store
         query_id = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         self._claim(query_id or "")
-        if number <= store.manifest.batch:
+        if store.has_batch(number):
             _log.info("batch %d is in %s already", number, store.root)
             return
-        dated = batch.withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
-        files = store.write(dated, f"batch-{number:010}")
+        files = store.write(batch, number)
+        store.commit(number, files)
         if not files:
             return
-        named = sorted([*store.manifest.files, *files], key=lambda file: file.path)
-        store.commit(replace(store.manifest, batch=number, files=tuple(named)))
         self._batch_count += 1
         self._message_count += sum(file.message_count for file in files)
         self._written_bytes += sum(file.size_bytes for file in files)
@@ -258,15 +252,15 @@ class _BatchWriter:
         )
         self._compacted_count += done.replaced_count
 
-    def summary(self, compacted_count: int) -> ArchiveSummary:
-        """Return the result, with the files compacted at the end of the run."""
-        manifest = self._store.manifest
+    def summary(self) -> ArchiveSummary:
+        """Return the result of the run."""
+        files = self._store.files()
         return ArchiveSummary(
             self._message_count,
             self._written_bytes,
             self._batch_count,
-            self._compacted_count + compacted_count,
-            manifest.message_count,
-            len(manifest.files),
-            manifest.size_bytes,
+            self._compacted_count,
+            sum(file.message_count for file in files),
+            len(files),
+            sum(file.size_bytes for file in files),
         )

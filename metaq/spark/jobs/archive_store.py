@@ -1,299 +1,344 @@
-"""An archive on its file system: its manifest, its data files, and their rows.
+"""An archive: a Delta table of messages, which one streaming query writes.
 
-    topic=orders/date=2026-01-31/….parquet      messages, in the columns of the source
-    _metaq/manifest/00000000000000000012.json   which files count; the highest is true
-    _metaq/checkpoint/                          how far the streaming query has come
-    _metaq/staging/batch-0000000007-0000000012/ files on their way in; not part of it
+    _delta_log/                                which files count, and what they hold
+    topic=orders/date=2026-01-31/….parquet     messages, in the columns of the source
+    _metaq/checkpoint/                         how far the streaming query has come
+    _metaq/staging/0000000007-…/               files on their way in
 
-Data files are written to the staging directory, moved, and then named by a new
-manifest: that is when their messages are in the archive.
+A batch is one commit of the table. It names the files of the batch, its number, and the
+last offset of each partition, as versions of Delta's application transactions: a batch
+is in the archive as a whole, with the progress that it means, or not at all. Files
+that no commit names were left by killed jobs.
 """
 
+import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, Final
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+from pyarrow.fs import (
+    FileInfo,
+    FileSelector,
+    FileSystem,
+    LocalFileSystem,
+    PyFileSystem,
+    SubTreeFileSystem,
+)
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.files import ArchiveFiles
-from metaq.spark.jobs.manifest import (
-    MANIFEST_SUFFIX,
-    ArchivedFile,
-    ArchivedLog,
-    Manifest,
-    manifest_name,
-    sum_logs,
-)
+from metaq.spark.jobs.data_files import MEASURED, DataFile, stats_of
 from metaq.spark.schema import ROW_DDL
 
-HIDDEN: Final = "_metaq/"
-"""Directory of our files; Spark's own readers leave out names with an underscore."""
-MANIFESTS: Final = f"{HIDDEN}manifest"
-CHECKPOINT: Final = f"{HIDDEN}checkpoint"
-STAGING: Final = f"{HIDDEN}staging"
-MANIFESTS_KEPT: Final = 16
-"""Older ones are deleted; a reader that has begun has its list of files already."""
-SUFFIX: Final = ".parquet"
-STAGED_NAME: Final = re.compile(r"[a-z]+-\d+-(\d{10})", re.ASCII)
-"""A staged directory: purpose, and number of the manifest that will name its files."""
-OWN_NAME: Final = re.compile(
-    rf"topic=[^/]+/date=[^/]+/{STAGED_NAME.pattern}-\d{{5}}\.parquet", re.ASCII
-)
-"""A data file; other files below the archive's directory are not ours."""
+CHECKPOINT: Final = "_metaq/checkpoint"
+"""Readers and clean-up of the table leave out names with an underscore."""
+STAGING: Final = "_metaq/staging"
+"""Files of a batch are here until they are whole."""
+MANIFESTS: Final = "_metaq/manifest"
+"""Here an archive of an older version says which files count."""
+APPLICATION: Final = "metaq archive"
+"""Name under which the table has the number of the last batch."""
+QUERY_ID: Final = "metaq.archive.query"
+"""Property of the table: the streaming query that writes it."""
+TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
+"""A row of an archive: that of the source, and the UTC day of its timestamp."""
+PARTITIONED_BY: Final = ("topic", "date")
+"""Columns that are in the table's log and in names of directories, not in files."""
+PROPERTIES: Final = {"delta.dataSkippingStatsColumns": ",".join(MEASURED)}
+PATTERN_MARKS: Final = frozenset("*?[]{}\\")
+"""Spark reads files by patterns, and has no way to write one that is none."""
+NS_PER_MS: Final = 1_000_000
+FILES_AT_ONCE: Final = 8
+"""Files that are looked at together."""
 
+WRITER_SETTINGS: Final = {
+    # Delta has no other timestamps; Spark's default has no statistics besides.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A task that has fewer partitions and days does not sort its rows by them.
+    "spark.sql.maxConcurrentOutputFileWriters": "8",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
 DATE_OF_TIMESTAMP: Final = (
     "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
 )
 """The UTC day, whatever the session's zone is; null where there is no timestamp."""
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
-"""A row of an archive: that of the source, and the UTC day of its timestamp."""
+"""A row of an archive, as Spark declares it."""
 COLUMNS: Final = (*ROW_SCHEMA.names, "date")
 ORDER: Final = ("topic", "broker_id", "partition", "offset")
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""The library paints its messages for terminals."""
+_URL: Final = re.compile(r"([A-Za-z][\w+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
 
 
 class ArchiveStore:
     """One archive; at most one job writes it. Lives on the driver, one thread."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        """Open an archive, which need not exist yet.
+    def __init__(self, path: str) -> None:
+        """Open the table, which need not exist yet; see `open_archive`.
 
         Args:
-            spark: The session.
             path: Path or URL of its directory.
 
         Raises:
-            ArchiveError: Its manifest cannot be read.
+            ArchiveError: Its log cannot be read.
         """
-        self._spark = spark
-        self._files = ArchiveFiles(spark, path)
-        self.manifest = self._load()
-        """Contents of the archive, as far as this object knows."""
+        self.root = root_of(path)
+        """The directory: a whole path on a local disk, or a URL."""
+        self._table: DeltaTable | None = None
+        with told(self.root):
+            self._files = file_system(self.root)
+            if DeltaTable.is_deltatable(self.root):
+                self._table = DeltaTable(self.root)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
 
     @property
     def checkpoint(self) -> str:
         """URL of the checkpoint of the query that archives here."""
-        return self._files.url_of(CHECKPOINT)
+        return self._url_of(CHECKPOINT)
 
     @property
-    def root(self) -> str:
-        """URL of the archive."""
-        return self._files.root
+    def batch(self) -> int:
+        """Number of the last batch in the archive; -1: none."""
+        with told(self.root):
+            number = self._open.transaction_version(APPLICATION)
+        return -1 if number is None else number
+
+    def end(self, partition: TopicPartition) -> Offset | None:
+        """Return the offset of the last archived message of a partition."""
+        with told(self.root):
+            last = self._open.transaction_version(str(partition))
+        return None if last is None else Offset(last)
 
     def claim(self, query_id: str) -> None:
-        """Take over the archive for a query, and delete the leftovers of killed jobs.
+        """See to it that the archive is there, and is that of a query.
 
-        What a job writes that has taken it over in turn is left alone. A job that
-        still writes here fails at its next batch, because the number of its manifest
-        is taken.
+        What killed jobs have staged of batches that are in the archive is deleted.
 
         Raises:
-            ArchiveError: Another query archived here; or a manifest came in between,
-                or all of them are gone.
+            ArchiveError: Another query archived here.
         """
-        known = self.manifest.query_id
-        if known is not None and known != query_id:
+        if self._table is None:
+            with told(self.root):
+                self._table = DeltaTable.create(
+                    self.root,
+                    TABLE_SCHEMA,
+                    partition_by=list(PARTITIONED_BY),
+                    configuration={**PROPERTIES, QUERY_ID: query_id},
+                    raise_if_key_not_exists=False,
+                )
+        known = self._table.metadata().configuration.get(QUERY_ID)
+        if known != query_id:
             raise ArchiveError(
                 f"{self.root}: was written by query {known}, not {query_id}: its"
                 f" checkpoint {CHECKPOINT} is gone, and without it messages would be"
                 " archived twice"
             )
-        if known is None:
-            self._refuse_lost_manifests()
-        self.commit(replace(self.manifest, query_id=query_id))
-        for name in self._files.list_names(STAGING):
-            if self._is_left(STAGED_NAME.fullmatch(name)):
-                self._files.delete(f"{STAGING}/{name}")
-        named = {file.path for file in self.manifest.files}
-        for file in self._files.list_files():
-            if file.path not in named and self._is_left(OWN_NAME.fullmatch(file.path)):
-                self._files.delete(file.path)
+        self._clear_staging()
 
-    def _refuse_lost_manifests(self) -> None:
-        """Refuse an archive without a manifest: it is unknown which files count."""
-        own = [f.path for f in self._files.list_files() if OWN_NAME.fullmatch(f.path)]
-        names = self._files.list_names(MANIFESTS) if own else []
-        if own and not any(name.endswith(MANIFEST_SUFFIX) for name in names):
-            raise ArchiveError(
-                f"{self.root}: has files of an archive, {own[0]} for one, but"
-                f" {MANIFESTS} has no manifest that says which of them count"
-            )
-
-    def _is_left(self, name: "re.Match[str] | None") -> bool:
-        """Whether an earlier job has written the file or directory of this name."""
-        return name is not None and int(name[1]) <= self.manifest.number
-
-    def commit(self, manifest: Manifest) -> None:
-        """Make a manifest the next one.
+    def has_batch(self, number: int) -> bool:
+        """Look whether a batch of the query is in the archive by now.
 
         Raises:
-            ArchiveError: Another job has made one of that number.
+            ArchiveError: Batches before it are not.
         """
-        manifest = replace(manifest, number=self.manifest.number + 1)
-        name = manifest_name(manifest.number)
-        self._files.create(f"{MANIFESTS}/{name}", manifest.to_json().encode())
-        there = self._files.list_names(MANIFESTS)
-        if any(each.endswith(MANIFEST_SUFFIX) and each > name for each in there):
-            # It was there, and has been deleted as an old one.
-            self._files.delete(f"{MANIFESTS}/{name}")
+        with told(self.root):
+            self._open.update_incremental()
+        if number > self.batch + 1:
             raise ArchiveError(
-                f"{self.root}: has newer manifests than {name}: another job writes"
-                " this archive"
+                f"{self.root}: expected batch {self.batch + 1} of the query, got"
+                f" {number}: the table has been set back behind its checkpoint"
             )
-        self.manifest = manifest
-        oldest = manifest_name(max(0, manifest.number - MANIFESTS_KEPT + 1))
-        for each in there:
-            if each < oldest:  # drafts of killed jobs as well
-                self._files.delete(f"{MANIFESTS}/{each}")
+        return number <= self.batch
 
-    def write(self, rows: DataFrame, name: str) -> tuple[ArchivedFile, ...]:
-        """Write rows as new data files; they count from the next manifest on.
+    def write(self, rows: DataFrame, batch: int) -> tuple[DataFile, ...]:
+        """Write the rows of a batch as new data files; they count from its commit on.
 
-        Within a file they are in the order of their partitions and offsets.
+        Each file has rows of one partition, in their order in one task.
 
         Args:
-            rows: The columns of the source, and `date`.
-            name: Files, and the directory where they are staged, are called so, with
-                the number of the manifest that will name them; files with a number of
-                their own as well. No two jobs write a manifest of one number, so none
-                has a file or a directory of this name.
-
-        Returns:
-            The files, counted by reading them back.
+            rows: The columns of the source.
+            batch: Number of the batch.
 
         Raises:
-            ArchiveError: The file system refused, or does not show the written files.
+            ArchiveError: The file system refused.
+            PySparkException: Writing failed.
         """
-        stem = f"{name}-{self.manifest.number + 1:010}"
-        staging = f"{STAGING}/{stem}"
-        self._files.delete(staging)
-        staged = self._files.url_of(staging)
-        # Led by the directories: Spark would sort anew, and forget the rest.
-        ordered = rows.sortWithinPartitions("topic", "date", *ORDER[1:])
-        # In spite of the session's settings: compacted rows come out as one file.
-        writer = ordered.write.option("maxRecordsPerFile", 0)
-        writer.partitionBy("topic", "date").parquet(staged)
-        held = self._count(staged)
-        written = []
-        for number, file in enumerate(self._files.list_files(staging)):
-            if not file.path.endswith(SUFFIX):
-                continue
-            below = file.path.removeprefix(f"{staging}/")
-            target = f"{below.rpartition('/')[0]}/{stem}-{number:05}{SUFFIX}"
-            self._files.move(file.path, target)
-            logs = held.pop(file.path, ())
-            count = sum(log.message_count for log in logs)
-            written.append(ArchivedFile(target, file.size_bytes, count, logs))
-        if held:
-            raise ArchiveError(
-                f"{self.root}: files were read, but are not there: {', '.join(held)}"
-            )
-        self._files.delete(staging)
-        return tuple(written)
+        spark = rows.sparkSession
+        staging = f"{STAGING}/{batch:010}-{spark.sparkContext.applicationId}"
+        date = sf.expr(DATE_OF_TIMESTAMP).alias("date")
+        log = sf.concat_ws("-", "broker_id", "partition").alias("log")
+        staged = rows.select(*ROW_SCHEMA.names, date, log).write.mode("overwrite")
+        with _settings(spark, WRITER_SETTINGS):
+            staged.partitionBy(*PARTITIONED_BY, "log").parquet(self._url_of(staging))
+        with told(self.root):
+            top = FileSelector(staging, recursive=True)
+            found = [f for f in self._files.get_file_info(top) if is_data(f.base_name)]
+            with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+                return tuple(pool.map(lambda file: self._move_in(file, staging), found))
 
-    def _count(self, directory: str) -> dict[str, tuple[ArchivedLog, ...]]:
-        return self._count_rows(self._spark.read.schema(ARCHIVE_DDL).parquet(directory))
+    def _move_in(self, file: FileInfo, staging: str) -> DataFile:
+        """Give a staged file its place in the table."""
+        with self._files.open_input_file(file.path) as stream:
+            metadata = pq.read_metadata(stream)
+        topic, date, log, name = file.path.removeprefix(f"{staging}/").split("/")
+        path = f"{topic}/{date}/{log.removeprefix('log=')}-{name}"
+        self._files.create_dir(f"{topic}/{date}", recursive=True)
+        self._files.move(file.path, path)
+        modified_ms = file.mtime_ns // NS_PER_MS
+        return DataFile.from_path(path, file.size, stats_of(metadata), modified_ms)
 
-    def _count_rows(self, rows: DataFrame) -> dict[str, tuple[ArchivedLog, ...]]:
-        """Return the contents of each file by partition, read from the files."""
-        name = sf.col("_metadata.file_path").alias("name")
-        counted = (
-            rows.select(name, *ORDER)
-            .groupBy("name", *ORDER[:-1])
-            .agg(
-                sf.count(sf.lit(1)).alias("count"),
-                sf.min("offset").alias("first"),
-                sf.max("offset").alias("last"),
-            )
-            .orderBy("name", *ORDER[:-1])
-        )
-        found: dict[str, list[ArchivedLog]] = {}
-        for row in counted.collect():
-            broker_id, number = BrokerId(row["broker_id"]), row["partition"]
-            log = ArchivedLog(
-                TopicPartition(row["topic"], broker_id, number),
-                row["count"],
-                Offset(row["first"]),
-                Offset(row["last"]),
-            )
-            found.setdefault(self._files.path_of(row["name"]), []).append(log)
-        return {path: tuple(logs) for path, logs in found.items()}
-
-    def present_files(self) -> tuple[ArchivedFile, ...]:
-        """Return the files of the manifest that are there, whatever is in them.
-
-        Raises:
-            ArchiveError: One is gone whose contents are not in the manifest.
-        """
-        there = {file.path for file in self._files.list_files()}
-        for file in self.manifest.files:
-            if file.path not in there and not file.logs and file.message_count:
-                raise ArchiveError(
-                    f"{self.root}: {file.path} is gone with {file.message_count}"
-                    " messages; its manifest is an old one, and does not say of which"
-                    " partitions"
-                )
-        return tuple(file for file in self.manifest.files if file.path in there)
-
-    def count_missing(self, files: Sequence[ArchivedFile]) -> tuple[ArchivedLog, ...]:
-        """Return the part of the manifest's contents that is not in the files.
+    def commit(
+        self,
+        batch: int,
+        files: Sequence[DataFile],
+        ends: Mapping[TopicPartition, Offset] | None = None,
+    ) -> None:
+        """Make files part of the archive, and their batch its last one, in one step.
 
         Args:
-            files: Those that are there.
+            batch: Number of the batch.
+            files: Those that `write` returned for it.
+            ends: Offset of the last message of each partition; None: of the files.
+
+        Raises:
+            ArchiveError: Another job has committed a batch meanwhile.
+        """
+        if ends is None:
+            logs = sorted((file.log for file in files), key=lambda log: log.last)
+            ends = {log.partition: log.last for log in logs}
+        progress = [Transaction(str(partition), end) for partition, end in ends.items()]
+        with told(self.root):
+            self._open.create_write_transaction(
+                [_action_of(file) for file in files],
+                "append",
+                self._open.schema(),
+                list(PARTITIONED_BY),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(APPLICATION, batch), *progress]
+                ),
+            )
+            self._open.update_incremental()
+        self._clear_staging()
+
+    def _clear_staging(self) -> None:
+        """Delete what was staged of batches that are in the archive."""
+        for name in self.names_in(STAGING):
+            if int(name.partition("-")[0]) <= self.batch:
+                with told(self.root):
+                    self._files.delete_dir(f"{STAGING}/{name}")
+
+    def compact(self, file_bytes: int) -> tuple[int, int]:
+        """Put small files together, and delete what the table has not had for long.
+
+        Args:
+            file_bytes: Files are put together up to about that size.
 
         Returns:
-            For each partition that lacks messages how many, and from where to where
-            the files reached that lack them.
+            How many files are replaced, and by how many.
         """
-        known = [file for file in files if file.logs]
-        held = self._count_rows(self._parquet(known)) if known else {}
-        missing = []
-        for file in self.manifest.files:
-            here = {log.partition: log for log in held.get(file.path, ())}
-            for log in file.logs:
-                found = here.get(log.partition)
-                count = log.message_count - (found.message_count if found else 0)
-                if count > 0:
-                    missing.append(replace(log, message_count=count))
-        return sum_logs(missing)
+        with told(self.root):
+            done = self._open.optimize.compact(target_size=file_bytes)
+            self._open.vacuum(dry_run=False, full=True)
+            self._open.update_incremental()
+        return done["numFilesRemoved"], done["numFilesAdded"]
 
-    def delete(self, files: Sequence[ArchivedFile]) -> None:
-        """Delete data files that the manifest does not name any more."""
-        for file in files:
-            self._files.delete(file.path)
+    def files(self, *topics: str) -> tuple[DataFile, ...]:
+        """Return the files that count, by path.
 
-    def read(self, files: Sequence[ArchivedFile]) -> DataFrame:
+        Args:
+            topics: Of these; none: of all.
+
+        Raises:
+            ArchiveError: Another program has added one without statistics.
+        """
+        with told(self.root):
+            added = pa.table(self._open.get_add_actions()).to_pylist()
+        files = [_file_of(each, self.root) for each in added]
+        chosen = (file for file in files if not topics or file.topic in topics)
+        return tuple(sorted(chosen, key=lambda file: file.path))
+
+    def count_rows(self, files: Sequence[DataFile]) -> dict[str, int]:
+        """Return the rows of the files that are there, by path, from their footers.
+
+        Raises:
+            ArchiveError: One is damaged.
+        """
+
+        def count(file: DataFile) -> int | None:
+            try:
+                with self._files.open_input_file(file.path) as stream:
+                    rows: int = pq.read_metadata(stream).num_rows
+            except FileNotFoundError:
+                return None
+            except (OSError, pa.ArrowException) as error:
+                raise ArchiveError(f"{self.root}/{file.path}: {error}") from error
+            return rows
+
+        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            counts = pool.map(count, files)
+            found = zip((file.path for file in files), counts, strict=True)
+            return {path: rows for path, rows in found if rows is not None}
+
+    def read(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         """Return the rows of some data files."""
         if not files:
-            return self._spark.createDataFrame([], ARCHIVE_DDL)
-        return self._parquet(files).select(*COLUMNS)
+            return spark.createDataFrame([], ARCHIVE_DDL)
+        reader = spark.read.schema(ARCHIVE_DDL).option("basePath", self._url_of(""))
 
-    def _parquet(self, files: Sequence[ArchivedFile]) -> DataFrame:
-        urls = [self._files.url_of(file.path) for file in files]
-        reader = self._spark.read.schema(ARCHIVE_DDL).option("basePath", self.root)
-        return reader.parquet(*urls)
+        def rows_of(some: Sequence[DataFile]) -> DataFrame:
+            return reader.parquet(*(self._url_of(file.path) for file in some))
 
-    def _load(self) -> Manifest:
-        names = [
-            file.path
-            for file in self._files.list_files(MANIFESTS)
-            if file.path.endswith(MANIFEST_SUFFIX)
-        ]
-        if not names:
-            return Manifest()
-        text = self._files.read(names[-1]).decode(errors="replace")
-        return Manifest.from_json(text, name=self._files.url_of(names[-1]))
+        plain = [file for file in files if file.directory_topic == file.topic]
+        odd = [file for file in files if file.directory_topic != file.topic]
+        frames = [rows_of(plain)] if plain else []
+        for topic in sorted({file.topic for file in odd}):
+            some = rows_of([file for file in odd if file.topic == topic])
+            frames.append(some.withColumn("topic", sf.lit(topic)))
+        return reduce(DataFrame.unionByName, frames).select(*COLUMNS)
+
+    def names_in(self, directory: str) -> list[str]:
+        """Return the names in a directory of the archive, in order."""
+        with told(self.root):
+            top = FileSelector(directory, allow_not_found=True)
+            found = self._files.get_file_info(top)
+        return sorted(f.base_name for f in found if not f.base_name.startswith("."))
+
+    @property
+    def _open(self) -> DeltaTable:
+        assert self._table is not None, f"{self.root}: no table yet"
+        return self._table
+
+    def _url_of(self, path: str) -> str:
+        whole = f"{self.root}/{path}" if path else self.root
+        return f"file:{whole}" if whole.startswith("/") else whole
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
     """Return every message of an archive, each once, in no order.
 
-    Files written meanwhile are not seen. A file that compaction has replaced
-    meanwhile makes the query fail.
+    Files that are added meanwhile are not seen. Files that are put together meanwhile
+    stay readable for as long as the table keeps what it has removed, a week if nothing
+    is set.
 
     Args:
         spark: The session.
@@ -306,17 +351,131 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
     Raises:
         ArchiveError: There is no archive.
     """
-    store = open_archive(spark, path)
-    return store.read(store.manifest.files)
+    store = open_archive(path)
+    return store.read(spark, store.files())
 
 
-def open_archive(spark: SparkSession, path: str) -> ArchiveStore:
-    """Open an archive for reading.
+def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
+    """Open an archive.
+
+    Args:
+        path: Path or URL of its directory.
+        may_be_new: It need not exist yet.
 
     Raises:
-        ArchiveError: There is no archive.
+        ArchiveError: There is none, it is one of an older version, or its log is gone.
     """
-    store = ArchiveStore(spark, path)
-    if store.manifest.number == 0:
-        raise ArchiveError(f"{store.root}: no archive: {MANIFESTS} has no manifest")
+    store = ArchiveStore(path)
+    root = store.root
+    if store.names_in(MANIFESTS):
+        raise ArchiveError(
+            f"{root}: an archive of an older version: take it over with"
+            f" `metaq pipeline adopt {root}`"
+        )
+    if not store.exists and store.names_in(f"{CHECKPOINT}/commits"):
+        raise ArchiveError(
+            f"{root}: has the checkpoint of an archive, but no _delta_log that says"
+            " which files count"
+        )
+    if not (store.exists or may_be_new):
+        raise ArchiveError(f"{root}: no archive: there is no _delta_log")
     return store
+
+
+def root_of(path: str) -> str:
+    """Return the directory of an archive as the table's library takes it.
+
+    Raises:
+        ArchiveError: It is none that both Spark and the library can read.
+    """
+    if not path or PATTERN_MARKS & frozenset(path):
+        marks = "".join(sorted(PATTERN_MARKS))
+        raise ArchiveError(
+            f"{path!r}: expected a path without any of {marks}, which Spark takes for"
+            " patterns"
+        )
+    url = _URL.fullmatch(path)
+    if url is None:
+        return os.path.abspath(path)
+    scheme, host, rest = url.groups()
+    if scheme != "file":
+        return path.rstrip("/")
+    if host or not rest:
+        raise ArchiveError(f"{path}: expected file:/path, without a host")
+    return os.path.abspath(rest)
+
+
+def file_system(root: str) -> FileSystem:
+    """Return the files of an archive; of a store as the table's library reaches it."""
+    if root.startswith("/"):
+        return SubTreeFileSystem(root, LocalFileSystem())
+    return PyFileSystem(DeltaStorageHandler(root))
+
+
+def is_data(name: str) -> bool:
+    """Whether Spark gives data files such a name; marks and checksums have others."""
+    return name.endswith(".parquet") and name[0] not in "._"
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have settings in a session while the body runs."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, text in settings.items():
+            spark.conf.set(name, text)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def _action_of(file: DataFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values={"topic": file.topic, "date": file.date},
+        modification_time=file.modified_ms,
+        data_change=True,
+        stats=json.dumps(file.stats),
+    )
+
+
+def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
+    """Return a file as the table tells of it."""
+    where = added["partition"]
+    file = DataFile(
+        unquote(added["path"]),
+        added["size_bytes"],
+        where["topic"],
+        None if where["date"] is None else where["date"].isoformat(),
+        {
+            "numRecords": added["num_records"],
+            "minValues": added["min"],
+            "maxValues": added["max"],
+        },
+        added["modification_time"],
+    )
+    if added["num_records"] is None or added["min"]["offset"] is None:
+        raise ArchiveError(
+            f"{root}: {file.path} was added without statistics, so it is unknown what"
+            " should be in it"
+        )
+    return file
+
+
+@contextmanager
+def told(root: str) -> Iterator[None]:
+    """Turn an error of the table's library into one sentence."""
+    try:
+        yield
+    except CommitFailedError as error:
+        raise ArchiveError(
+            f"{root}: another job writes this archive: {error}"
+        ) from error
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        text = " ".join(_COLOURS.sub("", str(error)).split())
+        raise ArchiveError(f"{root}: {text}") from error

@@ -3,8 +3,8 @@
     against an archive   messages are matched by partition and offset
     against a copy       messages are matched by their content, or by an id in it
 
-The manifest tells what an archive should hold, never the files that are left: a
-message up to the recorded end of its partition that is not there is lost. Archived
+The table tells what an archive should hold, never the files that are left: a message up
+to the recorded end of its partition that is not there is lost. Archived
 messages of partitions that no broker serves now are away: they cannot be compared.
 
 A copy has offsets of its own. Where content occurs several times, the numbers have to
@@ -12,7 +12,7 @@ agree; order is judged by messages that occur once on either side.
 """
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,15 +22,16 @@ from pyspark.sql import functions as sf
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.cluster import shared_cluster
-from metaq.spark.jobs.archive_store import open_archive
+from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
+from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors
-from metaq.spark.jobs.manifest import ArchivedLog
 from metaq.spark.options import SourceOptions
 
 EXAMPLES_MAX: Final = 10
 """So many findings of a kind are named; all are counted."""
 PLACE: Final = ("topic", "broker_id", "partition", "offset")
 _LOG: Final = PLACE[:-1]
+_NO_ENDS: Final[Mapping[TopicPartition, Offset]] = {}
 
 
 class AuditFindingKind(enum.Enum):
@@ -122,21 +123,40 @@ def audit_archive(
     given = {name.lower(): text for name, text in options.items()}
     asked = {"failondataloss": "false", **given, "subscribe": ",".join(topics)}
     wanted = SourceOptions.from_map(asked, is_stream=False)
-    store = open_archive(spark, path)
-    recorded = [log for log in store.manifest.logs if log.partition.topic in topics]
+    store = open_archive(path)
+    files = store.files(*topics)
     cluster = shared_cluster(wanted.wire)
-    cluster.require_whole(wanted, [log.partition for log in recorded])
-    away = cluster.away(wanted, [log.partition for log in recorded])
+    archived = {log.partition for log in (f.log for f in files) if log.up_to is None}
+    cluster.require_whole(wanted, archived)
+    away = cluster.away(wanted, archived)
+    ends = _ends(store, {*archived, *cluster.partitions(wanted)})
+    there, missing = _look_at(store, files)
     with job_errors("audit"):
-        there = store.present_files()
-        missing = [
-            log for log in store.count_missing(there) if log.partition.topic in topics
-        ]
-        chosen = store.read(there).where(sf.col("topic").isin(*topics))
         source = spark.read.format("metaq").options(**asked).load()
         return compare_by_offset(
-            source, chosen, recorded=recorded, missing=missing, away=away
+            source, store.read(spark, there), ends=ends, missing=missing, away=away
         )
+
+
+def _ends(
+    store: ArchiveStore, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Offset]:
+    """Return the last offset of those partitions that are archived."""
+    ends = ((partition, store.end(partition)) for partition in partitions)
+    return {partition: last for partition, last in ends if last is not None}
+
+
+def _look_at(
+    store: ArchiveStore, files: Sequence[DataFile]
+) -> tuple[list[DataFile], list[ArchivedLog]]:
+    """Return the files that are there, and what is missing of those and of others."""
+    counts = store.count_rows(files)
+    missing = []
+    for file in files:
+        lack = file.message_count - counts.get(file.path, 0)
+        if lack > 0:
+            missing.append(replace(file.log, message_count=lack))
+    return [file for file in files if file.path in counts], missing
 
 
 def audit_copy(
@@ -172,7 +192,7 @@ def compare_by_offset(
     source: DataFrame,
     target: DataFrame,
     *,
-    recorded: Sequence[ArchivedLog] = (),
+    ends: Mapping[TopicPartition, Offset] = _NO_ENDS,
     missing: Sequence[ArchivedLog] = (),
     away: Sequence[TopicPartition] = (),
 ) -> AuditSummary:
@@ -181,16 +201,16 @@ def compare_by_offset(
     Args:
         source: Rows of the topics.
         target: Rows that are left of the archive.
-        recorded: The recorded contents of each partition. Without a record a partition
-            ends with its last message left.
-        missing: The missing part of that.
+        ends: Offset of the last archived message of each partition. Without one a
+            partition ends with its last message left.
+        missing: What is missing of files of the archive.
         away: Partitions of which the source tells nothing.
     """
     body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
     ones = _counted(source, "source", [sf.col(name) for name in PLACE], body)
     others = _counted(target, "target", [sf.col(name) for name in PLACE], body)
     with _kept(ones, others) as totals:
-        both = _with_ends(ones, others, recorded, away)
+        both = _with_ends(ones, others, ends, away)
         both = both.na.fill(0, ["source_count", "target_count"])
         offset = sf.col("offset")
         last, first = sf.col("target_last"), sf.col("source_first")
@@ -218,17 +238,17 @@ def compare_by_offset(
 def _with_ends(
     ones: DataFrame,
     others: DataFrame,
-    recorded: Sequence[ArchivedLog],
+    ends: Mapping[TopicPartition, Offset],
     away: Sequence[TopicPartition],
 ) -> DataFrame:
     """Return the messages of either side, beside the bounds of their partition."""
     spark = ones.sparkSession
     first = ones.groupBy(*_LOG).agg(sf.min("offset").alias("source_first"))
-    ends = spark.createDataFrame(
-        [(*_fields(log.partition), log.last) for log in recorded],
+    recorded = spark.createDataFrame(
+        [(*_fields(partition), last) for partition, last in ends.items()],
         "topic STRING, broker_id INT, partition INT, offset BIGINT",
     )
-    there = others.select(*PLACE).unionByName(ends)
+    there = others.select(*PLACE).unionByName(recorded)
     last = there.groupBy(*_LOG).agg(sf.max("offset").alias("target_last"))
     gone = spark.createDataFrame(
         [(*_fields(partition), True) for partition in away],
@@ -254,14 +274,20 @@ def _lost_on_both_sides(
     if not missing:
         return []
     shown = found.where("kind = 'lost'").groupBy(*_LOG).count().collect()
-    counts = {_partition_of(row): row["count"] for row in shown}
+    named = {_partition_of(row): row["count"] for row in shown}
     lost = []
-    for log in missing:
-        count = log.message_count - counts.get(log.partition, 0)
+    # Those of one partition first: the others take what is left.
+    for log in sorted(missing, key=lambda log: (log.up_to is not None, log.first)):
+        count = log.message_count
+        for partition in filter(log.may_hold, named):
+            taken = min(count, named[partition])
+            named[partition] -= taken
+            count -= taken
         if count > 0:
+            among = "" if log.up_to is None else f" of partitions up to {log.up_to}"
             detail = (
-                f"{count} messages that the manifest has up to offset {log.last} are"
-                " not in the archive, nor in the source any more"
+                f"{count} messages{among} that the table has up to offset {log.last}"
+                " are not in the archive, nor in the source any more"
             )
             where = AuditFinding(
                 AuditFindingKind.LOST, log.partition, log.first, detail

@@ -1,16 +1,12 @@
 """Put small files of an archive together; no message is gained or lost by it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import SparkSession
-
-from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import ArchiveStore
-from metaq.spark.jobs.failures import job_errors
-from metaq.spark.jobs.manifest import ArchivedFile
+from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
+from metaq.spark.jobs.data_files import DataFile
 
 FILE_BYTES: Final = 128 << 20
 """Files are put together up to about that size."""
@@ -23,89 +19,46 @@ class CompactSummary:
     """Result of a compaction."""
 
     replaced_count: int
-    """Files that are gone."""
+    """Files that do not count any more."""
     written_count: int
     """Files that came in their place."""
-    message_count: int
-    """Messages that moved."""
 
 
-def plan_compaction(
-    files: Iterable[ArchivedFile], *, file_bytes: int, count_min: int = 2
-) -> list[tuple[ArchivedFile, ...]]:
-    """Return which files become one, in order of their paths.
+def count_small(files: Iterable[DataFile], *, file_bytes: int) -> int:
+    """Return the small files of the topic and day that has most of them.
 
     Args:
-        files: the files of a manifest, by path.
+        files: files of a table.
         file_bytes: greatest size of a new file, about.
-        count_min: leave directories alone that have fewer small files, 2 or more.
     """
-    plan: list[tuple[ArchivedFile, ...]] = []
-    for _directory, each in groupby(files, key=lambda file: file.directory):
-        small = [f for f in each if f.size_bytes < file_bytes // SMALL_DIVISOR]
-        if len(small) < count_min:
-            continue
-        group: list[ArchivedFile] = []
-        size_bytes = 0
-        for file in small:
-            if size_bytes + file.size_bytes > file_bytes:
-                plan.append(tuple(group))
-                group, size_bytes = [], 0
-            group.append(file)
-            size_bytes += file.size_bytes
-        plan.append(tuple(group))
-    return [group for group in plan if len(group) > 1]
+    small = (f for f in files if f.size_bytes < file_bytes // SMALL_DIVISOR)
+    counts = Counter((file.topic, file.date) for file in small)
+    return max(counts.values(), default=0)
 
 
-def compact(
-    spark: SparkSession, path: str, *, file_bytes: int = FILE_BYTES
-) -> CompactSummary:
-    """Put the small files of an archive together, while no job writes it.
+def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
+    """Put the small files of an archive together.
 
-    A kill at any moment leaves each message in the archive once. A reader that has
-    begun before may fail, because its files are gone.
+    That is Delta's `OPTIMIZE`, in one commit, and its `VACUUM` behind it: a kill at any
+    moment leaves each message in the archive once, and files that the table has not had
+    for a week, or for as long as its properties say, are deleted. It runs in
+    this process, without Spark.
 
     Args:
-        spark: The session.
         path: Path or URL of the archive.
         file_bytes: Files are put together up to about that size, 2 or more.
 
     Raises:
-        ArchiveError: The archive is damaged, or has another writer.
-        JobError: Spark failed.
+        ArchiveError: There is no archive, it is damaged, or another job has changed
+            the same files.
     """
-    with job_errors("compact"):
-        return compact_store(ArchiveStore(spark, path), file_bytes=file_bytes)
+    return compact_store(open_archive(path), file_bytes=file_bytes)
 
 
 def compact_store(
     store: ArchiveStore, *, file_bytes: int, count_min: int = 2
 ) -> CompactSummary:
-    """Compact an open archive; see `plan_compaction`."""
-    plan = plan_compaction(
-        store.manifest.files, file_bytes=file_bytes, count_min=count_min
-    )
-    written = [_merge(store, group, turn) for turn, group in enumerate(plan)]
-    replaced = {file for group in plan for file in group}
-    if not replaced:
-        return CompactSummary(0, 0, 0)
-    kept = [file for file in store.manifest.files if file not in replaced]
-    files = sorted([*kept, *written], key=lambda file: file.path)
-    store.commit(replace(store.manifest, files=tuple(files)))
-    store.delete(tuple(replaced))
-    moved = sum(file.message_count for file in written)
-    return CompactSummary(len(replaced), len(written), moved)
-
-
-def _merge(
-    store: ArchiveStore, group: Sequence[ArchivedFile], turn: int
-) -> ArchivedFile:
-    """Write one file with the messages of several."""
-    (file,) = store.write(store.read(group).coalesce(1), f"merged-{turn:05}")
-    expected = sum(each.message_count for each in group)
-    if file.message_count != expected:
-        raise ArchiveError(
-            f"{store.root}: {len(group)} files of {file.directory} should have"
-            f" {expected} messages, but have {file.message_count}"
-        )
-    return file
+    """Compact an open archive when a topic and day has so many small files."""
+    if count_small(store.files(), file_bytes=file_bytes) < count_min:
+        return CompactSummary(0, 0)
+    return CompactSummary(*store.compact(file_bytes))

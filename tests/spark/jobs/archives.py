@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.record.flags import encode_payload
@@ -84,3 +87,15 @@ def places(rows: Iterable[Any]) -> list[Place]:
 def places_of(rows: Iterable[Row]) -> list[Place]:
     """Return the same of rows that were made here."""
     return sorted((r[0], r[1], r[2], r[3]) for r in rows)
+
+
+def places_elsewhere(path: str) -> dict[str, list[Place]]:
+    """Return where messages lie as other readers of a Delta table find them."""
+    table = DeltaTable(path)
+    messages = table.to_pyarrow_dataset()  # DuckDB finds it by its name
+    query = 'SELECT topic, broker_id, "partition", "offset" FROM messages ORDER BY ALL'
+    return {
+        "Delta's engine": places(pa.table(table.scan()).to_pylist()),
+        "Arrow": places(messages.to_table().to_pylist()),
+        "DuckDB": duckdb.sql(query).fetchall(),
+    }

@@ -6,32 +6,39 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from metaq.spark.errors import ArchiveError, JobError
+from metaq.spark.jobs import archive
 from metaq.spark.jobs.archive import ArchiveProgress, archive_stream
-from metaq.spark.jobs.archive_store import (
-    DATE_OF_TIMESTAMP,
-    ArchiveStore,
-    read_archive,
-)
+from metaq.spark.jobs.archive_store import ArchiveStore, open_archive, read_archive
 from metaq.spark.jobs.compact import compact
-from metaq.spark.jobs.files import ArchiveFiles
 from tests.sampling import IS_WHOLE, sample
-from tests.spark.jobs.archives import Feed, Row, frame, log_rows, places, places_of, row
+from tests.spark.jobs.archives import (
+    Feed,
+    Row,
+    log_rows,
+    places,
+    places_elsewhere,
+    places_of,
+    row,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
-EARLIER_RUNS, FILE_CHANGES = 6, 17
-"""Of a run that comes after so many others; it merges files and drops a manifest."""
+STEPS = ("claim", "write", "commit", "compact")
+"""What a run does to an archive; it may end before and behind each."""
+LEFT = 8 * 24 * 3600
+"""Age of a file that the table does not keep any more, seconds."""
 
 
 @pytest.fixture
@@ -59,28 +66,23 @@ def joined(rows: list[list[Row]]) -> list[Row]:
 
 
 def data_files(path: str) -> list[str]:
-    """Return what Spark's own readers would see."""
-    return sorted(
-        found.relative_to(path).as_posix()
-        for found in Path(path).glob("topic=*/**/*.parquet")
-    )
+    """Return the files that count."""
+    return [file.path for file in open_archive(path).files()]
 
 
 def check(spark: SparkSession, path: str, rows: list[Row]) -> None:
-    """Expect each message once, by the manifest and by Spark's own reader."""
+    """Expect each message once, by our reader, by Delta's own and by DuckDB."""
     wanted = places_of(rows)
     assert places(read_archive(spark, path).collect()) == wanted
-    plain = spark.read.parquet(path)
-    assert places(plain.collect()) == wanted
-    store = ArchiveStore(spark, path)
-    assert store.manifest.message_count == len(rows)
-    assert [file.path for file in store.manifest.files] == data_files(path)
+    for reader, found in places_elsewhere(path).items():
+        assert found == wanted, reader
+    assert DeltaTable(path).count() == len(rows)
 
 
 def test_topics_are_archived_by_topic_and_day(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """Every column comes back; small files are one; the summary and progress add up."""
+    """Every column comes back; the summary and progress add up."""
     rows = batches()
     bare = row("orders", 1, 900, b"\x00\xff", broker_id=3, time=None, attribute="k=v")
     rows[2].append(bare)
@@ -95,6 +97,7 @@ def test_topics_are_archived_by_topic_and_day(
     assert seen[-1].message_count == 28
     assert seen[-1].written_bytes == found.written_bytes > 0
     check(spark, path, everything)
+    assert not list(Path(path, "_metaq", "staging").iterdir())
     directories = {name.rpartition("/")[0] for name in data_files(path)}
     assert directories == {
         "topic=logs/date=2026-01-31",
@@ -103,8 +106,8 @@ def test_topics_are_archived_by_topic_and_day(
         "topic=orders/date=2026-02-01",
         "topic=orders/date=__HIVE_DEFAULT_PARTITION__",
     }
-    assert found.total_file_count == len(directories)
-    assert found.compacted_count > 0
+    assert found.total_file_count == len(data_files(path))
+    assert found.compacted_count == 0
     (back,) = read_archive(spark, path).where("offset = 900").collect()
     assert tuple(back)[:-1] == (*bare[:-1], bytearray(bare[-1]))
     assert back["date"] is None
@@ -128,12 +131,17 @@ def test_any_name_of_a_topic_comes_back(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
     """Directories hold what their names cannot; a number stays a text."""
-    rows = [row(topic, 0, 0) for topic in ("a:b", "50%", "007", "x y", "k=v")]
+    topics = ("a:b", "50%", "007", "x y", "k=v", "größe→")
+    rows = [row(topic, 0, 0) for topic in topics]
     feed.add(rows)
     archive_stream(feed.stream(), path)
     assert places(read_archive(spark, path).collect()) == places_of(rows)
-    store = ArchiveStore(spark, path)
-    assert [file.message_count for file in store.manifest.files] == [1] * 5
+    assert [file.message_count for file in open_archive(path).files()] == [1] * 6
+    feed.add([row(topic, 0, 50) for topic in topics])
+    archive_stream(feed.stream(), path)
+    # Delta's own writer names directories in a way that Spark reads otherwise.
+    assert compact(path).written_count == 6
+    check(spark, path, rows + [row(topic, 0, 50) for topic in topics])
 
 
 def test_it_goes_on_until_the_query_is_stopped(
@@ -217,22 +225,29 @@ class Killed(Exception):
 
 
 def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
-    """Raise before the file operation number `at`, and at each one after it."""
+    """Raise at the step number `at`, and at each one after it."""
     done = 0
 
-    def dying(real: Any) -> Any:
+    def reach(name: str) -> None:
+        nonlocal done
+        done += 1
+        if done > at:
+            raise Killed(f"at {name}")
+
+    def dying(name: str) -> Any:
+        real = getattr(ArchiveStore, name)
+
         def call(*words: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done > at:
-                raise Killed(f"before {real.__name__} {words[1]}")
-            return real(*words)
+            reach(f"the begin of {name}")
+            result = real(*words)
+            reach(f"the end of {name}")
+            return result
 
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("create", "move", "delete"):
-            patch.setattr(ArchiveFiles, name, dying(getattr(ArchiveFiles, name)))
+        for name in STEPS:
+            patch.setattr(ArchiveStore, name, dying(name))
         yield
 
 
@@ -245,6 +260,7 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
     rng: random.Random,
 ) -> None:
     """Every change of a file is the last one once; the next run sets it right."""
+    monkeypatch.setattr(archive, "SMALL_FILES_MAX", 2)
     rows: list[Row] = []
 
     def add() -> None:
@@ -252,11 +268,11 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
         feed.add(batch)
         rows.extend(batch)
 
-    for _ in range(0 if IS_WHOLE else EARLIER_RUNS):
-        add()
-        archive_stream(feed.stream(), path)
-    some = sorted(sample(range(FILE_CHANGES), 2, rng))
-    for step in chain(some, count(FILE_CHANGES)):
+    add()
+    archive_stream(feed.stream(), path)
+    last = 2 * len(STEPS)
+    some = range(last) if IS_WHOLE else sorted(sample(range(last), 3, rng))
+    for step in chain(some, count(last)):
         add()
         is_through = True
         for _ in kill_points(monkeypatch, step):
@@ -264,98 +280,29 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
                 archive_stream(feed.stream(), path)
             except (Killed, JobError):
                 is_through = False
-        if list(Path(path).glob("_metaq/manifest/*.json")):
-            found = [tuple(p) for p in places(read_archive(spark, path).collect())]
-            assert len(set(found)) == len(found), step
-            assert set(found) <= set(places_of(rows)), step
+        found = [tuple(p) for p in places(read_archive(spark, path).collect())]
+        assert len(set(found)) == len(found), step
+        assert set(found) <= set(places_of(rows)), step
         if is_through:
             break
         archive_stream(feed.stream(), path)
         check(spark, path, rows)
-    assert step >= 12
+    assert step == last
     check(spark, path, rows)
+    assert not list(Path(path, "_metaq", "staging").iterdir())
 
 
-def test_a_second_job_is_noticed(spark: SparkSession, feed: Feed, path: str) -> None:
-    """The one that comes later goes on; the other one fails and spoils nothing."""
-    (one,) = batches(1)
-    feed.add(one)
-    archive_stream(feed.stream(), path)
-    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
-    query_id = str(slow.manifest.query_id)
-    slow.claim(query_id)
-    with pytest.raises(ArchiveError, match="another job writes this archive"):
-        quick.commit(quick.manifest)
-    check(spark, path, one)
-
-
-def test_a_job_that_slept_takes_nothing_from_the_one_that_went_on(
-    spark: SparkSession, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both write the same batch; only one of them has it in the archive."""
-    (one,) = batches(1)
-    dated = frame(spark, one).withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
-    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
-    slow.claim("query")
-    list_files = ArchiveFiles.list_files
-
-    def sleep(files: ArchiveFiles, directory: str = "") -> Any:
-        found = list_files(files, directory)
-        monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
-        quick.manifest = ArchiveStore(spark, path).manifest
-        quick.claim("query")
-        written = sorted(quick.write(dated, "batch-0"), key=lambda file: file.path)
-        quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
-        return found
-
-    monkeypatch.setattr(ArchiveFiles, "list_files", sleep)
-    with pytest.raises(ArchiveError):
-        slow.write(dated.coalesce(1), "batch-0")
-    check(spark, path, one)
-
-
-def test_a_job_that_wakes_up_does_not_disturb_the_one_that_went_on(
-    spark: SparkSession, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It writes its next batch before it finds out, while the other one does."""
-    one, two = batches(2)
-    first, second = (
-        frame(spark, rows).withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
-        for rows in (one, two)
-    )
-    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
-    slow.claim("query")
-    quick.manifest = slow.manifest
-    quick.claim("query")
-    list_files = ArchiveFiles.list_files
-
-    def wake_up(files: ArchiveFiles, directory: str = "") -> Any:
-        monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
-        late = slow.write(second, "batch-0")
-        with pytest.raises(ArchiveError, match="another job writes this archive"):
-            slow.commit(replace(slow.manifest, files=late))
-        return list_files(files, directory)
-
-    monkeypatch.setattr(ArchiveFiles, "list_files", wake_up)
-    written = sorted(quick.write(first, "batch-0"), key=lambda file: file.path)
-    quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
-    found = [tuple(p) for p in places(read_archive(spark, path).collect())]
-    assert found == places_of(one)
-
-
-def test_files_are_put_together_whatever_the_session_says_of_their_size(
+def test_a_table_that_was_set_back_is_refused(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """Spark can be told to begin a new file every so many rows."""
+    """The query has gone on behind its batches; they would be missing for good."""
     for batch in batches(2):
         feed.add(batch)
-    spark.conf.set("spark.sql.files.maxRecordsPerFile", "1")
-    try:
-        found = archive_stream(feed.stream(), path)
-    finally:
-        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
-    assert found.compacted_count > 0
-    check(spark, path, joined(batches(2)))
+    archive_stream(feed.stream(), path)
+    Path(path, "_delta_log", f"{2:020}.json").unlink()
+    feed.add(log_rows("orders", 2, 1))
+    with pytest.raises(ArchiveError, match="expected batch 1 of the query, got 2"):
+        archive_stream(feed.stream(), path)
 
 
 def test_a_lost_checkpoint_is_refused(
@@ -383,56 +330,57 @@ def test_files_of_others_stay_where_they_are(
     assert places(read_archive(spark, path).collect()) == places_of(joined(batches(2)))
 
 
-def test_lost_manifests_are_refused(
+def test_a_lost_log_is_refused(
     spark: SparkSession, feed: Feed, path: str, tmp_path: Path
 ) -> None:
-    """Without them every file would pass for what a killed job left."""
+    """Without it every file would pass for what a killed job left."""
     for batch in batches(2):
         feed.add(batch)
         archive_stream(feed.stream(), path)
-    before = data_files(path)
-    Path(path, "_metaq/manifest").rename(tmp_path / "elsewhere")
-    with pytest.raises(ArchiveError, match="has no manifest"):
-        archive_stream(feed.stream(), path)
-    assert data_files(path) == before
+    Path(path, "_delta_log").rename(tmp_path / "elsewhere")
+    for use in (lambda: archive_stream(feed.stream(), path), lambda: compact(path)):
+        with pytest.raises(ArchiveError, match="but no _delta_log that says which"):
+            use()
+    assert not Path(path, "_delta_log").exists()
 
 
 def test_what_a_killed_job_left_is_not_read(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """A file counts when the manifest names it, not before."""
+    """A file counts when the table names it; it is deleted when it is old."""
     one, two = batches(2)
     feed.add(one)
     archive_stream(feed.stream(), path)
     real = Path(path, data_files(path)[0])
-    left = real.with_name("batch-0000000009-0000000003-00000.parquet")
-    left.write_bytes(real.read_bytes())
+    old, young = real.with_name("old.parquet"), real.with_name("young.parquet")
+    for left in (old, young):
+        left.write_bytes(real.read_bytes())
+    os.utime(old, (time.time() - LEFT, time.time() - LEFT))
     assert places(read_archive(spark, path).collect()) == places_of(one)
     feed.add(two)
     archive_stream(feed.stream(), path)
-    assert not left.exists()
+    compact(path)
+    assert (old.exists(), young.exists()) == (False, True)
     check(spark, path, one + two)
 
 
-def test_small_files_are_put_together_in_order(
+def test_small_files_are_put_together(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """Rows of a merged file lie in the order of the log; large files stay."""
+    """A reader that has begun before reads on; large files stay."""
     rows = [log_rows("orders", n % 2, 3, start=3 * (5 - n)) for n in range(6)]
     for each in rows:
         feed.add(each)
-    archive_stream(feed.stream(), path, file_bytes=2)
-    assert len(data_files(path)) > 6
-    found = compact(spark, path)
+    archive_stream(feed.stream(), path)
+    assert len(data_files(path)) == 7
+    before = read_archive(spark, path)
+    found = compact(path)
     # The older day has one file, which stays as it is.
     assert (found.replaced_count, found.written_count) == (6, 1)
-    assert found.message_count == 16
     assert len(data_files(path)) == 2
+    assert places(before.collect()) == places_of(joined(rows))
     check(spark, path, joined(rows))
-    for name in data_files(path):
-        read = spark.read.parquet(str(Path(path, name))).collect()
-        order = [(r["broker_id"], r["partition"], r["offset"]) for r in read]
-        assert order == sorted(order)
+    assert (compact(path).replaced_count, len(data_files(path))) == (0, 2)
 
 
 KILLED = """
@@ -442,17 +390,17 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from metaq.spark.jobs.archive import archive_stream
-from metaq.spark.jobs.files import ArchiveFiles
+from metaq.spark.jobs.archive_store import ArchiveStore
 from tests.spark.jobs.archives import Feed
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = spark.config("spark.sql.session.timeZone", "Asia/Tokyo")
 spark = spark.config("spark.sql.shuffle.partitions", "1").getOrCreate()
-create = ArchiveFiles.create
-def dying(files, path, data):
-    if path.endswith({victim!r}):
+commit = ArchiveStore.commit
+def dying(store, batch, files):
+    if batch == {victim}:
         os.kill(os.getpid(), signal.SIGKILL)
-    create(files, path, data)
-ArchiveFiles.create = dying
+    commit(store, batch, files)
+ArchiveStore.commit = dying
 archive_stream(Feed(spark, Path({feed!r})).stream(), {path!r})
 """
 
@@ -461,12 +409,12 @@ archive_stream(Feed(spark, Path({feed!r})).stream(), {path!r})
 def test_a_killed_driver_loses_and_doubles_nothing(
     spark: SparkSession, feed: Feed, path: str, tmp_path: Path
 ) -> None:
-    """The process is killed with files moved and no manifest that names them."""
+    """The process is killed with files written and no commit that names them."""
     rows = batches()
     for each in rows:
         feed.add(each)
     script = KILLED.format(
-        root=str(ROOT), feed=str(tmp_path / "feed"), path=path, victim="3.json"
+        root=str(ROOT), feed=str(tmp_path / "feed"), path=path, victim=1
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -478,6 +426,6 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert places(read_archive(spark, path).collect()) == places_of(rows[0])
-    assert len(data_files(path)) > len(ArchiveStore(spark, path).manifest.files)
+    assert len(list(Path(path).glob("topic=*/**/*.parquet"))) > len(data_files(path))
     archive_stream(feed.stream(), path)
     check(spark, path, joined(rows))

@@ -1,6 +1,7 @@
 """Comparing topics: every kind of fault is counted and named, and nothing else is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from metaq.spark.jobs.audit import (
     compare_by_content,
     compare_by_offset,
 )
-from metaq.spark.jobs.manifest import ArchivedLog
+from metaq.spark.jobs.data_files import ArchivedLog
 from tests.spark.jobs.archives import Row, frame, log_rows, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -97,7 +98,7 @@ def test_an_archive_is_judged_by_what_it_says_that_it_holds(
         return compare_by_offset(
             frame(spark, source),
             frame(spark, target),
-            recorded=recorded,
+            ends={log.partition: log.last for log in recorded},
             missing=missing,
             away=[recorded[2].partition],
         )
@@ -120,9 +121,14 @@ def test_an_archive_is_judged_by_what_it_says_that_it_holds(
         ("lost", 0, 350),
     ]
     assert found.findings[0].detail == (
-        "2 messages that the manifest has up to offset 350 are not in the archive, nor"
-        " in the source any more"
+        "2 messages that the table has up to offset 350 are not in the archive, nor in"
+        " the source any more"
     )
+    # A file of both partitions: the table does not say how many are of which.
+    both = replace(log(0, 8, 0, 350), up_to=recorded[2].partition)
+    found = compare(left, both)
+    assert counts(found)["lost"] == 6 + 2
+    assert found.findings[0].detail.startswith("2 messages of partitions up to t/0-2")
 
 
 @pytest.mark.parametrize(

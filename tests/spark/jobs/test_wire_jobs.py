@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from metaq.errors import NoBrokerError
 from metaq.spark.errors import ArchiveError, JobError, OptionError
 from metaq.spark.jobs.archive import archive
-from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
+from metaq.spark.jobs.archive_store import open_archive, read_archive
 from metaq.spark.jobs.audit import AuditFindingKind, audit_archive, audit_copy
 from metaq.spark.jobs.ingest import ingest
 from metaq.spark.jobs.replay import replay
@@ -95,7 +95,7 @@ def test_what_an_archive_has_lost_is_lost(
     for first in (0, 30):
         publish(broker, numbered(30, first))
         publish(broker, numbered(10, 100 + first), partition=tp(1))
-        archive(spark, str(path), {**wire, "subscribe": TOPIC}, file_bytes=2)
+        archive(spark, str(path), {**wire, "subscribe": TOPIC})
     publish(broker, numbered(5, 200))
 
     def audited() -> dict[str, int]:
@@ -104,14 +104,13 @@ def test_what_an_archive_has_lost_is_lost(
         return {kind.value: n for kind, n in found.counts.items() if n}
 
     assert audited() == {"behind": 5}
-    files = ArchiveStore(spark, str(path)).manifest.files
-    place = {(file.logs[0].partition, file.logs[0].first > 0): file for file in files}
+    files = open_archive(str(path)).files()
+    place = {(file.log.partition, file.log.first > 0): file for file in files}
     assert sorted(file.message_count for file in files) == [10, 10, 30, 30]
     last = path / place[tp(1), True].path
     rows = spark.read.parquet(str(last)).limit(6).coalesce(1)
     rows.write.parquet(str(tmp_path / "less"))
     (less,) = (tmp_path / "less").glob("*.parquet")
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
     less.rename(last)
     assert audited() == {"lost": 4, "behind": 5}
     (path / place[tp(0), True].path).unlink()
@@ -119,6 +118,9 @@ def test_what_an_archive_has_lost_is_lost(
     last.unlink()
     (path / place[tp(1), False].path).unlink()
     assert audited() == {"lost": 30 + 20, "behind": 5}
+    Path(path, place[tp(0), False].path).write_bytes(b"PAR1 no more")
+    with pytest.raises(ArchiveError, match=place[tp(0), False].path):
+        audited()
     with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
         audit_archive(spark, str(path), wire, ["lgos"])
 

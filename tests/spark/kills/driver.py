@@ -17,7 +17,12 @@ from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import read_archive
 from metaq.spark.jobs.ingest import ingest
 from metaq.spark.jobs.replay import replay
-from tests.spark.kills.steps import DIRECTORY, DRIVER_PIDS, DyingDataSource, dying_files
+from tests.spark.kills.steps import (
+    DIRECTORY,
+    DRIVER_PIDS,
+    DyingDataSource,
+    dying_archive,
+)
 
 ANSWER = "answer: "
 TIMEOUT_S = 240
@@ -112,7 +117,7 @@ JOBS: tuple[Any, ...] = (copy, spread, write, archive, archived, replay, ingest)
 
 def run(spark: SparkSession, job: str, words: dict[str, Any]) -> Any:
     jobs = {each.__name__: each for each in JOBS}
-    with dying_files():
+    with dying_archive():
         done: Any = jobs[job](spark, **words)
     return dataclasses.asdict(done) if hasattr(done, "message_count") else done
 

@@ -26,7 +26,7 @@ from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_verdicts import Verdicts
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
-from metaq.spark.jobs.files import ArchiveFiles
+from metaq.spark.jobs.archive_store import ArchiveStore
 from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.stream_writer import StreamWriter
 from metaq.spark.sink.writer import BatchWriter
@@ -52,7 +52,13 @@ WRITE_STEPS = (
 )
 DECISION_STEPS = ("all written", "decided", "branch committed", "before commit logged")
 """Of the commit of an exactly-once write."""
-FILE_STEP = "file changes"
+ARCHIVE_STEPS = (
+    "archive claimed",
+    "before files",
+    "files written",
+    "before batch committed",
+    "batch committed",
+)
 SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
 
 
@@ -272,21 +278,27 @@ def _dying_verdicts() -> Iterator[None]:
 
 
 @contextmanager
-def dying_files() -> Iterator[None]:
-    """Pass a step before each change of an archive's files."""
-    with mock.patch.multiple(
-        ArchiveFiles,
-        **{
-            name: _dying_change(getattr(ArchiveFiles, name))
-            for name in ("create", "move", "delete")
-        },
-    ):
+def dying_archive() -> Iterator[None]:
+    """Pass the steps of a batch of an archive."""
+    around = {
+        "claim": (None, "archive claimed"),
+        "write": ("before files", "files written"),
+        "commit": ("before batch committed", "batch committed"),
+    }
+    calls = {
+        name: _dying_call(getattr(ArchiveStore, name), *steps)
+        for name, steps in around.items()
+    }
+    with mock.patch.multiple(ArchiveStore, **calls):
         yield
 
 
-def _dying_change(change: Any) -> Any:
-    def dying(*words: Any) -> None:
-        reach(FILE_STEP)
-        change(*words)
+def _dying_call(call: Any, before: str | None, behind: str) -> Any:
+    def dying(*words: Any) -> Any:
+        if before is not None:
+            reach(before)
+        found = call(*words)
+        reach(behind)
+        return found
 
     return dying

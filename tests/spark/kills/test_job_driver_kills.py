@@ -21,12 +21,9 @@ from tests.spark.kills.harness import (
     die_in,
     driver,
 )
-from tests.spark.kills.steps import COMMIT_STEPS, DRIVER, FILE_STEP, WRITE_STEPS
+from tests.spark.kills.steps import ARCHIVE_STEPS, COMMIT_STEPS, DRIVER, WRITE_STEPS
 
 pytestmark = DRIVER_MARKS
-
-FILE_CHANGES = 9
-"""At least so many changes of files has a run of an archive with new messages."""
 
 
 @pytest.fixture
@@ -83,8 +80,5 @@ def test_jobs_whose_drivers_die_lose_nothing(
 
 def order(killing: Killing, job: str) -> None:
     """Have the driver die at some step of its job."""
-    if job == "archive":
-        killing.order(FILE_STEP, DRIVER, skip_max=FILE_CHANGES - 1)
-    else:
-        step = killing.rng.choice((*WRITE_STEPS, *COMMIT_STEPS))
-        killing.order(step, DRIVER)
+    steps = ARCHIVE_STEPS if job == "archive" else (*WRITE_STEPS, *COMMIT_STEPS)
+    killing.order(killing.rng.choice(steps), DRIVER)

@@ -1,0 +1,106 @@
+"""Data files and what failures say; without Spark."""
+
+import pytest
+
+from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.spark.errors import ArchiveError
+from metaq.spark.jobs.archive_store import root_of
+from metaq.spark.jobs.compact import count_small
+from metaq.spark.jobs.data_files import ArchivedLog, DataFile
+from metaq.spark.jobs.failures import sentence_of
+
+
+def data_file(path: str, size_bytes: int = 1) -> DataFile:
+    topic, date = path.split("/")[:2]
+    return DataFile(path, size_bytes, topic, date, {"numRecords": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "topic", "read", "date"),
+    [
+        ("topic=t/date=2026-01-31/x", "t", "t", "2026-01-31"),
+        ("topic=a%3Ab/date=2026-01-31/x", "a:b", "a:b", "2026-01-31"),
+        ("topic=é/date=__HIVE_DEFAULT_PARTITION__/x", "é", "é", None),
+        # As Delta's own writer names it.
+        ("topic=%C3%A9/date=2026-01-31/x", "é", "Ã©", "2026-01-31"),
+    ],
+)
+def test_directories_have_topic_and_day(
+    path: str, topic: str, read: str, date: str | None
+) -> None:
+    """As Spark writes and reads them; a table may know better."""
+    found = DataFile.from_path(path, 1, {}, 0)
+    assert (found.topic, found.date) == (read, date)
+    assert DataFile(path, 1, topic, date, {}, 0).directory_topic == read
+
+
+def test_small_files_are_counted_by_topic_and_day() -> None:
+    """The largest number decides; a file of half the goal is not small."""
+    assert count_small([], file_bytes=100) == 0
+    sizes = {"a/x/1": 1, "a/x/2": 49, "a/x/3": 50, "a/y/1": 1, "b/x/1": 1}
+    files = [data_file(path, size) for path, size in sizes.items()]
+    assert count_small(files, file_bytes=100) == 2
+
+
+def test_a_file_of_several_partitions_may_hold_what_lies_between() -> None:
+    """Of its own topic alone."""
+
+    def place(broker_id: int, number: int, topic: str = "t") -> TopicPartition:
+        return TopicPartition(topic, BrokerId(broker_id), number)
+
+    one = ArchivedLog(place(1, 2), 1, Offset(0), Offset(0))
+    some = ArchivedLog(place(1, 2), 1, Offset(0), Offset(0), place(3, 4))
+    inside = [place(b, n) for b in (1, 2, 3) for n in (2, 3, 4)]
+    outside = [place(0, 2), place(1, 1), place(4, 4), place(3, 5), place(1, 2, "u")]
+    assert [one.may_hold(each) for each in (*inside, *outside)].count(True) == 1
+    assert all(map(some.may_hold, inside))
+    assert not any(map(some.may_hold, outside))
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("/a/b/", "/a/b"),
+        ("file:/a b", "/a b"),
+        ("file:///a%20b", "/a%20b"),
+        ("hdfs://host:1/a/", "hdfs://host:1/a"),
+        ("s3a://bucket/a", "s3a://bucket/a"),
+    ],
+)
+def test_a_directory_is_named_as_the_table_takes_it(path: str, root: str) -> None:
+    """URLs of this machine become paths; nothing is decoded."""
+    assert root_of(path) == root
+
+
+@pytest.mark.parametrize("path", ["", "file:", "file://host/a", *"*?[]{}\\"])
+def test_a_path_that_is_none_is_refused(path: str) -> None:
+    """Spark would read the files of other directories, or none."""
+    with pytest.raises(ArchiveError, match="expected"):
+        root_of(path)
+
+
+TRACE = """Traceback (most recent call last):
+  File x
+metaq.spark.errors.DataLossError: logs 0-0: lost [0, 9)
+
+	at java"""
+TWO = """[STREAM_FAILED] Job aborted: pyspark.errors.X: a
+metaq.errors.A: first
+metaq.errors.B: last
+"""
+NOT_OURS = "\n[PATH_NOT_FOUND] Path does not exist: x\nJVM stacktrace:"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (TRACE, "logs 0-0: lost [0, 9)"),
+        (TWO, "last"),
+        (NOT_OURS, "[PATH_NOT_FOUND] Path does not exist: x"),
+        ("", "ValueError"),
+        ("x" * 5000, "x" * 2000),
+    ],
+)
+def test_a_failure_is_told_in_one_sentence(text: str, sentence: str) -> None:
+    """Our own sentence if there is one: it names partition and offsets."""
+    assert sentence_of(ValueError(text)) == sentence
