@@ -59,6 +59,8 @@ TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
 PARTITIONED_BY: Final = ("topic", "date")
 """Columns that are in the table's log and in names of directories, not in files."""
 PROPERTIES: Final = {"delta.dataSkippingStatsColumns": ",".join(MEASURED)}
+READER_VERSION: Final = 1
+"""Of Delta's protocol. Later ones may hide rows of a file, and rename its columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
 NS_PER_MS: Final = 1_000_000
@@ -96,7 +98,8 @@ class ArchiveStore:
             path: Path or URL of its directory.
 
         Raises:
-            ArchiveError: Its log cannot be read.
+            ArchiveError: Its log cannot be read, or asks for more of its readers than
+                Spark's own Parquet reader does.
         """
         self.root = root_of(path)
         """The directory: a whole path on a local disk, or a URL."""
@@ -105,6 +108,8 @@ class ArchiveStore:
             self._files = file_system(self.root)
             if DeltaTable.is_deltatable(self.root):
                 self._table = DeltaTable(self.root)
+                version = self._table.protocol().min_reader_version
+                _refuse_features(self.root, version)
 
     @property
     def exists(self) -> bool:
@@ -188,6 +193,8 @@ class ArchiveStore:
         date = sf.expr(DATE_OF_TIMESTAMP).alias("date")
         log = sf.concat_ws("-", "broker_id", "partition").alias("log")
         staged = rows.select(*ROW_SCHEMA.names, date, log).write.mode("overwrite")
+        # Whatever the session says: nothing stays of a run that failed.
+        staged = staged.option("partitionOverwriteMode", "static")
         with _settings(spark, WRITER_SETTINGS):
             staged.partitionBy(*PARTITIONED_BY, "log").parquet(self._url_of(staging))
         with told(self.root):
@@ -431,6 +438,15 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+def _refuse_features(root: str, version: int) -> None:
+    if version > READER_VERSION:
+        raise ArchiveError(
+            f"{root}: expected a table for readers of version {READER_VERSION}, got"
+            f" {version}: another program has switched features on, such as deletion"
+            " vectors or column mapping"
+        )
 
 
 def _action_of(file: DataFile) -> AddAction:

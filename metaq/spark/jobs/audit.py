@@ -4,8 +4,8 @@
     against a copy       messages are matched by their content, or by an id in it
 
 The table tells what an archive should hold, never the files that are left: a message up
-to the recorded end of its partition that is not there is lost. Archived
-messages of partitions that no broker serves now are away: they cannot be compared.
+to the recorded end of its partition that is not there is lost. Archived messages of
+partitions that no broker serves now are away: they cannot be compared.
 
 A copy has offsets of its own. Where content occurs several times, the numbers have to
 agree; order is judged by messages that occur once on either side.
@@ -125,17 +125,24 @@ def audit_archive(
     wanted = SourceOptions.from_map(asked, is_stream=False)
     store = open_archive(path)
     files = store.files(*topics)
+    there, missing = _look_at(store, files)
+    archived = {file.log.partition for file in files if file.log.up_to is None}
+    with job_errors("audit"):
+        archived |= _mixed(store.read(spark, [f for f in there if f.log.up_to]))
     cluster = shared_cluster(wanted.wire)
-    archived = {log.partition for log in (f.log for f in files) if log.up_to is None}
     cluster.require_whole(wanted, archived)
     away = cluster.away(wanted, archived)
     ends = _ends(store, {*archived, *cluster.partitions(wanted)})
-    there, missing = _look_at(store, files)
     with job_errors("audit"):
         source = spark.read.format("metaq").options(**asked).load()
         return compare_by_offset(
             source, store.read(spark, there), ends=ends, missing=missing, away=away
         )
+
+
+def _mixed(rows: DataFrame) -> set[TopicPartition]:
+    """Return the partitions in files of several, of which the table has the range."""
+    return set(map(_partition_of, rows.select(*_LOG).distinct().collect()))
 
 
 def _ends(

@@ -1,6 +1,8 @@
 """Data files of an archive, and what its table says that they hold. Pure.
 
-topic=orders/date=2026-01-31/….parquet    messages of one task, topic and UTC day
+    topic=orders/date=2026-01-31/0-1-part-….parquet    rows of broker 0, partition 1
+
+Files that were put together have rows of several partitions, and other names.
 """
 
 import re

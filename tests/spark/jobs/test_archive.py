@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -303,6 +303,19 @@ def test_a_table_that_was_set_back_is_refused(
     feed.add(log_rows("orders", 2, 1))
     with pytest.raises(ArchiveError, match="expected batch 1 of the query, got 2"):
         archive_stream(feed.stream(), path)
+
+
+def test_a_table_with_features_is_refused(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Spark's Parquet reader would show rows that are deleted."""
+    archive_stream(feed.stream(), path)
+    alter = DeltaTable(path).alter
+    feature = TableFeatures.DeletionVectors
+    alter.add_feature(feature, allow_protocol_versions_increase=True)
+    for use in (lambda: read_archive(spark, path), lambda: compact(path)):
+        with pytest.raises(ArchiveError, match="readers of version 1, got 3"):
+            use()
 
 
 def test_a_lost_checkpoint_is_refused(

@@ -12,6 +12,7 @@ from metaq.spark.errors import ArchiveError, JobError, OptionError
 from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import open_archive, read_archive
 from metaq.spark.jobs.audit import AuditFindingKind, audit_archive, audit_copy
+from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.ingest import ingest
 from metaq.spark.jobs.replay import replay
 from metaq.spark.jobs.window_stats import WindowStats, follow_stats, stats
@@ -123,6 +124,26 @@ def test_what_an_archive_has_lost_is_lost(
         audited()
     with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
         audit_archive(spark, str(path), wire, ["lgos"])
+
+
+def test_what_was_put_together_and_lost_is_lost(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """The table has how many messages a file had, and between which partitions."""
+    path, wire = str(tmp_path / "archive"), options(broker)
+    for first in (0, 30):
+        publish(broker, numbered(30, first))
+        publish(broker, numbered(10, 100 + first), partition=tp(1))
+        archive(spark, path, {**wire, "subscribe": TOPIC})
+    assert compact(path).written_count > 0
+    publish(broker, numbered(5, 200))
+    found = audit_archive(spark, path, wire, [TOPIC])
+    assert {kind.value: n for kind, n in found.counts.items() if n} == {"behind": 5}
+    for file in open_archive(path).files():
+        Path(path, file.path).unlink()
+    found = audit_archive(spark, path, wire, [TOPIC])
+    counts = {kind.value: n for kind, n in found.counts.items() if n}
+    assert counts == {"lost": 80, "behind": 5}
 
 
 def test_failures_are_one_sentence(
