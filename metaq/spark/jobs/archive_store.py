@@ -74,6 +74,12 @@ WRITER_SETTINGS: Final = {
     "spark.sql.maxConcurrentOutputFileWriters": "8",
     "spark.sql.parquet.compression.codec": "zstd",
 }
+WRITER_OPTIONS: Final = {
+    # Nothing stays of a run that failed, whatever the session says.
+    "partitionOverwriteMode": "static",
+    # A task has a row group in memory for each file that it writes.
+    "parquet.block.size": str(32 << 20),
+}
 DATE_OF_TIMESTAMP: Final = (
     "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
 )
@@ -193,8 +199,7 @@ class ArchiveStore:
         date = sf.expr(DATE_OF_TIMESTAMP).alias("date")
         log = sf.concat_ws("-", "broker_id", "partition").alias("log")
         staged = rows.select(*ROW_SCHEMA.names, date, log).write.mode("overwrite")
-        # Whatever the session says: nothing stays of a run that failed.
-        staged = staged.option("partitionOverwriteMode", "static")
+        staged = staged.options(**WRITER_OPTIONS)
         with _settings(spark, WRITER_SETTINGS):
             staged.partitionBy(*PARTITIONED_BY, "log").parquet(self._url_of(staging))
         with told(self.root):
