@@ -7,8 +7,8 @@ machine's own logs, and the logs that ZooKeeper and the broker write meanwhile. 
 lines of one file go to one partition, with the file's name as their attribute. Two
 processes then read them as members of one group, and one is killed half way: the other
 takes over, and every line that was sent has arrived, byte for byte. Spark then archives
-them to Parquet, counts them by level and component, and audits the archive. Removes
-everything it made; the exit code is 0 when all was right.
+them to a Delta table, counts them by level and component, and audits the archive.
+Removes everything it made; the exit code is 0 when all was right.
 """
 
 import argparse

@@ -38,12 +38,12 @@ COUNTS: Final = r"""
 
 
 def run_pipeline(zookeeper: str, topic: str, archive: Path, wanted_count: int) -> None:
-    """Archive a topic to Parquet, count it with Spark SQL, audit it against the topic.
+    """Archive a topic to a table, count it with Spark SQL, audit it against the topic.
 
     Raises:
         MetaqError: Spark does not start, a job fails, or the archive is not the topic.
     """
-    print("Archiving the topic to Parquet with Spark ...", flush=True)
+    print("Archiving the topic to a Delta table with Spark ...", flush=True)
     started_s = time.monotonic()
     with spark_session(MASTER, SETTINGS, None) as spark:
         print(f"  Spark {spark.version}, ", end="")
