@@ -85,6 +85,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "sink": set(),
         "source": {"sink"},
         "segments": set(),
+        "decode": {"source"},
         "top": {"sink", "source", "segments"},
         "jobs": {"segments", "top"},
     },
@@ -95,7 +96,7 @@ SHARED: dict[str, set[str]] = {
         "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "columns", "errors", "offsets", "option_table", "options", "plan",
+        "cluster", "columns", "errors", "halving", "json_values", "offsets", "option_table", "options", "plan",
         "pushed_filters", "record_bounds", "routing", "rows", "runs", "schema",
         "values", "versions",
     },
@@ -130,6 +131,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
     "deltalake": {"spark.jobs.archive_store"},
+    "fastavro": {"spark.decode.avro_values"},
     "sqlalchemy": {"client.sql_offsets"},
     "pytest": {"testing.pytest_plugin"},
 }
@@ -138,6 +140,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 LAZY: dict[tuple[str, str], str] = {
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
     ("spark", "spark.register"): "the package takes no Spark; this function of it does",
+    ("spark.decode", "spark.decode.avro_values"): "fastavro is optional",
     ("zk.embedded", "pyspark"): "find_spec only; the wheel carries ZooKeeper's jars",
 }
 

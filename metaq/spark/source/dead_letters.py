@@ -6,6 +6,7 @@ is run again sends its dead letters again, and so does a query that reads the sa
 more; brokers that announced `dedup` store them once.
 """
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -101,13 +102,19 @@ def letters(converted: Converted) -> pa.RecordBatch:
     rejected = converted.rejected
     assert rejected is not None
     rows = zip(rejected.to_pylist(), converted.reasons, strict=True)
-    headers = [_headers(row, reason) for row, reason in rows]
+    headers = [headers_of(row, reason) for row, reason in rows]
     columns = {name: rejected.column(name) for name in ("value", "attribute", "key")}
     columns["headers"] = pa.array(headers, rejected.schema.field("headers").type)
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _headers(row: dict[str, Any], reason: str) -> HeaderPairs:
+def headers_of(row: Mapping[str, Any], reason: str) -> HeaderPairs:
+    """Return the headers of the dead letter of one row.
+
+    Args:
+        row: its columns; those of its place, and `headers`.
+        reason: fault of its value.
+    """
     place = TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])
     origin = Origin(
         place,

@@ -1,0 +1,190 @@
+"""Values of Avro's single-object encoding, or Avro records alone.
+
+    0      2                10
+    | C3 01 | fingerprint: 8 | record ... |
+
+The fingerprint is the CRC-64-AVRO of the writer's schema in its canonical form, least
+byte first.
+"""
+
+import io
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from fastavro import parse_schema, schemaless_reader
+from fastavro.schema import (
+    SchemaParseException,
+    UnknownType,
+    fingerprint,
+    to_parsing_canonical_form,
+)
+
+from metaq.spark.decode.decoding import AVRO_HEADER_BYTES, AVRO_MARK, fingerprint_text
+from metaq.spark.errors import OptionError
+from metaq.spark.halving import read_by_halves
+
+_FAULTS: Final = (
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError,
+    StopIteration, TypeError, ValueError, struct.error,
+)  # fmt: skip
+"""Errors of fastavro over bytes that are no record."""
+
+_PLAIN: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+_LOGICAL: Final[Mapping[str, pa.DataType]] = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+
+
+class AvroValues:
+    """Reads Avro records as structs. Stateless."""
+
+    def __init__(
+        self, schema: str, *, older: Sequence[str] = (), has_fingerprint: bool = True
+    ) -> None:
+        """Prepare for one schema.
+
+        Args:
+            schema: of the records, as JSON; it is read into its types.
+            older: schemas of other writers; with `has_fingerprint` alone.
+            has_fingerprint: False for records without the ten bytes before them.
+
+        Raises:
+            OptionError: a schema is none, or has a type that Spark has not.
+        """
+        if older and not has_fingerprint:
+            raise OptionError("older has no effect without fingerprints")
+        self._reader = _parse(schema)
+        parsed = [self._reader, *map(_parse, older)]
+        self._writers = {_fingerprint(each): each for each in parsed}
+        self._has_fingerprint = has_fingerprint
+        kind = _kind_of(self._reader, "schema", {})
+        if not pa.types.is_struct(kind):
+            raise OptionError(f"schema: expected a record, got {kind}")
+        self.kind: Final = kind
+
+    def decode(self, values: pa.Array, reasons: dict[int, str]) -> pa.Array:
+        """Return the fields of each value; see `Decoder`."""
+        records: list[object] = []
+        for row, value in enumerate(values.to_pylist()):
+            try:
+                records.append(self._read(value))
+            except _FAULTS as error:
+                reasons[row] = f"no Avro: {str(error) or 'it ends early'}"
+                records.append(None)
+
+        def on_bad(row: int, error: pa.ArrowInvalid) -> None:
+            reasons[row] = f"no Avro of the schema: {error}"
+
+        parts = read_by_halves(
+            len(records),
+            lambda a, b: pa.array(records[a:b], self.kind),
+            on_bad,
+            self.kind,
+        )
+        return pa.concat_arrays([pa.nulls(0, self.kind), *parts])
+
+    def _read(self, value: bytes) -> object:
+        """Return the record of one value.
+
+        Raises:
+            ValueError: it is another format, or of a schema that is not known; so do
+                others of `_FAULTS`.
+        """
+        writer, start = self._reader, 0
+        if self._has_fingerprint:
+            mark, start = value[:AVRO_HEADER_BYTES], AVRO_HEADER_BYTES
+            if len(mark) < AVRO_HEADER_BYTES or not mark.startswith(AVRO_MARK):
+                raise ValueError(
+                    f"expected {AVRO_MARK.hex()} first, got {mark[:2].hex()}"
+                )
+            found = self._writers.get(mark[len(AVRO_MARK) :])
+            if found is None:
+                raise ValueError(f"no schema has fingerprint {fingerprint_text(mark)}")
+            writer = found
+        source = io.BytesIO(value)
+        source.seek(start)
+        record = schemaless_reader(source, writer, self._reader)
+        if source.tell() != len(value):
+            raise ValueError(f"record ends at byte {source.tell()} of {len(value)}")
+        return record
+
+
+def _parse(schema: str) -> Any:
+    try:
+        return parse_schema(json.loads(schema))
+    except (SchemaParseException, UnknownType, ValueError, LookupError) as error:
+        raise OptionError(f"schema: no Avro schema: {error}") from error
+
+
+def _fingerprint(parsed: Any) -> bytes:
+    text = fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO")
+    return bytes.fromhex(text)
+
+
+def _kind_of(schema: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
+    """Return the Arrow type of a parsed schema.
+
+    Args:
+        schema: as fastavro has parsed it.
+        path: name of the field, for errors.
+        named: types by the name under which they may be used again, added to.
+
+    Raises:
+        OptionError: there is none: a union of several types, a record in itself.
+    """
+    if isinstance(schema, list):
+        some = [each for each in schema if each != "null"]
+        if len(some) != 1:
+            raise OptionError(f"{path}: a union of {len(some)} types is no Spark type")
+        return _kind_of(some[0], path, named)
+    if isinstance(schema, str):
+        found = _PLAIN.get(schema) or named.get(schema)
+        if found is None:
+            raise OptionError(f"{path}: {schema} contains itself: it is no Spark type")
+        return found
+    found = _kind_of_object(schema, path, named)
+    if "name" in schema:
+        named[schema["name"]] = found
+    return found
+
+
+def _kind_of_object(
+    schema: dict[str, Any], path: str, named: dict[str, pa.DataType]
+) -> pa.DataType:
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if logical is not None:
+        if logical in _LOGICAL:
+            return _LOGICAL[logical]
+        raise OptionError(f"{path}: the logical type {logical} is no Spark type")
+    match schema["type"]:
+        case "record":
+            fields = (
+                (each["name"], _kind_of(each["type"], f"{path}.{each['name']}", named))
+                for each in schema["fields"]
+            )
+            return pa.struct(list(fields))
+        case "array":
+            return pa.list_(_kind_of(schema["items"], path, named))
+        case "map":
+            return pa.map_(pa.string(), _kind_of(schema["values"], path, named))
+        case kind:
+            return _kind_of(kind, path, named)
