@@ -9,13 +9,22 @@ import click
 
 from metaq.cli import pipeline_jobs as jobs
 from metaq.cli import render
+from metaq.cli.cat import parse_start
 from metaq.cli.cluster import Target
-from metaq.cli.options import SecondsRange, example, json_option, target_options
+from metaq.cli.options import (
+    SecondsRange,
+    count_option,
+    example,
+    json_option,
+    target_options,
+)
 from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire
+from metaq.cli.pipeline_schema import show_schema
 
 MASTER: Final = "local[*]"
 INTERVAL_S_MAX: Final = 86_400
 WINDOW_S: Final = 60
+SAMPLE_COUNT: Final = 1000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -327,3 +336,37 @@ def verify_command(paths: tuple[str, ...], run: JobRun) -> bool:
     The exit code is 1 when anything is wrong.
     """
     return jobs.verify(run, paths)
+
+
+@pipeline.command(
+    "schema",
+    short_help="Propose a schema for the messages of TOPIC.",
+    epilog=example(
+        "metaq pipeline schema orders",
+        "metaq pipeline schema logs --count 10000 --json",
+    ),
+)
+@click.argument("topic")
+@count_option(SAMPLE_COUNT)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|TIME",
+    help="Where to begin in each partition; TIME as of metaq cat.",
+)
+@json_option
+@target_options
+def schema_command(
+    topic: str, count: int, start: str, as_json: bool, target: Target
+) -> bool:
+    """Look at messages of TOPIC, and propose how to decode them.
+
+    JSON objects, CSV records, log lines and Avro with a fingerprint are told apart; the
+    schema is that which fits most of them. Prints its fields and the expression
+    that decodes them, and says how many fit. The exit code is 1 when no format fits
+    half of them. No Spark is started.
+    """
+    begin = parse_start(start)
+    return show_schema(target, topic, count=count, start=begin, as_json=as_json)

@@ -33,11 +33,7 @@ T = TypeVar("T")
 
 
 def require_spark() -> None:
-    """Refuse to go on without the packages of jobs.
-
-    Raises:
-        ConfigError: Spark is not installed.
-    """
+    """Raise ConfigError where Spark is not installed."""
     if find_spec("pyspark") is None:
         raise ConfigError(
             "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"

@@ -53,6 +53,7 @@ COMMANDS = {
     "pipeline replay": set(),
     "pipeline audit": set(),
     "pipeline verify": set(),
+    "pipeline schema": {"--zookeeper", "--count", "--from", "--json"},
     "stats": {"--zookeeper", "--json"},
     "topics": {"--zookeeper", "--json"},
     "brokers": {"--zookeeper", "--json"},

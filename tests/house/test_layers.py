@@ -96,9 +96,9 @@ SHARED: dict[str, set[str]] = {
         "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "columns", "errors", "halving", "json_values", "offsets", "option_table", "options", "plan",
-        "pushed_filters", "record_bounds", "routing", "rows", "runs", "schema",
-        "values", "versions",
+        "cluster", "columns", "errors", "halving", "json_values", "offsets",
+        "option_table", "options", "plan", "pushed_filters", "record_bounds",
+        "routing", "rows", "runs", "schema", "values", "versions",
     },
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ README = re.search(
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return what the page's addresses and paths stand for here."""
     write_log(tmp_path / "data", payloads(20))
-    with embedded_broker(topics={"test": 2}) as broker:
+    with embedded_broker(topics={"test": 2, "rejects": 1}) as broker:
         yield {
             'zookeeper="127.0.0.1:2181"': f'brokers="{broker.address}"',
             '"/tmp/archive': f'"{tmp_path}/archive',
