@@ -195,8 +195,12 @@ def test_the_types_of_avro_are_those_of_spark() -> None:
     ("kind", "sentence"),
     [
         (["int", "string"], "schema.x: a union of 2 types is no Spark type"),
-        ({"type": "array", "items": "r"}, "schema.x: r contains itself"),
+        (
+            {"type": "array", "items": "r"},
+            "schema.x: r is no Spark type, or contains itself",
+        ),
         ({"type": "string", "logicalType": "uuid"}, "logical type uuid is no Spark"),
+        ({"type": "record", "name": "e", "fields": []}, "schema.x: a record without"),
         ("nothing", "no Avro schema"),
     ],
 )
@@ -300,7 +304,7 @@ def test_each_value_decides_alone(decoder: Decoder, values: list[Any]) -> None:
 def test_csv_that_is_written_is_read(fields: list[str]) -> None:
     """Whatever is in the fields; an empty one is null."""
     out = io.StringIO(newline="")
-    csv.writer(out, lineterminator="").writerow(fields)
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerow(fields)
     kind = pa.struct([(name, pa.string()) for name in "xyz"])
     try:
         value = out.getvalue().encode()

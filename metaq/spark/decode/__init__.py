@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 import pyspark
-import pyspark.sql.functions as F  # noqa: N812  # as everywhere with Spark
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -147,9 +147,9 @@ def dead_letters(frame: DataFrame, decoded: str = "decoded") -> DataFrame:
         decoded: name of that column.
     """
     place = ("topic", "broker_id", "partition", "offset", "message_id", "headers")
-    row = F.struct(*place, F.col(f"{decoded}.error").alias("reason"))
+    row = sf.struct(*place, sf.col(f"{decoded}.error").alias("reason"))
     headers = _udf(_letter_headers, _HEADERS)(row)
-    return frame.where(F.col(f"{decoded}.error").isNotNull()).select(
+    return frame.where(sf.col(f"{decoded}.error").isNotNull()).select(
         "value", "attribute", "key", headers.alias("headers")
     )
 
@@ -184,4 +184,4 @@ def _udf(function: Callable[[pa.Array], pa.Array], kind: DataType) -> Any:
             " valueFormat=json reads JSON with any"
         )
     # By the type hints of the function Spark knows that it takes whole columns.
-    return F.arrow_udf(function, kind)  # type: ignore[attr-defined]  # not in its stubs
+    return sf.arrow_udf(function, kind)  # type: ignore[attr-defined]  # not in its stubs

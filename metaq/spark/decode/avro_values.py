@@ -157,7 +157,7 @@ def _kind_of(schema: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataTy
     if isinstance(schema, str):
         found = _PLAIN.get(schema) or named.get(schema)
         if found is None:
-            raise OptionError(f"{path}: {schema} contains itself: it is no Spark type")
+            raise OptionError(f"{path}: {schema} is no Spark type, or contains itself")
         return found
     found = _kind_of_object(schema, path, named)
     if "name" in schema:
@@ -181,10 +181,14 @@ def _kind_of_object(
                 (each["name"], _kind_of(each["type"], f"{path}.{each['name']}", named))
                 for each in schema["fields"]
             )
-            return pa.struct(list(fields))
+            kind = pa.struct(list(fields))
+            if not kind.num_fields:
+                # An array of them may claim any length, and takes no bytes.
+                raise OptionError(f"{path}: a record without fields is no Spark type")
+            return kind
         case "array":
             return pa.list_(_kind_of(schema["items"], path, named))
         case "map":
             return pa.map_(pa.string(), _kind_of(schema["values"], path, named))
-        case kind:
-            return _kind_of(kind, path, named)
+        case inner:
+            return _kind_of(inner, path, named)
