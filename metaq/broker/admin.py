@@ -36,7 +36,7 @@ from metaq.broker.health import (
 from metaq.broker.status import (
     BrokerStatus,
 )
-from metaq.config import Reload
+from metaq.config.load import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call

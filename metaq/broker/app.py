@@ -60,7 +60,7 @@ from metaq.broker.topics import Topics
 from metaq.broker.transactions import TopicSink
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, LogDirLockedError, MetaqError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call

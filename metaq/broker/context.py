@@ -10,7 +10,7 @@ from metaq.broker.realtime import Realtime
 from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter

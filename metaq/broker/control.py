@@ -27,7 +27,8 @@ from metaq.broker.status import (
     JobStatus,
     RetentionStatus,
 )
-from metaq.config import BrokerConfig, Reload, TopicConfig, reload_config
+from metaq.config.load import Reload, reload_config
+from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import AdminError, ConfigError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call

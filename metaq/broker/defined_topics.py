@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from metaq.broker.schedule import local_timezone, parse_schedule
-from metaq.config import BrokerConfig, TopicConfig, define_topic, is_pattern
+from metaq.config.load import define_topic
+from metaq.config.settings import BrokerConfig, TopicConfig
+from metaq.config.topic_rules import is_pattern
 from metaq.errors import ConfigError
 from metaq.model import BrokerId
 from metaq.zk.definitions import (

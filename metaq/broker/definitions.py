@@ -31,7 +31,7 @@ from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.defined_topics import Found, Outcome, take_in
-from metaq.config import BrokerConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call

@@ -31,7 +31,7 @@ from typing import Final, TypeAlias
 from metaq.broker.schedule import NAP_S_MAX, Schedules
 from metaq.broker.status import JobStatus
 from metaq.clock import Clock
-from metaq.config import TopicConfig
+from metaq.config.settings import TopicConfig
 from metaq.errors import MetaqError
 from metaq.lifecycle import Service, State
 from metaq.retry import wait_set

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from metaq.broker.app import Broker
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError
 
 log = logging.getLogger(__name__)

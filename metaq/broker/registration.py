@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import Final, Protocol
 
 from metaq.clock import Clock
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.errors import CoordinationError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress

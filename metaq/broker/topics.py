@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from metaq.config import BrokerConfig, TopicRules
+from metaq.config.settings import BrokerConfig
+from metaq.config.topic_rules import TopicRules
 from metaq.errors import AdminError, ForbiddenError, ServerError
 from metaq.model import RANDOM_PARTITION, LogId
 from metaq.protocol import texts

@@ -16,7 +16,7 @@ from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.cli import render
 from metaq.cli.options import example, json_option, place_options
 from metaq.cli.places import default_data_dir, read_bytes
-from metaq.config import load_config
+from metaq.config.load import load_config
 from metaq.errors import AdminError
 
 TIMEOUT_S: Final = 10.0

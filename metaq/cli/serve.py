@@ -35,7 +35,8 @@ import click
 
 from metaq.cli import logs, render
 from metaq.cli.places import default_data_dir, installed_settings, read_bytes
-from metaq.config import BrokerConfig, load_config
+from metaq.config.load import load_config
+from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import DIRECTORY_MODE, SystemFileSystem
 from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError

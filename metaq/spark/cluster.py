@@ -1,4 +1,4 @@
-"""Requests of a driver to brokers and ZooKeeper: one client per process, blocking.
+"""Requests of a driver to brokers and ZooKeeper, over one client, blocking.
 
 Spark never tells a source that its query is over, so nothing here waits to be closed:
 a client unused for `IDLE_S` closes its connections, and the next call makes
@@ -88,7 +88,7 @@ class _Matching(NamedTuple):
 
 
 class Cluster:
-    """The brokers that some options lead to. One per process, from `shared_cluster`.
+    """The brokers that some options lead to. One per process: `clusters.py`.
 
     Every call may raise NoBrokerError, RequestTimeoutError, WireError and
     CoordinationError when the cluster cannot be asked for `retry_timeout_s`.
@@ -587,14 +587,3 @@ class Cluster:
             patience_s = self._wire.retry_timeout_s
             self._ends = LogEnds(context, patience_s=patience_s)
         return self._ends
-
-
-_clusters: Final[dict[WireOptions, Cluster]] = {}
-
-
-def shared_cluster(wire: WireOptions) -> Cluster:
-    """Return this process's way to the brokers that some options lead to."""
-    cluster = _clusters.get(wire)
-    if cluster is None or not cluster.is_usable:
-        cluster = _clusters[wire] = Cluster(wire)
-    return cluster

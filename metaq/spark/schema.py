@@ -19,7 +19,14 @@ from pyspark.sql.types import StructType
 
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import OptionError
-from metaq.spark.options import BadRows, ValueFormat, ValueOptions
+from metaq.spark.option_table import OPTIONS, Use
+from metaq.spark.options import (
+    BadRows,
+    SourceOptions,
+    ValueFormat,
+    ValueOptions,
+    read_value_options,
+)
 from metaq.spark.values import BAD_REASON, BAD_VALUE, ValueConverter
 
 _BEFORE_VALUE: Final = (
@@ -31,6 +38,11 @@ _BEFORE_VALUE: Final = (
 ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"
 """The row with its value as bytes."""
 
+_STREAM_ONLY: Final = frozenset(
+    spec.name.lower()
+    for spec in OPTIONS
+    if Use.STREAM in spec.uses and Use.BATCH not in spec.uses
+)
 _TABLE: Final = "metaq table "
 """Start of a comment that has the options of a table behind it, as JSON."""
 _OF_TABLE: Final = "option."
@@ -59,7 +71,30 @@ def row_ddl(options: ValueOptions) -> str:
     return ddl
 
 
-def options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
+def declared_columns(options: Mapping[str, str]) -> str:
+    """Return the columns that a source of these options declares, as DDL.
+
+    Args:
+        options: as Spark hands them over, of a read or of a table that is created.
+
+    Raises:
+        OptionError: an option is wrong.
+    """
+    table = _options_of_new_table(options)
+    if table is not None:
+        # The last moment for errors to reach the table's creator.
+        read = SourceOptions.from_map(table, is_stream=_is_of_stream(table))
+        return _table_ddl(row_ddl(read.values), table)
+    use = Use.STREAM if _is_of_stream(options) else Use.BATCH
+    return row_ddl(read_value_options(options, use))
+
+
+def _is_of_stream(options: Mapping[str, str]) -> bool:
+    """Whether options can only be those of a stream; Spark does not tell."""
+    return any(name.lower() in _STREAM_ONLY for name in options)
+
+
+def _options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
     """Return the OPTIONS among all properties of a table that is created.
 
     Args:
@@ -71,7 +106,7 @@ def options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
     return {name[len(_OF_TABLE) :]: options[name] for name in names}
 
 
-def table_ddl(ddl: str, options: Mapping[str, str]) -> str:
+def _table_ddl(ddl: str, options: Mapping[str, str]) -> str:
     """Return the columns of a table that is read with some options."""
     text = _TABLE + json.dumps(dict(options), sort_keys=True)
     text = text.replace("\\", "\\\\").replace("'", "\\'")

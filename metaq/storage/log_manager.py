@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
-from metaq.config import BrokerConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post

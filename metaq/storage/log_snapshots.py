@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.model import LogId
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState

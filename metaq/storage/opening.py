@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.config import BrokerConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from metaq.broker.app import Broker
 from metaq.clock import Clock, SystemClock
-from metaq.config import load_config
+from metaq.config.load import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
 from metaq.testing.loop_thread import ThreadOwner

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
-from metaq.config import TopicRules
+from metaq.config.topic_rules import TopicRules
 from metaq.errors import (
     BadRequestError,
     ForbiddenError,

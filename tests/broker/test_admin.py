@@ -27,7 +27,8 @@ from metaq.broker.admin_socket import (
     SOCKET_NAME,
 )
 from metaq.broker.status import BrokerStatus
-from metaq.config import BrokerConfig, Reload, TopicsDiff
+from metaq.config.load import Reload, TopicsDiff
+from metaq.config.settings import BrokerConfig
 from metaq.errors import AdminError, ConfigError, TransactionError
 from metaq.fs import SystemFileSystem
 from metaq.txn.figures import TransactionView

@@ -20,7 +20,7 @@ from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.registration import advertised_host, listening_host, make_snapshot
 from metaq.clock import SystemClock
-from metaq.config import load_config
+from metaq.config.load import load_config
 from metaq.errors import (
     AdminError,
     ConfigError,

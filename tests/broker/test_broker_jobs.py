@@ -16,7 +16,7 @@ from metaq.broker.housekeeping import (
 )
 from metaq.broker.schedule import NAP_S_MAX, Schedules
 from metaq.broker.status import RetentionStatus, add_run
-from metaq.config import TopicConfig
+from metaq.config.settings import TopicConfig
 from metaq.model import SizeBytes
 from metaq.storage.retention_run import RetentionReport
 from tests.broker.keeping import Bench, settle

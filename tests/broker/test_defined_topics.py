@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from metaq.broker.defined_topics import Outcome, take_in
-from metaq.config import BrokerConfig, parse_config
+from metaq.config.load import parse_config
+from metaq.config.settings import BrokerConfig
 from metaq.model import BrokerId
 from metaq.zk.definitions import (
     Effect,

@@ -46,7 +46,7 @@ import asyncio, sys, threading
 from pathlib import Path
 from metaq.broker import app
 from metaq.broker.process import run_broker
-from metaq.config import load_config
+from metaq.config.load import load_config
 from metaq.fs import SystemFileSystem
 
 ini, name, target = sys.argv[1:]

@@ -11,7 +11,7 @@ import pytest
 
 from metaq.broker.app import Broker
 from metaq.broker.process import run_broker
-from metaq.config import load_config
+from metaq.config.load import load_config
 from tests.rigs.broker import CONFIG
 from tests.rigs.waiting import until
 
@@ -64,7 +64,7 @@ def test_a_broker_takes_the_descriptors_that_it_may_have(tmp_path: Path) -> None
     program = (
         "import asyncio, os, resource, signal, sys; from pathlib import Path\n"
         "from metaq.broker.process import run_broker\n"
-        "from metaq.config import load_config\n"
+        "from metaq.config.load import load_config\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
         "config = load_config(sys.argv[1], lambda p: Path(p).read_bytes())\n"
         "def show(broker):\n"
@@ -90,7 +90,7 @@ def test_sigterm_under_load_ends_with_0_and_loses_nothing(tmp_path: Path) -> Non
     program = (
         "import asyncio, sys; from pathlib import Path\n"
         "from metaq.broker.process import run_broker\n"
-        "from metaq.config import load_config\n"
+        "from metaq.config.load import load_config\n"
         "config = load_config(sys.argv[1], lambda p: Path(p).read_bytes())\n"
         "show = lambda broker: print(broker.port, flush=True)\n"
         "asyncio.run(run_broker(config, on_ready=show))\n"

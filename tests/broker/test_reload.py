@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker import control
 from metaq.broker.app import Broker
-from metaq.config import load_config
+from metaq.config.load import load_config
 from metaq.errors import AdminError
 from metaq.fs import SystemFileSystem
 from metaq.model import SizeBytes

@@ -10,7 +10,7 @@ import pytest
 from metaq.cli import serve
 from metaq.cli.places import installed_settings
 from metaq.cli.serve import LocalOptions
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError
 from tests.cli.runner import run
 

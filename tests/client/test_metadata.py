@@ -17,7 +17,7 @@ from metaq.client.cluster.metadata import (
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
-from metaq.config import TopicRules
+from metaq.config.topic_rules import TopicRules
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool

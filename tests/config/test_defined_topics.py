@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.config import (
-    DeletePolicy,
-    SystemConfig,
-    define_topic,
-    parse_config,
-    reload_config,
-)
+from metaq.config.load import define_topic, parse_config, reload_config
+from metaq.config.settings import DeletePolicy, SystemConfig
 from metaq.errors import ConfigError
 
 SYSTEM = SystemConfig(partition_count=7, delete_when="0 0 3 * * ?", stat=True)

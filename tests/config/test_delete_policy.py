@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.config import DeleteKind, DeletePolicy, parse_delete_policy
+from metaq.config.load import parse_delete_policy
+from metaq.config.settings import DeleteKind, DeletePolicy
 from metaq.errors import ConfigError
 
 HOUR_MS = 3_600_000

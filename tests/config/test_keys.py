@@ -5,18 +5,18 @@ import typing
 
 import pytest
 
-from metaq.config import (
-    LimitsConfig,
-    SystemConfig,
-    TopicConfig,
-    ZooKeeperConfig,
-)
 from metaq.config.keys import (
     LIMITS_KEYS,
     SYSTEM_KEYS,
     TOPIC_KEYS,
     ZOOKEEPER_KEYS,
     KeyKind,
+)
+from metaq.config.settings import (
+    LimitsConfig,
+    SystemConfig,
+    TopicConfig,
+    ZooKeeperConfig,
 )
 
 

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.config import (
+from metaq.config.keys import (
+    LIMITS_KEYS,
+    SYSTEM_KEYS,
+    ZOOKEEPER_KEYS,
+    nearest_key,
+)
+from metaq.config.load import load_config, parse_config
+from metaq.config.settings import (
     BrokerConfig,
     DeleteKind,
     DeletePolicy,
@@ -15,14 +22,6 @@ from metaq.config import (
     SystemConfig,
     TopicConfig,
     ZooKeeperConfig,
-    load_config,
-    parse_config,
-)
-from metaq.config.keys import (
-    LIMITS_KEYS,
-    SYSTEM_KEYS,
-    ZOOKEEPER_KEYS,
-    nearest_key,
 )
 from metaq.errors import ConfigError
 from tests.sampling import examples

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from metaq.config import TopicsDiff, diff_topics, parse_config, reload_config
+from metaq.config.load import TopicsDiff, diff_topics, parse_config, reload_config
 from metaq.errors import ConfigError
 
 BASE = """\

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.config import TopicRules, is_safe_topic
-from metaq.config.topic_rules import TOPIC_BYTES_MAX, compile_topic_pattern
+from metaq.config.topic_rules import (
+    TOPIC_BYTES_MAX,
+    TopicRules,
+    compile_topic_pattern,
+    is_safe_topic,
+)
 from metaq.errors import ConfigError
 
 

@@ -7,12 +7,6 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.schedule import parse_schedule
-from metaq.config import (
-    LimitsConfig,
-    SystemConfig,
-    ZooKeeperConfig,
-    parse_config,
-)
 from metaq.config.keys import (
     LIMITS_KEYS,
     SYSTEM_KEYS,
@@ -21,6 +15,8 @@ from metaq.config.keys import (
     Key,
     KeyKind,
 )
+from metaq.config.load import parse_config
+from metaq.config.settings import LimitsConfig, SystemConfig, ZooKeeperConfig
 
 FILE = Path(__file__).parents[2] / "config" / "server.ini"
 SECTIONS = {

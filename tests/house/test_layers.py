@@ -96,7 +96,7 @@ SHARED: dict[str, set[str]] = {
         "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "columns", "errors", "halving", "json_values", "offsets",
+        "cluster", "clusters", "columns", "errors", "halving", "json_values", "offsets",
         "option_table", "options", "plan", "pushed_filters", "record_bounds",
         "routing", "rows", "runs", "schema", "values", "versions",
     },
@@ -138,7 +138,22 @@ THIRD_PARTY: dict[str, set[str]] = {
 
 # (module, imported): a lazy import inside a function, and why it is one.
 LAZY: dict[tuple[str, str], str] = {
+    ("client", "client.public"): "a module of the package is had without the rest",
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
+    **dict.fromkeys(
+        [
+            ("spark.data_source", "spark.schema"),
+            ("spark.data_source", "spark.source.batch"),
+            ("spark.data_source", "spark.source.stream"),
+            ("spark.data_source", "spark.sink.writer"),
+            ("spark.data_source", "spark.sink.stream_writer"),
+            ("spark.segments.data_source", "spark.segments.segment_reader"),
+        ],
+        "Spark starts a process for each question, and forks one for each task",
+    ),
+    ("spark.clusters", "spark.cluster"): "tasks ask no cluster, as a rule",
+    ("spark.sink.exact_sink", "spark.sink.exactly_once"): "the driver alone decides",
+    ("spark.source.task_reader", "spark.source.dead_letters"): "few values are bad",
     ("spark", "spark.register"): "the package takes no Spark; this function of it does",
     ("spark.decode", "spark.decode.avro_values"): "fastavro is optional",
     ("zk.embedded", "pyspark"): "find_spec only; the wheel carries ZooKeeper's jars",
@@ -179,7 +194,7 @@ def room_faults(tree: Tree) -> list[str]:
     faults = []
     for name in tree.modules:
         package = name.split(".")[0]
-        if package not in ROOMS or name == package:
+        if package not in ROOMS or name in (package, f"{package}.public"):
             continue  # what a package exports may come from everywhere in it
         room = room_of(name)
         for item in tree.imports(name):

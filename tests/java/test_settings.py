@@ -8,7 +8,7 @@ import pytest
 from py4j.java_gateway import get_field
 from py4j.protocol import Py4JJavaError
 
-from metaq.config import parse_config
+from metaq.config.load import parse_config
 from metaq.errors import ConfigError
 from tests.java.jvm import Jvm
 from tests.java.server import server_ini

@@ -10,7 +10,8 @@ from typing import Final, Self
 from metaq.broker.app import Broker
 from metaq.broker.session import Session
 from metaq.clock import Clock
-from metaq.config import BrokerConfig, parse_config
+from metaq.config.load import parse_config
+from metaq.config.settings import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.net.channel import ChannelState
 from metaq.zk.session import Coordinator

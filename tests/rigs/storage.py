@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from metaq.clock import Clock, SystemClock
-from metaq.config import BrokerConfig
+from metaq.config.settings import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import Post

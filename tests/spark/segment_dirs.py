@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig
-from metaq.config.settings import DeleteKind, DeletePolicy
+from metaq.config.settings import (
+    BrokerConfig,
+    DeleteKind,
+    DeletePolicy,
+    LimitsConfig,
+    SystemConfig,
+)
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, LogId, MessageId
 from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS

@@ -11,7 +11,7 @@ import pytest
 
 from metaq.errors import NoBrokerError
 from metaq.model import Offset
-from metaq.spark import cluster as clusters
+from metaq.spark import clusters
 from metaq.spark.options import SourceOptions
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamProgress

@@ -9,8 +9,8 @@ import pytest
 from metaq.model import Offset
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
-from metaq.spark.source.batch import read_partition
 from metaq.spark.source.read_task import ReadTask
+from metaq.spark.source.task_reader import TaskReader
 from metaq.spark.versions import tasks_of
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, publish, stored, tp, wire
@@ -40,7 +40,8 @@ def read(broker: EmbeddedBroker, start: int, end: int) -> None:
     )
     span = ReadRange(tp(0), Offset(start), Offset(end))
     (task,) = tasks_of([ReadTask(span, broker.address)])
-    assert sum(b.num_rows for b in read_partition(task, options, pa.string())) == 0
+    reader = TaskReader(options, pa.string())
+    assert sum(b.num_rows for b in reader.read(task)) == 0
 
 
 def test_a_bad_value_is_put_once_by_whichever_query(broker: EmbeddedBroker) -> None:

@@ -13,7 +13,8 @@ from metaq.client.cluster.presence import describe_away, find_away
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
-from metaq.spark import cluster as clusters
+from metaq.spark import cluster as cluster_module
+from metaq.spark import clusters
 from metaq.spark.options import SourceOptions
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask
@@ -53,9 +54,9 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
         del more["brokers"]
         return AsyncClient(coordinator=found.zookeeper.coordinator, **more)
 
-    monkeypatch.setattr(clusters, "AsyncClient", make)
+    monkeypatch.setattr(cluster_module, "AsyncClient", make)
     monkeypatch.setattr(clusters, "_clusters", {})
-    monkeypatch.setattr(clusters, "NEW_TOPIC_S", 0.1)
+    monkeypatch.setattr(cluster_module, "NEW_TOPIC_S", 0.1)
     for broker in found.brokers:
         broker.start()
     publish(found.brokers[0], numbered(10), partition=HERE)
@@ -150,7 +151,7 @@ def test_without_a_record_what_was_read_before_is_known(
 ) -> None:
     """Of Java brokers: the checkpoint of a query, and the offsets of its group."""
     monkeypatch.setattr(
-        clusters,
+        cluster_module,
         "describe_away",
         lambda snapshot, *more: describe_away(replace(snapshot, recorded={}), *more),
     )

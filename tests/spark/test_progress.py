@@ -16,8 +16,10 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
-from metaq.spark import cluster as clusters
-from metaq.spark.cluster import Cluster, shared_cluster
+from metaq.spark import cluster as cluster_module
+from metaq.spark import clusters
+from metaq.spark.cluster import Cluster
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import offsets_to_json
 from metaq.spark.options import SourceOptions
@@ -52,7 +54,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
             del more["brokers"]
             return AsyncClient(coordinator=found.coordinator_factory, **more)
 
-        monkeypatch.setattr(clusters, "AsyncClient", make)
+        monkeypatch.setattr(cluster_module, "AsyncClient", make)
         monkeypatch.setattr(clusters, "_clusters", {})
         yield found
         for cluster in clusters._clusters.values():
@@ -309,7 +311,7 @@ def test_a_client_that_nobody_asks_is_closed_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
 ) -> None:
     """Spark never says that a query is over."""
-    monkeypatch.setattr(clusters, "IDLE_S", 0.05)
+    monkeypatch.setattr(cluster_module, "IDLE_S", 0.05)
     query = progress(broker)
     start = query.start()
     cluster = shared_cluster(query._options.wire)
@@ -336,7 +338,7 @@ def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
         cluster._look_if_idle()
         return await cluster._run(read)
 
-    monkeypatch.setattr(clusters, "IDLE_S", 0.0)
+    monkeypatch.setattr(cluster_module, "IDLE_S", 0.0)
     assert cluster._thread.run(meet()) == (start[P0], offsets(10, 0)[P0])
 
 
@@ -362,7 +364,7 @@ def test_the_end_waits_for_a_client_that_is_being_closed(
         cluster._look_if_idle()
         return client
 
-    monkeypatch.setattr(clusters, "IDLE_S", 0.0)
+    monkeypatch.setattr(cluster_module, "IDLE_S", 0.0)
     client = cluster._thread.run(look())
     assert not cluster.is_open
     cluster.close()

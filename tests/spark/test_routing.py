@@ -14,7 +14,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
-from metaq.spark import cluster as clusters
+from metaq.spark import cluster as cluster_module
+from metaq.spark import clusters
 from metaq.spark.errors import RoutesError
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes
@@ -75,7 +76,7 @@ def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers
         del more["brokers"]
         return AsyncClient(coordinator=found.zookeeper.coordinator, **more)
 
-    monkeypatch.setattr(clusters, "AsyncClient", make)
+    monkeypatch.setattr(cluster_module, "AsyncClient", make)
     monkeypatch.setattr(clusters, "_clusters", {})
     yield found
     for cluster in clusters._clusters.values():
@@ -240,9 +241,9 @@ def test_without_zookeeper_all_named_brokers_have_to_be_there(
     def silence(snapshot: ClusterSnapshot) -> ClusterSnapshot:
         return replace(snapshot, silent=frozenset({BrokerAddress("h", 7)}))
 
-    describe = clusters.describe_absent
+    describe = cluster_module.describe_absent
     monkeypatch.setattr(
-        clusters,
+        cluster_module,
         "describe_absent",
         lambda snapshot, topics: describe(silence(snapshot), topics),
     )
@@ -251,7 +252,7 @@ def test_without_zookeeper_all_named_brokers_have_to_be_there(
     assert str(found.value).startswith(
         "broker meta://h:7 has never answered: without ZooKeeper a batch goes to all"
     )
-    monkeypatch.setattr(clusters, "describe_absent", describe)
+    monkeypatch.setattr(cluster_module, "describe_absent", describe)
     run(0, zookeeper=None, brokers=both)
     assert brokers.values() == numbered(COUNT)
 

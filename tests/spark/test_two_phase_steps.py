@@ -32,8 +32,13 @@ from metaq.spark.errors import (
     TakenOverError,
 )
 from metaq.spark.sink import exactly_once
-from metaq.spark.sink.decisions import Decision, TaskBranch, branch_xid
-from metaq.spark.sink.exactly_once import TransactionManager, WriteTerms
+from metaq.spark.sink.decisions import (
+    Decision,
+    TaskBranch,
+    WriteTerms,
+    branch_xid,
+)
+from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig
 from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset

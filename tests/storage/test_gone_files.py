@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import LogDirOfflineError, MayBeStoredError
 from metaq.fs import LOCK_FILE
 from metaq.storage.log_writer import PLACE_CHECK_S

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import (
     CorruptRecordError,
     DataMissingError,

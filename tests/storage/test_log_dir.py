@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig
 from metaq.errors import (
     LogDirLockedError,
     LogDirOfflineError,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.clock import SystemClock
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import ClosedError, MayBeStoredError, StorageError
 from metaq.fs import SystemFileSystem
 from metaq.model import LogId, MessageId, Offset

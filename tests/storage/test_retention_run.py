@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.config import (
+from metaq.config.settings import (
     BrokerConfig,
     DeleteKind,
     DeletePolicy,

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from metaq.config import parse_config
+from metaq.config.load import parse_config
 from metaq.errors import RemoteProtocolError
 from metaq.model import NULL_TRANSACTION, LogId, MessageId, XaTransactionId
 from metaq.protocol.codec import encode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metaq.broker.topics import Topics
 from metaq.broker.transactions import TopicSink
-from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import MetaqError, StorageError
 from metaq.model import LogId
 from metaq.record.ids import IdGenerator

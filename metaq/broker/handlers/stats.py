@@ -16,7 +16,7 @@ from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.realtime import OPERATIONS
-from metaq.config import BrokerConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.protocol.commands import Stats
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_state import LogStatistics

@@ -29,8 +29,9 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import near_topics, require_text
 from metaq.client.validation import check_whole
-from metaq.config import SystemConfig, define_topic
 from metaq.config.keys import PARTITION_COUNT_MAX
+from metaq.config.load import define_topic
+from metaq.config.settings import SystemConfig
 from metaq.errors import (
     ClientError,
     ConfigError,

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from metaq.config import BrokerConfig, TopicRules, parse_config
+from metaq.config.load import parse_config
+from metaq.config.settings import BrokerConfig
+from metaq.config.topic_rules import TopicRules
 from metaq.errors import ConfigError, UnexpectedReplyError
 from metaq.model import BrokerId
 from metaq.zk.cluster import PARTITIONS_MAX

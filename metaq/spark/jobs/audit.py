@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.spark.cluster import shared_cluster
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors

@@ -86,6 +86,22 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteTerms:
+    """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
+
+    turn: str
+    """Of the node."""
+    query: str | None = None
+    """The query of the last decision; None for none."""
+    batch: int = -1
+    """The batch of the last decision."""
+
+    def covers(self, query: str, batch: int) -> bool:
+        """Whether a batch is decided already, and nothing is to be written."""
+        return query == self.query and batch <= self.batch
+
+
+@dataclass(frozen=True, slots=True)
 class QueryRecord:
     """The content of a query's node."""
 

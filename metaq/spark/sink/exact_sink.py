@@ -11,19 +11,21 @@ and keeps neither; a batch write is planned and committed by one and the same.
 
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from metaq.spark.cluster import shared_cluster
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import SparkError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink.branch_outbox import BranchOutbox
-from metaq.spark.sink.decisions import Decision, TaskBranch, branch_xid
-from metaq.spark.sink.exactly_once import TransactionManager, WriteTerms
+from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
 from metaq.spark.sink.outbox import Outlets, Written
 from metaq.spark.sink.task import draw_turn, write_name
+
+if TYPE_CHECKING:
+    from metaq.spark.sink.exactly_once import TransactionManager
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,7 +49,7 @@ class TaskPrepared(WriterCommitMessage):
 class ManagerStep(Protocol[T_co]):
     """A step of a transaction manager."""
 
-    def __call__(self, manager: TransactionManager) -> Coroutine[Any, Any, T_co]:
+    def __call__(self, manager: "TransactionManager") -> Coroutine[Any, Any, T_co]:
         """Return the coroutine to run on the client's loop."""
         ...
 
@@ -170,6 +172,11 @@ class ExactSink:
         return shared_cluster(self._options.wire).outlets(topics)
 
     def _run(self, step: ManagerStep[T_co]) -> T_co:
+        """Run a step on the driver; tasks take none, and import no manager."""
+        from metaq.spark.sink.exactly_once import (  # noqa: PLC0415  # see above
+            TransactionManager,
+        )
+
         return shared_cluster(self._options.wire).run(
             lambda context, deadline_s: step(
                 TransactionManager(

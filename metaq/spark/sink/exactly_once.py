@@ -15,7 +15,6 @@ Source: client spec 9.3; broker spec 5.4 to 5.8.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import read_cluster
@@ -56,6 +55,7 @@ from metaq.spark.sink.decisions import (
     Placed,
     QueryRecord,
     Recovery,
+    WriteTerms,
     name_branches,
     plan_recovery,
 )
@@ -78,22 +78,6 @@ It takes connections before it knows what it had prepared (broker spec 5.7), and
 does while ZooKeeper still has the node of its former life: 30 s by default."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WriteTerms:
-    """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
-
-    turn: str
-    """Of the node."""
-    query: str | None = None
-    """The query of the last decision; None for none."""
-    batch: int = -1
-    """The batch of the last decision."""
-
-    def covers(self, query: str, batch: int) -> bool:
-        """Whether a batch is decided already, and nothing is to be written."""
-        return query == self.query and batch <= self.batch
 
 
 class TransactionManager:

@@ -1,7 +1,7 @@
 """The stream writer, as Arrow batches where Spark has them (4.1), as rows before."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
@@ -105,6 +105,21 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         """Give the micro-batch up, and log the counters of tasks that have ended."""
         self._sink.abort(batchId, messages)
         log_written(messages)
+
+
+def stream_writer(
+    given: Mapping[str, str], schema: StructType, *, is_planned: bool
+) -> StreamWriter:
+    """Return the writer of a micro-batch; raises as `StreamWriter`.
+
+    Args:
+        given: options of the write, as Spark hands them over: case does not matter.
+        schema: of the rows.
+        is_planned: as for `StreamWriter`.
+    """
+    checkpoint = given.get("checkpointLocation")
+    options = SinkOptions.from_map(given)
+    return StreamWriter(options, schema, checkpoint, is_planned=is_planned)
 
 
 def routes_name(checkpoint: str) -> str:

@@ -10,7 +10,7 @@ With `delivery=exactly-once` tasks prepare transactions, which the driver commit
 
 import logging
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, StructType
 
 from metaq.model import TopicPartition
-from metaq.spark.cluster import shared_cluster
-from metaq.spark.errors import one_sentence
+from metaq.spark.clusters import shared_cluster
+from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_outlets
 from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
@@ -187,6 +187,31 @@ class BatchWriter(DataSourceArrowWriter):
         """Give the write up, and log the counters of the tasks that have ended."""
         self._sink.abort(0, messages)
         log_written(messages)
+
+
+def batch_writer(
+    given: Mapping[str, str], schema: StructType, *, is_overwrite: bool
+) -> BatchWriter:
+    """Return the writer of a batch.
+
+    Args:
+        given: options of the write, as Spark hands them over.
+        schema: of the rows.
+        is_overwrite: rows that are there are to be replaced.
+
+    Raises:
+        OptionError: an option is wrong, or rows are to be replaced.
+        SchemaError: the rows cannot be written.
+        MetaqError: as `Sink` and `ExactSink`.
+    """
+    if not given:
+        raise OptionError(
+            "a table of this format is for reading: write with"
+            ' df.write.format("metaq").options(zookeeper=..., topic=...)'
+        )
+    if is_overwrite:
+        raise OptionError("a log is only ever appended to: use mode('append')")
+    return BatchWriter(SinkOptions.from_map(given), schema)
 
 
 def check_schema(options: SinkOptions, schema: StructType) -> None:

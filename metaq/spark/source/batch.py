@@ -5,21 +5,23 @@ moment in which it was planned.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.spark.cluster import Cluster, shared_cluster
+from metaq.spark.cluster import Cluster
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, plan_reads
 from metaq.spark.pushed_filters import PushedFilters, read_filters
 from metaq.spark.record_bounds import Bounds
-from metaq.spark.source.dead_letters import Converting
+from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
 from metaq.spark.source.read_bounds import (
@@ -27,8 +29,9 @@ from metaq.spark.source.read_bounds import (
     resolve_ends,
     resolve_starts,
 )
-from metaq.spark.source.read_task import ReadTask, read_rows
-from metaq.spark.versions import tasks_of
+from metaq.spark.source.read_task import ReadTask
+from metaq.spark.source.task_reader import TaskReader
+from metaq.spark.versions import report_missing_filters, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -39,13 +42,12 @@ NARROWING_MAX: Final = 1000
 """Boundaries asked for to leave out rows that a filter on offsets excludes."""
 
 
-class BatchReader(DataSourceReader):
-    """Plans on the driver, reads in the tasks; travels to them in pickled form."""
+class BatchReader(TaskReader, DataSourceReader):
+    """Plans on the driver; what travels to the tasks is the `TaskReader`."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
         """Take the options; nothing is asked before `partitions`."""
-        self._options = options
-        self._value_type = value_type
+        super().__init__(options, value_type)
         self._pushed = PushedFilters()
 
     @one_sentence
@@ -74,16 +76,6 @@ class BatchReader(DataSourceReader):
             spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
         return tasks_of(plan_tasks(cluster, facts, options, spans, self._pushed.bounds))
 
-    @one_sentence
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task.
-
-        Raises:
-            BadRowError: a value is not of the format, and that is to fail the query.
-            MetaqError: as `read_rows`.
-        """
-        yield from read_partition(partition, self._options, self._value_type)
-
 
 class PushingBatchReader(BatchReader):
     """Leaves out records that cannot match the filters of the query."""
@@ -92,6 +84,23 @@ class PushingBatchReader(BatchReader):
         """Take note of filters; all are returned, so that Spark evaluates them too."""
         self._pushed = read_filters(filters)
         return filters
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    """Return the reader of a batch.
+
+    Args:
+        given: options of the read, as Spark hands them over.
+        schema: as Spark hands it to a reader.
+
+    Raises:
+        OptionError: an option is wrong, or the user asked for other columns.
+    """
+    options = SourceOptions.from_map(with_table_options(schema, given), is_stream=False)
+    report_missing_filters(options.is_filter_pushdown)
+    # Spark refuses a reader that takes filters while its own setting is off.
+    kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
+    return kind(options, value_type(schema, options.values))
 
 
 def settle_all(
@@ -135,20 +144,6 @@ def plan_tasks(
     )
     addresses = cluster.addresses({found.partition for found in ranges})
     return [ReadTask(found, addresses.get(found.partition), bounds) for found in ranges]
-
-
-def read_partition(
-    partition: InputPartition, options: SourceOptions, value_type: pa.DataType
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task, with values as the user wants them."""
-    task: ReadTask | None = partition.value
-    if task is None:
-        return
-    with Converting(task, options, value_type) as converting:
-        for batch in read_rows(task, options):
-            rows = converting.convert(batch)
-            if rows.num_rows:
-                yield rows
 
 
 def _narrowed(

@@ -1,4 +1,4 @@
-"""Values as the user wants them, and bad ones on their way to the dead-letter topic.
+"""Bad values on their way to the dead-letter topic.
 
 A dead letter is the message as it was, and says in its headers where it lay and what is
 wrong with it, as those of consumers do (`client/consume/dead_letters.py`). A task that
@@ -7,94 +7,44 @@ more; brokers that announced `dedup` store them once.
 """
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
 from metaq.client.consume.dead_letters import Origin, letter_headers
 from metaq.model import BrokerId, HeaderPairs, MessageId, Offset, TopicPartition
-from metaq.spark.cluster import shared_cluster
-from metaq.spark.options import BadRows, SourceOptions
+from metaq.spark.clusters import shared_cluster
+from metaq.spark.options import SourceOptions
 from metaq.spark.sink.outbox import Outbox
 from metaq.spark.sink.task import write_name
 from metaq.spark.source.read_task import ReadTask
-from metaq.spark.values import Converted, ValueConverter
+from metaq.spark.values import Converted
 
 BATCH_BYTES: Final = 256 * 1024
 """Bytes of one batch of dead letters."""
 
 
-class Converting:
-    """Converts the values of one task. A context manager; one thread.
+def letter_outbox(task: ReadTask, options: SourceOptions) -> Outbox:
+    """Return what sends the dead letters of one task.
 
-    Leaving it without an error waits until every dead letter is stored.
+    Raises:
+        NoBrokerError: no broker takes puts to the dead-letter topic.
+        MetaqError: the cluster cannot be asked.
     """
-
-    def __init__(
-        self, task: ReadTask, options: SourceOptions, value_type: pa.DataType
-    ) -> None:
-        """Prepare for one task; nothing is connected before there is a bad value.
-
-        Args:
-            task: the range to read.
-            options: options of the read.
-            value_type: Arrow type of the column `value`.
-        """
-        values = options.values
-        self._task = task
-        self._options = options
-        self._converter = ValueConverter(values.format, values.bad_rows, value_type)
-        self._outbox: Outbox | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._outbox is None:
-            return
-        with self._outbox as outbox:
-            if kind is None:
-                outbox.finish()
-
-    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with a good value, in order.
-
-        Raises:
-            BadRowError: a value is bad, and that is to fail the query.
-            MetaqError: dead letters cannot be sent.
-        """
-        converted = self._converter.convert(batch)
-        if converted.rejected is not None:
-            assert self._options.values.bad_rows is BadRows.TOPIC
-            self._put(converted)
-        return converted.rows
-
-    def _put(self, converted: Converted) -> None:
-        topic = self._options.values.dead_letter_topic
-        assert topic is not None
-        if self._outbox is None:
-            cluster = shared_cluster(self._options.wire)
-            self._outbox = Outbox(
-                write_name(self._name(topic)),
-                topic=topic,
-                outlets=cluster.outlets([topic]),
-                find_outlets=cluster.outlets,
-                batch_bytes=BATCH_BYTES,
-                timeout_s=self._options.wire.request_timeout_s,
-            )
-        self._outbox.put(letters(converted))
-
-    def _name(self, topic: str) -> str:
-        """Return the same for the same letters, whichever query puts them."""
-        task, options = self._task, self._options
-        read = (task.range, task.bounds, options.values, options.on_corrupt)
-        return f"dead letters to {topic} of {read}"
+    values = options.values
+    topic = values.dead_letter_topic
+    assert topic is not None
+    # The same for the same letters, whichever query puts them.
+    read = (task.range, task.bounds, values, options.on_corrupt)
+    cluster = shared_cluster(options.wire)
+    return Outbox(
+        write_name(f"dead letters to {topic} of {read}"),
+        topic=topic,
+        outlets=cluster.outlets([topic]),
+        find_outlets=cluster.outlets,
+        batch_bytes=BATCH_BYTES,
+        timeout_s=options.wire.request_timeout_s,
+    )
 
 
 def letters(converted: Converted) -> pa.RecordBatch:

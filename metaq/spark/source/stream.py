@@ -11,15 +11,16 @@ is answered late, by up to `IDLE_WAIT_S`, or as soon as something is.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
-from metaq.spark.cluster import shared_cluster
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, one_sentence
 from metaq.spark.offsets import (
     format_offsets,
@@ -30,15 +31,13 @@ from metaq.spark.offsets import (
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
 from metaq.spark.record_bounds import EVERYTHING
-from metaq.spark.source.batch import (
-    plan_tasks,
-    read_partition,
-    settle_all,
-)
+from metaq.spark.schema import value_type, with_table_options
+from metaq.spark.source.batch import plan_tasks, settle_all
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
 from metaq.spark.source.read_bounds import NOTHING, resolve_starts
-from metaq.spark.versions import HAS_LIMITS
+from metaq.spark.source.task_reader import TaskReader
+from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -255,18 +254,13 @@ class StreamProgress:
         self._away = away
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader for Spark 4.2 and later; in pickled form also in the tasks."""
+class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader for Spark 4.2 and later; tasks have its `TaskReader`."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
         """Take the options; nothing is asked yet."""
-        self._options = options
-        self._value_type = value_type
+        super().__init__(options, value_type)
         self._progress: StreamProgress | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the driver's own parts behind."""
-        return {**self.__dict__, "_progress": None}
 
     @property
     def progress(self) -> StreamProgress:
@@ -324,11 +318,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in tasks]
 
     @one_sentence
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; raises as `BatchReader.read`."""
-        yield from read_partition(partition, self._options, self._value_type)
-
-    @one_sentence
     def commit(self, end: dict[str, Any]) -> None:
         """Take notice that everything before `end` is done."""
         self.progress.commit(offsets_from_json(end))
@@ -378,9 +367,13 @@ class OldStreamReader(StreamReader):
         return super().partitions(offsets_to_json(first), end)
 
 
-def stream_reader(
-    options: SourceOptions, value_type: pa.DataType
-) -> DataSourceStreamReader:
-    """Return the reader for the Spark that runs."""
+def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
+    """Return the reader for the Spark that runs; arguments as for `batch_reader`.
+
+    Raises:
+        OptionError: an option is wrong, or the user asked for other columns.
+    """
+    options = SourceOptions.from_map(with_table_options(schema, given), is_stream=True)
+    report_missing_limits(options.limits.is_any)
     kind = StreamReader if HAS_LIMITS else OldStreamReader
-    return kind(options, value_type)
+    return kind(options, value_type(schema, options.values))
