@@ -11,6 +11,7 @@ bits are undefined and travel unchanged. Bit 0 is MetaQ's, bit 1 is of our own; 
 bit 0 it means nothing. Source: broker spec 1.13.
 """
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from metaq.record.properties import (
     Headers,
     encode_properties,
     join_properties,
+    key_line,
     split_properties,
 )
 
@@ -84,6 +86,11 @@ def encode_payload(
         flag |= HAS_PROPERTIES
         text = join_properties(line, attribute).encode()
     return _TEXT_LENGTH.pack(len(text)) + text + data, flag
+
+
+def encode_keys(keys: Iterable[bytes]) -> list[bytes]:
+    """Return what `encode_payload` puts in front of data that has a key alone."""
+    return [_TEXT_LENGTH.pack(len(line)) + line for line in map(key_line, keys)]
 
 
 def decode_payload(payload: BytesLike, flag: int) -> Decoded:

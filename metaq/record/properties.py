@@ -36,6 +36,8 @@ Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
 _PLAIN: Final = "/:@,"
 """Written as they are, beside letters, digits and `-._~`."""
 
+_PLAIN_OCTETS: Final = re.compile(rb"[A-Za-z0-9._~/:@,-]*")
+
 _CHAR: Final = "(?:[A-Za-z0-9._~/:@,-]|%[0-9A-F]{2})"
 _LINE: Final = re.compile(
     f"(?:key={_CHAR}*|h\\.{_CHAR}+={_CHAR}*)(?:&h\\.{_CHAR}+={_CHAR}*)*"
@@ -57,10 +59,18 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
     fields = []
     if key is not None:
         fields.append("key=" + quote_from_bytes(_octets("key", key), _PLAIN))
-    for name, value in list_headers(headers):
+    # Most messages have none, and looking at them costs more than all the rest.
+    for name, value in () if headers == () else list_headers(headers):
         quoted = quote_from_bytes(_octets("header", name), _PLAIN)
         fields.append(f"h.{quoted}={quote_from_bytes(value, _PLAIN)}")
     return "&".join(fields)
+
+
+def key_line(key: bytes) -> bytes:
+    """Return the line of a message with a key alone, as `encode_properties` does."""
+    if _PLAIN_OCTETS.fullmatch(key):
+        return b"key=" + key
+    return encode_properties(key, ()).encode()
 
 
 def list_headers(headers: Headers) -> HeaderPairs:

@@ -17,6 +17,7 @@ from metaq.client.partitioner import (
     parse_partition,
     plan_slots,
     slot_of,
+    slots_of,
 )
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
@@ -86,6 +87,8 @@ def test_where_a_key_lives_never_changes() -> None:
     slots = plan_slots(four)
     keys = ["user-1", "user-2", "", "é", b"\xff\x00"]
     assert [slot_of(key) for key in keys] == [1556, 1966, 0, 3390, 3981]
+    octets = [key.encode() if isinstance(key, str) else key for key in keys]
+    assert slots_of(octets) == [1556, 1966, 0, 3390, 3981]
     assert [str(four[slots[slot_of(key)]]) for key in keys] == [
         "t/1-0",
         "t/0-0",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
-from metaq.record.flags import Decoded, decode_payload, encode_payload
+from metaq.record.flags import Decoded, decode_payload, encode_keys, encode_payload
 from metaq.record.properties import Headers, encode_properties, split_properties
 
 GOLDEN = [
@@ -55,6 +55,12 @@ def test_messages_read_back(
     """None, empty and any other key, header and attribute survive."""
     payload, flag = encode_payload(data, attribute, key, headers)
     assert decode_payload(payload, flag) == (data, attribute, key, tuple(headers))
+
+
+@given(st.lists(st.binary(max_size=12) | TEXTS.map(str.encode)))
+def test_keys_of_many_messages_are_encoded_as_those_of_one(keys: list[bytes]) -> None:
+    """The quick way writes the same bytes."""
+    assert encode_keys(keys) == [encode_payload(b"", key=key)[0] for key in keys]
 
 
 @given(st.binary(max_size=30), st.none() | TEXTS)

@@ -29,10 +29,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.client.partitioner import parse_partition, plan_slots, slot_of
+from metaq.client.partitioner import parse_partition, plan_slots, slot_of, slots_of
 from metaq.errors import LocalProtocolError
 from metaq.model import BrokerId, HeaderPairs, TopicPartition
-from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, encode_payload
+from metaq.record.flags import (
+    HAS_ATTRIBUTE,
+    HAS_PROPERTIES,
+    encode_keys,
+    encode_payload,
+)
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import RowError, SchemaError
 
@@ -165,7 +170,7 @@ class Router:
             whole = Payloads(rows.payloads.to_pylist(), rows.flags.to_pylist())
             return {known[in_turn]: whole} if rows.count else {}
         keys, slots = rows.routing_keys.dictionary_encode(), self._slots_of(topic)
-        chosen = [slots[slot_of(key)] for key in keys.dictionary.to_pylist()]
+        chosen = [slots[slot] for slot in slots_of(keys.dictionary.to_pylist())]
         places = pa.array(chosen, pa.int32()).take(keys.indices).fill_null(in_turn)
         found = {}
         for place in sorted(places.unique().to_pylist()):
@@ -254,9 +259,7 @@ class _Columns:
     def _prepend_keys(self, keys: pa.Array) -> None:
         """The same where rows have nothing but a key: each key is encoded once."""
         encoded = keys.dictionary_encode()
-        blocks = [
-            encode_payload(b"", key=key)[0] for key in encoded.dictionary.to_pylist()
-        ]
+        blocks = encode_keys(encoded.dictionary.to_pylist())
         self.payloads = pc.binary_join_element_wise(
             pa.array(blocks, pa.binary()).take(encoded.indices),
             self.payloads,
