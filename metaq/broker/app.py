@@ -45,7 +45,7 @@ from metaq.broker.housekeeping import (
     log_check_s,
     retention_job,
 )
-from metaq.broker.load import Load, Turns
+from metaq.broker.load import Load, Turns, call_behind_sockets
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -273,7 +273,7 @@ class Broker(Service):
         for directory in self._logs.directories():
             directory.reader.begin()
         topics = Topics(config, self._logs, choose=self._choose)
-        turns = Turns(self._loop.call_soon)
+        turns = Turns(partial(call_behind_sockets, self._loop))
         topics.withdraw(self._definitions.deleting)
         self._context = BrokerContext(
             config=config,

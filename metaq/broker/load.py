@@ -5,6 +5,7 @@ waits, and the others are served meanwhile.
 """
 
 import logging
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -13,6 +14,10 @@ TURN_S: Final = 0.001
 """How long one piece of work may take before others get their turn: a put that comes
 meanwhile waits for one before it is read and for one before it is answered. Shorter
 pieces make small groups for the disk: 0.3 ms cost streams of small puts a quarter."""
+
+LARGE_READ_BYTES: Final = 16 * 1024
+"""A read of more waits for its turn, so that what others have sent meanwhile is on its
+way to the disk before."""
 
 log = logging.getLogger(__name__)
 
@@ -147,15 +152,26 @@ class Load:
                 wake()
 
 
+def call_behind_sockets(loop: AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call back once the loop has seen to its sockets, and to what that gave rise to.
+
+    A turn of the loop looks at the sockets, calls what was asked for before, then what
+    the sockets and the timers are due. With `call_soon` alone, two pieces of work run
+    between the moment when a put arrives and the moment when it is read.
+    """
+    # A timer is due behind the sockets, so its call is behind the calls of theirs.
+    loop.call_later(0, loop.call_soon, call)
+
+
 class Turns:
     """Work that one turn of the loop is too short for, continued turn by turn.
 
-    One piece of it runs in each turn, of whichever session: however much waits here,
-    what comes new to the loop waits for one piece, of TURN_S or little more.
+    One piece of it runs at a time, of whichever session: however much waits here, what
+    comes new to the loop waits for one piece, of TURN_S or little more.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """Run pieces with `call_soon`, which calls back in the next turn."""
+        """Run pieces with `call_soon`: see `call_behind_sockets`."""
         self._call_soon = call_soon
         self._waiting: deque[Callable[[], None]] = deque()
 

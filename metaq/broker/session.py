@@ -10,7 +10,8 @@ Reading stops, and nothing is dropped, while one of these is over its bound: byt
 puts in flight on this connection, reply bytes that its peer has not read, what all
 connections hold together (`load.py`). It goes on when there is room again. Commands
 that take longer than a turn of the loop are continued in later turns, one connection a
-turn: a flood on one costs the others a few milliseconds of the loop.
+turn, and a large read waits for one: a flood on one costs the others a millisecond of
+the loop or two.
 
 The end: after a quit, a malformed frame, the peer's own end, or the broker's, nothing
 more is read; what the commands so far are owed is sent first, then the connection is
@@ -33,7 +34,7 @@ from metaq.broker.dispatch import (
 )
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
-from metaq.broker.load import TURN_S
+from metaq.broker.load import LARGE_READ_BYTES, TURN_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
@@ -187,7 +188,10 @@ class Session:
             if data:
                 self._connection.receive_data(data)
                 self._hot.begin_read()
-            self._process()
+            if len(data) > LARGE_READ_BYTES:
+                self._wait_for_turn()
+            else:
+                self._process()
         except MemoryError:
             # A command is lost half way: nothing behind it may be carried out.
             self.run_out()
@@ -207,8 +211,7 @@ class Session:
                 return
             has_more = self._steps is not None or connection.buffer.unread_bytes
             if has_more and now_s() >= turn_ends_s:
-                self._pause()
-                self._resume_soon()
+                self._wait_for_turn()
                 return
 
     def _take_next(self) -> bool:
@@ -319,6 +322,11 @@ class Session:
             load.relieve(self)
         if self._channel.queued_bytes:
             self._channel.want_empty()
+
+    def _wait_for_turn(self) -> None:
+        """Read no more until what was received has had a turn."""
+        self._pause()
+        self._resume_soon()
 
     def _unpause(self) -> None:
         self._is_paused = False

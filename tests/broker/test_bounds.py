@@ -7,6 +7,7 @@ import re
 import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -14,7 +15,7 @@ import pytest
 
 from metaq.broker import acks
 from metaq.broker.handlers.stats import LOGS_PER_STEP
-from metaq.broker.load import TURN_S, Turns
+from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
 from metaq.protocol.codec import encode
@@ -324,6 +325,66 @@ def test_turns_run_one_piece_each_in_rotation() -> None:
         due.pop()()
         assert len(seen) == before + 1
     assert seen == ["a3", "b2", "a2", "b1", "a1"]
+
+
+def test_between_two_pieces_the_sockets_are_served() -> None:
+    """What comes during a piece is read before the next one, and handed on."""
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+        turns = Turns(partial(call_behind_sockets, loop))
+        ours, theirs = socket.socketpair()
+
+        def work() -> None:
+            seen.append("piece")
+            if seen.count("piece") < 3:
+                turns.ask(work)
+            theirs.send(b"x")
+
+        def on_readable() -> None:
+            ours.recv(1)
+            seen.append("read")
+            loop.call_soon(hand_on)
+
+        def hand_on() -> None:
+            seen.append("handed on")
+            if seen.count("handed on") == 3:
+                is_over.set()
+
+        with ours, theirs:
+            loop.add_reader(ours, on_readable)
+            turns.ask(work)
+            await is_over.wait()
+            loop.remove_reader(ours)
+
+    asyncio.run(main())
+    assert seen == ["piece", "read", "handed on"] * 3
+
+
+def test_a_large_read_lets_a_small_one_go_first(data_dir: Path) -> None:
+    """Both are there when the loop looks, the large one since before."""
+    warm = put(b"x" * 1_000) * 40  # from here on large reads are expected
+    assert len(warm) > 2 * LARGE_READ_BYTES
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as greedy, Peer(broker) as other:
+            await greedy.ask(warm)
+            await other.ask(put(b"first"))
+            log, appended = broker.context.topics.find_log("test", 0), []
+            append = log.append
+
+            def note(chunks, **named):
+                appended.append(b"".join(chunks)[-5:])
+                return append(chunks, **named)
+
+            log.append = note
+            greedy.writer.write(put(b"large") * 1_000)
+            other.writer.write(put(b"small"))
+            await until(lambda: {b"large", b"small"} <= set(appended))
+            assert appended[0] == b"small"
+
+    run(data_dir, scenario)
 
 
 FLOODS = {
