@@ -36,6 +36,10 @@ PUT_OVERHEAD_BYTES: Final = 128
 and the objects that carry both."""
 
 
+LIGHT_BYTES: Final = 16 * 1024
+"""Most bytes in flight of a connection whose puts go first on the disk: less than one
+piece of a stream."""
+
 CAUSES: Final[dict[type[MetaqError], str]] = {
     ForbiddenError: "closed",
     ServerError: "invalid",
@@ -58,6 +62,11 @@ CODES: Final[dict[type[MetaqError], str]] = {
 
 class Answerer(Protocol):
     """Session interface used by put handlers."""
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Return what its commands in flight hold."""
+        ...
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
@@ -188,12 +197,18 @@ def append_run(
             last_id=last_id,
             ticket=ticket,
             finish=finish,
+            is_light=is_light(answerer),
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)
     except MemoryError:
         answerer.answer(b"", count=count, size_bytes=in_flight)
         raise
+
+
+def is_light(answerer: Answerer) -> bool:
+    """Tell whether a session's puts go first on the disk, those held included."""
+    return answerer.in_flight_bytes <= LIGHT_BYTES
 
 
 def verify_checksum(payload: bytes, wanted: int) -> None:

@@ -7,7 +7,13 @@ with it, whatever becomes of it. So no batch is acknowledged before the disk has
 
 from collections.abc import Iterable, Sequence
 
-from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket, Receipts
+from metaq.broker.acks import (
+    PUT_OVERHEAD_BYTES,
+    Answerer,
+    PutTicket,
+    Receipts,
+    is_light,
+)
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, StorageError
 from metaq.fs import Buffer
@@ -76,6 +82,7 @@ def append_batch(
             ticket=ticket,
             batch=batch,
             finish=finish,
+            is_light=is_light(answerer),
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)

@@ -345,6 +345,11 @@ class Session:
 
     # -- answers (Answerer) -----------------------------------------------------------
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Return what commands in flight hold."""
+        return self._in_flight_bytes
+
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
         # What is appended was held by the command at hand until now.

@@ -8,8 +8,9 @@ Theory of operation. A data directory has one storage thread, and this is all it
 
 * A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
   Logs take turns (`GroupQueue`), and what came meanwhile is taken in before the next
-  turn: a put waits for one group of each log that is busy, whatever is queued there. A
-  single append that is larger is written and synced in steps, each of them a turn.
+  turn: a put waits for one group of each log that is busy, whatever is queued there,
+  and one of a connection with little in flight for fewer. A single append that is
+  larger is written and synced in steps, each of them a turn.
 * Appends come in the order the loop made them. A task (a sync by time, a close) is a
   barrier: what came before it is committed before it runs, what came behind it waits.
 * The loop is told with `post`, in the order things happened, and only with values. A
@@ -39,7 +40,7 @@ the end of the directory. Keep in step: `partition_log.py`, the other end of the
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -143,6 +144,8 @@ class AppendRequest(NamedTuple):
     """Called on the storage thread before its bytes are written; raises nothing."""
     finish: Iterable[None] = ()
     """Steps that finish its bytes, done before they are written; they only compute."""
+    is_light: bool = False
+    """Of a connection that has little in flight; see `GroupQueue`."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -163,24 +166,40 @@ class WriterProgress(NamedTuple):
     """Time they took together, seconds."""
 
 
+_Place: TypeAlias = tuple[int, int, LogWriter]
+"""In the order of turns: the last turn of a log, when it wanted the next, the log."""
+
+
 class GroupQueue:
     """Appends that wait for the disk, and which log has the next turn. Pure.
 
     It is the log that was served longest ago: one that is seldom used goes first, and
     none starves. A new one counts as served when it comes. Appends of one log keep
     their order.
+
+    A log with a light append goes before the others, in every other turn at most: a
+    connection with little in flight does not wait for all logs that others flood, and
+    these keep half of the turns.
     """
 
     def __init__(self, group_bytes_max: int = GROUP_BYTES_MAX) -> None:
         """Hand out groups of so many bytes at most; a larger append is one alone."""
         self._group_bytes_max = group_bytes_max
         self._waiting: dict[LogWriter, deque[AppendRequest]] = {}
-        self._turns: list[tuple[int, int, LogWriter]] = []
-        """A heap: the last turn of each log that waits, when it came, the log."""
+        self._places: dict[LogWriter, _Place] = {}
+        """Place of each log that wants a turn."""
+        self._turns: list[_Place] = []
+        """A heap of them, and of places that were given up."""
+        self._light_turns: list[_Place] = []
+        """Likewise, of the logs with a light append."""
+        self._light_counts: Counter[LogWriter] = Counter()
+        """Light appends that wait, for each log that has any."""
+        self._was_light = False
+        """Whether the last turn went to a log for its light appends."""
         self._numbers = count(1)
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._places)
 
     def push(self, request: AppendRequest) -> None:
         """Queue an append behind those of its log."""
@@ -192,10 +211,18 @@ class GroupQueue:
             writer.last_turn = writer.last_turn or next(self._numbers)
             self._want_turn(writer)
         waiting.append(request)
+        if request.is_light:
+            self._light_counts[writer] += 1
+            if self._light_counts[writer] == 1 and writer in self._places:
+                heappush(self._light_turns, self._places[writer])
 
     def begin_turn(self) -> LogWriter:
         """Return the log whose turn it is; `end_turn` follows."""
-        return heappop(self._turns)[-1]
+        light = None if self._was_light else self._pop(self._light_turns)
+        self._was_light = light is not None
+        writer = light or self._pop(self._turns)
+        assert writer is not None, "a log wants a turn"
+        return writer
 
     def waiting(self) -> Iterable[LogWriter]:
         """Return the logs that wait, in the order they came."""
@@ -209,6 +236,10 @@ class GroupQueue:
         while waiting and waiting[0].size_bytes <= room_bytes:
             room_bytes -= waiting[0].size_bytes
             group.append(waiting.popleft())
+        if writer in self._light_counts:
+            self._light_counts[writer] -= sum(each.is_light for each in group)
+            if not self._light_counts[writer]:
+                del self._light_counts[writer]
         return group
 
     def end_turn(
@@ -229,7 +260,20 @@ class GroupQueue:
             del self._waiting[writer]
 
     def _want_turn(self, writer: LogWriter) -> None:
-        heappush(self._turns, (writer.last_turn, next(self._numbers), writer))
+        place = self._places[writer] = writer.last_turn, next(self._numbers), writer
+        heappush(self._turns, place)
+        if writer in self._light_counts:
+            heappush(self._light_turns, place)
+
+    def _pop(self, turns: list[_Place]) -> LogWriter | None:
+        """Take the first place that was not given up; None: there is none."""
+        while turns:
+            place = heappop(turns)
+            writer = place[-1]
+            if self._places.get(writer) is place:
+                del self._places[writer]
+                return writer
+        return None
 
 
 class Appender:

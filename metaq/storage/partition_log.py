@@ -209,6 +209,7 @@ class PartitionLog:
         batch: StoredBatch | None = None,
         before_write: BeforeWrite | None = None,
         finish: Iterable[None] = (),
+        is_light: bool = False,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -222,6 +223,7 @@ class PartitionLog:
             before_write: called on the storage thread, see `AppendRequest`.
             finish: steps that finish the bytes in place, taken on the storage thread
                 before they are written; they only compute.
+            is_light: the connection has little in flight; see `GroupQueue`.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -256,6 +258,7 @@ class PartitionLog:
             batch,
             before_write,
             finish,
+            is_light,
         )
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns. The one line that may find no

@@ -14,6 +14,7 @@ from zlib import crc32
 import pytest
 
 from metaq.broker import acks
+from metaq.broker.acks import LIGHT_BYTES
 from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
 from metaq.broker.waiters import Waiter
@@ -383,6 +384,31 @@ def test_a_large_read_lets_a_small_one_go_first(data_dir: Path) -> None:
             other.writer.write(put(b"small"))
             await until(lambda: {b"large", b"small"} <= set(appended))
             assert appended[0] == b"small"
+
+    run(data_dir, scenario)
+
+
+def test_puts_of_a_connection_with_little_in_flight_go_first(data_dir: Path) -> None:
+    """A stream of puts comes in runs that are larger than that."""
+    small, many = put(b"small"), LIGHT_BYTES // acks.PUT_OVERHEAD_BYTES
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(small)
+            log, seen = broker.context.topics.find_log("test", 0), []
+            append = log.append
+
+            def note(chunks, **named):
+                seen.append(named["is_light"])
+                return append(chunks, **named)
+
+            log.append = note
+            await peer.ask(small)
+            assert seen == [True]
+            await peer.ask(small * many)
+            assert seen == [True, False]
+            await peer.ask(small)
+            assert seen == [True, False, True]
 
     run(data_dir, scenario)
 

@@ -210,6 +210,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.replies = b""
+        self.in_flight_bytes = 0
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         pass

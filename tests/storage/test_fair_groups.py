@@ -32,7 +32,9 @@ class Writer:
     last_turn: int = 0
 
 
-def request(writer: Writer, number: int, size: int) -> AppendRequest:
+def request(
+    writer: Writer, number: int, size: int, *, is_light: bool = False
+) -> AppendRequest:
     return AppendRequest(
         writer,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
@@ -43,6 +45,7 @@ def request(writer: Writer, number: int, size: int) -> AppendRequest:
         1,
         MessageId(number),
         Ticket(),
+        is_light=is_light,
     )
 
 
@@ -50,7 +53,7 @@ def request(writer: Writer, number: int, size: int) -> AppendRequest:
 
 ARRIVALS = st.lists(
     st.one_of(
-        st.tuples(st.integers(0, 4), st.integers(1, 2 * BOUND)),
+        st.tuples(st.integers(0, 4), st.integers(1, 2 * BOUND), st.booleans()),
         st.just("turn"),
         st.just("half a turn"),
     ),
@@ -60,14 +63,16 @@ ARRIVALS = st.lists(
 
 @given(ARRIVALS)
 def test_any_arrivals_are_served_in_fair_bounded_groups(
-    steps: list[tuple[int, int] | str],
+    steps: list[tuple[int, int, bool] | str],
 ) -> None:
     """A group is within its bound, or one append; a log keeps its order; while a log
-    waits no other one has two turns; and everything comes out.
+    waits no other one has two turns, unless for a light append, and those get half of
+    the turns at most; and everything comes out.
     """
     queue, writers = GroupQueue(BOUND), [Writer(number) for number in range(5)]
     pushed: dict[int, list[int]] = {number: [] for number in range(5)}
     taken: dict[int, list[int]] = {number: [] for number in range(5)}
+    light: dict[int, set[int]] = {number: set() for number in range(5)}
     under_way: set[int] = set()
     served_while_waiting: dict[int, list[int]] = {}
 
@@ -76,13 +81,15 @@ def test_any_arrivals_are_served_in_fair_bounded_groups(
         number = writer.number  # type: ignore[attr-defined]
         served_while_waiting.pop(number, None)
         for served in served_while_waiting.values():
-            assert number not in served
+            assert number not in served or light[number]
             served.append(number)
+            assert len(served) < 2 * len(writers)
         if number not in under_way:
             group = queue.take(writer)
             sizes = [each.size_bytes for each in group]
             assert sum(sizes) <= BOUND or len(sizes) == 1
             taken[number] += [each.offset for each in group]
+            light[number] -= set(taken[number])
         under_way.discard(number)
         if not is_done:
             under_way.add(number)
@@ -92,15 +99,33 @@ def test_any_arrivals_are_served_in_fair_bounded_groups(
 
     for place, step in enumerate(steps):
         if isinstance(step, tuple):
-            number, size = step
-            queue.push(request(writers[number], place, size))
+            number, size, is_light = step
+            queue.push(request(writers[number], place, size, is_light=is_light))
             pushed[number].append(place)
+            light[number] |= {place} if is_light else set()
             served_while_waiting.setdefault(number, [])
         elif queue:
             turn(is_done=step == "turn")
     while queue:
         turn(is_done=True)
     assert taken == pushed
+
+
+def test_a_light_append_goes_in_the_next_group() -> None:
+    """With what is before it in its log; of two turns one goes by the order."""
+    queue, writers = GroupQueue(BOUND), [Writer(number) for number in range(4)]
+    for place, number in enumerate([0, 1, 2, 3] * 2):
+        queue.push(request(writers[number], place, 60))
+    queue.push(request(writers[3], 8, 10, is_light=True))
+    served = []
+    while queue:
+        writer = queue.begin_turn()
+        group = [int(each.offset) for each in queue.take(writer)]
+        served.append((writer.number, group))  # type: ignore[attr-defined]
+        queue.end_turn(writer, is_done=True)
+    first, second = (3, [3]), (3, [7, 8])
+    others = [(0, [0]), (1, [1]), (2, [2]), (0, [4]), (1, [5]), (2, [6])]
+    assert served == [first, others[0], second, *others[1:]]
 
 
 # -- a directory
