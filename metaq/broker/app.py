@@ -46,6 +46,7 @@ from metaq.broker.housekeeping import (
     retention_job,
 )
 from metaq.broker.load import Load, Turns, call_behind_sockets
+from metaq.broker.lone_puts import LonePuts
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -68,6 +69,7 @@ from metaq.lifecycle import Service
 from metaq.model import BrokerAddress, LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
+from metaq.net.poller import Poller
 from metaq.record.ids import IdGenerator
 from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
@@ -296,6 +298,8 @@ class Broker(Service):
 
     def _listen(self) -> None:
         config, limits = self._config, self._config.limits
+        self._poller = Poller(self._loop)
+        self._lone_puts = LonePuts(self._context, self._poller.call_at_end)
         self._listener = Listener(
             loop=self._loop,
             on_connection=self._on_connection,
@@ -416,8 +420,11 @@ class Broker(Service):
             loop=self._loop,
             clock=self._clock,
             room_bytes=self._config.limits.connection_buffer_bytes_max,
+            readers=self._poller,
         )
-        session = Session(channel, self._context, on_closed=self._on_session_closed)
+        session = Session(
+            channel, self._context, self._lone_puts, on_closed=self._on_session_closed
+        )
         self._sessions[session] = host
         session.start()
 
@@ -545,6 +552,7 @@ class Broker(Service):
             await self._wait_drained(self._shutdown_s * WITHDRAW_SHARE)
         for session in list(self._sessions):
             session.abort("broker stops")
+        self._poller.close()
 
     async def _wait_drained(self, timeout_s: float) -> None:
         """Wait until no connection is left, or the time is over."""

@@ -23,6 +23,9 @@ chunks and one value to each column of receipts; one run is one append and one t
 Where the choice of the partition is ours, it is made once for all puts to a topic that
 are received together: many small runs would cost what one large one saves.
 
+A put that was received alone is not appended here: `take_lone` checks it, and it is
+appended with those of other connections (`lone_puts.py`).
+
 A head that many messages in a row had is expected again: what follows is tried as a
 *row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
 leaves all of it to the loop, and no row is expected until there was one again.
@@ -40,6 +43,11 @@ from zlib import crc32
 
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
+from metaq.broker.lone_puts import (
+    LONE_OVERHEAD_BYTES,
+    LONE_PAYLOAD_BYTES_MAX,
+    LonePuts,
+)
 from metaq.broker.put_row import (
     ROW_MIN,
     ROW_PAYLOAD_BYTES_MAX,
@@ -151,9 +159,12 @@ class _Head:
 class HotPuts:
     """The hot loop of one session and its memory of heads."""
 
-    def __init__(self, answerer: Answerer, context: BrokerContext) -> None:
+    def __init__(
+        self, answerer: Answerer, context: BrokerContext, lone_puts: LonePuts
+    ) -> None:
         self._answerer = answerer
         self._context = context
+        self._lone_puts = lone_puts
         self._heads: dict[bytes, _Head] = {}
         self._runs: dict[LogId, _Run] = {}
         self._any: dict[str, _AnyPartition] = {}
@@ -168,6 +179,47 @@ class HotPuts:
     def begin_read(self) -> None:
         """Choose anew where puts to any partition go: more bytes were received."""
         self._read_number += 1
+
+    def take_lone(self, data: bytes) -> int:
+        """Gather a put that was received alone, if it is an ordinary one.
+
+        Its checksum may be -1, its partition too; whatever else is odd is for `take`.
+
+        Args:
+            data: all that was received and not carried out.
+
+        Returns:
+            What it holds in flight until it is answered, bytes; 0: nothing was taken.
+        """
+        line_end = data.find(b"\r\n")
+        words = data[:line_end].rsplit(b" ", 2)
+        head = self._heads.get(words[0])
+        if (
+            head is None
+            or head.length != len(data) - line_end - 2
+            or head.length > LONE_PAYLOAD_BYTES_MAX
+            or line_end < 0
+            or self._version != self._context.topics.version
+        ):
+            return 0
+        # More than two spaces are in a head, so there are three words.
+        _, token, opaque = words
+        payload = data[line_end + 2 :]
+        crc = crc32(payload) & CHECKSUM_MASK
+        if token != b"%d" % crc and token != UNCHECKED:
+            return 0
+        if not opaque.isdigit() or len(opaque) > 9 or opaque[0] == _ZERO:
+            number = read_opaque(opaque)
+            if number is None:
+                return 0
+            opaque = b"%d" % number
+        self._read_number += 1
+        run = head.run or self._choose(head)
+        if run is None:
+            return 0
+        put = (self._answerer, opaque, crc, head.flag, payload)
+        self._lone_puts.add(run.log, put)
+        return LONE_OVERHEAD_BYTES + len(payload)
 
     def take(self, buffer: UnparsedBytes) -> int:
         """Append every ordinary put that stands at the buffer's position.

@@ -2,9 +2,10 @@
 
 Theory of operation. The channel gives bytes; the hot loop takes the ordinary puts off
 their front, the general path takes one frame, and so on until the bytes end inside a
-frame. Replies go out as they are ready, which is the order of the commands but for
-puts and waiting gets: those are answered when the disk has them, puts to one log in
-their order. Clients pair replies by opaque (broker spec 1.2, rule 8).
+frame. A put that was received alone is gathered with those of other connections.
+Replies go out as they are ready, which is the order of the commands but for puts and
+waiting gets: those are answered when the disk has them, puts to one log in their order.
+Clients pair replies by opaque (broker spec 1.2, rule 8).
 
 Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
 puts in flight on this connection, reply bytes that its peer has not read, what all
@@ -35,6 +36,7 @@ from metaq.broker.dispatch import (
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S
+from metaq.broker.lone_puts import LonePuts
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
@@ -58,6 +60,7 @@ class Session:
         self,
         channel: Channel,
         context: BrokerContext,
+        lone_puts: LonePuts,
         *,
         on_closed: Callable[["Session"], None],
     ) -> None:
@@ -74,7 +77,7 @@ class Session:
                 joined_bytes_max=RECEIVE_BYTES,
             ),
         )
-        self._hot = HotPuts(self, context)
+        self._hot = HotPuts(self, context, lone_puts)
         self._in_flight_max = limits.connection_in_flight_bytes_max
         self._queue_max = limits.connection_buffer_bytes_max
         self._in_flight_bytes = 0
@@ -185,6 +188,8 @@ class Session:
     def _on_data(self, data: bytes) -> None:
         """Carry out what was received; without data what there is."""
         try:
+            if not self._owed and self._frame_since_s is None and self._take_lone(data):
+                return
             if data:
                 self._connection.receive_data(data)
                 self._hot.begin_read()
@@ -195,6 +200,24 @@ class Session:
         except MemoryError:
             # A command is lost half way: nothing behind it may be carried out.
             self.run_out()
+
+    def _take_lone(self, data: bytes) -> bool:
+        """Take a put that came alone, nothing else being under way on this connection.
+
+        Most connections send nothing else, so it goes without what `_process` looks at.
+        """
+        load = self._context.load
+        if self._channel.queued_bytes or load.is_full:
+            return False
+        size_bytes = self._hot.take_lone(data)
+        if not size_bytes:
+            return False
+        self._owed += 1
+        self._in_flight_bytes += size_bytes
+        load.hold(size_bytes)
+        if self._in_flight_bytes >= self._in_flight_max or load.is_full:
+            self._pause()
+        return True
 
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""

@@ -48,6 +48,7 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.net.cold import is_cached, warm
 from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeError
+from metaq.net.poller import Readers
 
 RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
@@ -121,6 +122,7 @@ class Channel:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         room_bytes: int,
+        readers: Readers | None = None,
     ) -> None:
         """Take over a connected socket; nothing is read before `start`.
 
@@ -130,11 +132,13 @@ class Channel:
             clock: for idle times.
             room_bytes: `on_room` is called when the queue was at least so long and
                 has fallen below half of it.
+            readers: tells when there is something to receive; None: `loop` does.
         """
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = loop
+        self._readers: Readers = loop if readers is None else readers
         self._clock = clock
         self._room_bytes = room_bytes
         self._state = ChannelState.OPEN
@@ -280,7 +284,7 @@ class Channel:
         """Stop reading: bytes stay in the socket, the peer is slowed down."""
         if self._is_reading:
             self._is_reading = False
-            self._loop.remove_reader(self._fd)
+            self._readers.remove_reader(self._fd)
 
     def resume_reading(self) -> None:
         """Read again; harmless when reading, when the peer ended, on the way out."""
@@ -288,7 +292,7 @@ class Channel:
             return
         if self._state is ChannelState.OPEN:
             self._is_reading = True
-            self._loop.add_reader(self._fd, self._on_readable)
+            self._readers.add_reader(self._fd, self._on_readable)
 
     def close_after_flush(self, reason: str) -> None:
         """Send the queue, then close; nothing more is read or accepted."""
@@ -546,7 +550,7 @@ class Channel:
         except OSError as error:
             self._close(self._reason or f"shutdown failed: {error}")
             return
-        self._loop.add_reader(self._fd, self._on_discard)
+        self._readers.add_reader(self._fd, self._on_discard)
         self._is_reading = True
         self._linger = self._loop.call_later(LINGER_S, self._close, self._reason)
 
@@ -571,7 +575,7 @@ class Channel:
         if self._linger is not None:
             self._linger.cancel()
         if self._is_reading:
-            self._loop.remove_reader(self._fd)
+            self._readers.remove_reader(self._fd)
         if self._is_writing:
             self._loop.remove_writer(self._fd)
         self._is_reading = self._is_writing = False

@@ -453,6 +453,10 @@ def encode_value_line(length: int, opaque: int) -> bytes:
     return b"value %d %d\r\n" % (length, opaque)
 
 
+_PUT_REPLY: Final = b"result 200 %d %%b\r\n%%d %d %%d"
+"""Length of the body and partition; then, of each put, opaque, id and offset."""
+
+
 def encode_put_replies(
     partition: int,
     opaques: Sequence[bytes],
@@ -479,14 +483,11 @@ def encode_put_replies(
     if count == 1:
         body = b"%d %d %d" % (ids[0], partition, offsets[0])
         return b"result 200 %d %b\r\n%b" % (len(body), opaques[0], body)
-    first_id, first_offset = str(ids[0]), str(offsets[0])
-    if len(first_id) == len(str(ids[-1])) and len(first_offset) == len(
-        str(offsets[-1])
-    ):
-        body_bytes = len(first_id) + len(str(partition)) + len(first_offset) + 2
+    body_bytes = _put_body_bytes(partition, ids, offsets)
+    if body_bytes:
         if isinstance(ids, range) and isinstance(offsets, range):
             return _join_put_replies(partition, opaques, ids, offsets, body_bytes)
-        reply = b"result 200 %d %%b\r\n%%d %d %%d" % (body_bytes, partition)
+        reply = _PUT_REPLY % (body_bytes, partition)
         values: list[bytes | int] = [0] * (3 * count)
         values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
         return reply * count % tuple(values)
@@ -495,6 +496,35 @@ def encode_put_replies(
     return encode_put_replies(
         partition, opaques[:middle], ids[:middle], offsets[:middle]
     ) + encode_put_replies(partition, opaques[middle:], ids[middle:], offsets[middle:])
+
+
+def encode_put_replies_apart(
+    partition: int,
+    opaques: Sequence[bytes],
+    ids: Sequence[int],
+    offsets: Sequence[int],
+) -> list[bytes]:
+    """Return the replies of `encode_put_replies`, 1 or more, each by itself."""
+    body_bytes = _put_body_bytes(partition, ids, offsets)
+    if body_bytes:
+        reply = _PUT_REPLY % (body_bytes, partition)
+        return [reply % put for put in zip(opaques, ids, offsets, strict=True)]
+    middle = len(opaques) // 2
+    return encode_put_replies_apart(
+        partition, opaques[:middle], ids[:middle], offsets[:middle]
+    ) + encode_put_replies_apart(
+        partition, opaques[middle:], ids[middle:], offsets[middle:]
+    )
+
+
+def _put_body_bytes(
+    partition: int, ids: Sequence[int], offsets: Sequence[int]
+) -> int | None:
+    """Return the length that the bodies of all replies have; None: they differ."""
+    id_bytes, offset_bytes = len(str(ids[0])), len(str(offsets[0]))
+    if id_bytes != len(str(ids[-1])) or offset_bytes != len(str(offsets[-1])):
+        return None
+    return id_bytes + len(str(partition)) + offset_bytes + 2
 
 
 def _join_put_replies(

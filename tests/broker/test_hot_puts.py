@@ -109,6 +109,7 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
     async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
         if not is_hot:
             peer.session._hot.take = lambda _buffer: 0
+            peer.session._hot.take_lone = lambda _data: 0
         answers = []
         for piece in pieces:
             answers.append(await peer.ask(piece))
@@ -156,6 +157,25 @@ def test_hot_and_general_path_answer_and_store_the_same(
     assert hot[1:] == general[1:]
 
 
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(
+    frames=st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS, max_size=30),
+    last=st.lists(BROKEN, max_size=1),
+)
+def test_puts_received_alone_are_answered_and_stored_the_same(
+    frames: list[bytes], last: list[bytes]
+) -> None:
+    """One frame in a read, as clients send that wait for each reply."""
+    first = [put(t, p, opaque=p) for t in ("test", "meta-test") for p in (0, 1)]
+    with TemporaryDirectory() as directory:
+        hot, general = (
+            asyncio.run(run(Path(directory) / name, first + frames + last, is_hot=hot))
+            for name, hot in (("hot", True), ("general", False))
+        )
+    assert hot == general
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -184,9 +204,12 @@ def test_hot_and_general_path_answer_and_store_the_same(
         b"put test 0 5 0 907060870 7\nhello",
     ],
 )
-def test_each_oddity_alone_is_treated_the_same(frame: bytes, tmp_path: Path) -> None:
-    """One odd frame between two ordinary ones: same replies, bytes and fate."""
-    pieces = [put(), put() + frame + put()]
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_each_oddity_is_treated_the_same(
+    frame: bytes, is_alone: bool, tmp_path: Path
+) -> None:
+    """One odd frame between ordinary ones, or alone: same replies, bytes and fate."""
+    pieces = [put(), put(), frame] if is_alone else [put(), put() + frame + put()]
     hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
     general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
     assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
@@ -407,6 +430,7 @@ def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
             await peer.ask(put())
+            await peer.ask(put(partition=1))
             taken = []
             original = HotPuts.take
 
@@ -417,6 +441,12 @@ def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
             peer.session._hot.take = take
             await peer.ask(put(opaque=-(2**31)) + put(opaque=2**31 - 1) + put(opaque=0))
             assert sum(taken) == 3
+            # A lone one does not even come so far.
+            for form in ({}, {"checksum": -1}, {"opaque": -7}, {"partition": -1}):
+                await peer.ask(put(**form) + put(**form))
+                count = len(taken)
+                assert (await peer.ask(put(**form))).startswith(b"result 200 ")
+                assert len(taken) == count
             log = broker.context.topics.find_log("test", 0)
             assert log is not None
             assert log.log_id == LogId("test", 0)
@@ -478,6 +508,7 @@ async def journal_of(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[o
     async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
         if not is_hot:
             peer.session._hot.take = lambda _buffer: 0
+            peer.session._hot.take_lone = lambda _data: 0
         answers = [await peer.ask(piece) for piece in pieces]
         replies = b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
         found: list[object] = [sorted(_frames(replies))]

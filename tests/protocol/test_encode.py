@@ -9,6 +9,7 @@ from metaq.model import LocalTransactionId, TransactionId, XaTransactionId
 from metaq.protocol.codec import (
     encode,
     encode_put_replies,
+    encode_put_replies_apart,
     encode_puts,
     encode_result,
     encode_value_line,
@@ -164,6 +165,9 @@ def test_a_run_of_put_replies_equals_one_by_one(
         body = put_reply(id_, partition, offset).encode()
         single.append(encode_result(200, body, opaque))
     assert encode_put_replies(partition, opaques, ids, offsets) == b"".join(single)
+    if steps:
+        apart = encode_put_replies_apart(partition, opaques, ids, offsets)
+        assert apart == single
 
 
 @given(

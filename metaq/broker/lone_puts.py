@@ -1,0 +1,194 @@
+"""Puts that come alone, one on each of many connections, appended together.
+
+Theory of operation. Most clients have one put under way each. Every one of them is a
+read and a reply of its own; to be an append, a ticket and a request to the storage
+thread besides would cost several times as much. So what the hot path finds alone in a
+read is gathered here, and appended when the loop has been through all sockets that were
+readable: one run for each log, with one ticket, whatever connections its puts came on.
+
+    each socket        read, parse, check, gather      session.py, hot_puts.py
+    end of the pass    ids, headers, append            of each log
+    when it is stored  reply, reply, reply, ...        of all connections
+
+Ids and offsets are given out when the run is appended, so they have the order of the
+log; a put that comes another way meanwhile is before it or behind it. A connection has
+one put in a run at most, so there is no order to keep within.
+
+The loops here are flat on purpose, as in `hot_puts.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from metaq.broker.acks import (
+    PUT_OVERHEAD_BYTES,
+    Answerer,
+    count_puts,
+    refuse_put,
+)
+from metaq.broker.context import BrokerContext
+from metaq.errors import ClosedError, StorageError
+from metaq.model import MessageId
+from metaq.protocol.codec import encode_put_replies_apart, encode_result
+from metaq.record.ids import CARRY, SEQUENCE_MASK
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.storage.partition_log import PartitionLog
+
+LONE_PAYLOAD_BYTES_MAX: Final = 8 * 1024
+"""Largest payload that is gathered, bytes: there is little to share with a larger
+one."""
+
+RUN_MAX: Final = 128
+"""Most puts of a run, 1 MiB: no more than what the disk takes in one turn."""
+
+LONE_OVERHEAD_BYTES: Final = HEADER_BYTES + PUT_OVERHEAD_BYTES
+"""Bytes counted for a put in the in-flight bounds besides its payload."""
+
+LonePut: TypeAlias = tuple[Answerer, bytes, int, int, bytes]
+"""Session, opaque as replies have it, checksum, flag, payload. A plain tuple: one is
+made for each put."""
+
+
+class LonePuts:
+    """The puts that were gathered in this pass. Used on the loop's thread."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        call_at_end: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """Gather nothing yet.
+
+        Args:
+            context: what the broker consists of.
+            call_at_end: calls back at the end of the pass over readable sockets.
+        """
+        self._context = context
+        self._call_at_end = call_at_end
+        self._gathered: dict[PartitionLog, list[LonePut]] = {}
+
+    def add(self, log: PartitionLog, put: LonePut) -> None:
+        """Gather a put whose payload has its checksum.
+
+        It is answered in each case, by `Answerer.answer`, but not within this call. Its
+        session holds LONE_OVERHEAD_BYTES and its payload until then.
+        """
+        puts = self._gathered.get(log)
+        if puts is None:
+            if not self._gathered:
+                self._call_at_end(self._append_all)
+            puts = self._gathered[log] = []
+        puts.append(put)
+
+    def _append_all(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for log, puts in gathered.items():
+            for first in range(0, len(puts), RUN_MAX):
+                self._append(log, puts[first : first + RUN_MAX])
+
+    def _append(self, log: PartitionLog, puts: Sequence[LonePut]) -> None:
+        """Append a run; what is refused is answered now."""
+        ids, offsets = list[int](), list[int]()
+        ticket = LoneTicket(self._context, log, puts, ids, offsets)
+        try:
+            chunks = self._stamp(puts, log.next_offset, ids, offsets)
+            size_bytes = sum(map(len, chunks))
+            count_puts(
+                self._context,
+                log.log_id.topic,
+                count=len(puts),
+                payload_bytes=size_bytes - HEADER_BYTES * len(puts),
+            )
+            log.append(
+                chunks,
+                size_bytes=size_bytes,
+                record_count=len(puts),
+                last_id=MessageId(ids[-1]),
+                ticket=ticket,
+            )
+        except (StorageError, ClosedError) as error:
+            ticket.on_failed(error)
+        except MemoryError:
+            ticket.run_out()
+
+    def _stamp(
+        self,
+        puts: Sequence[LonePut],
+        offset: int,
+        ids: list[int],
+        offsets: list[int],
+    ) -> list[bytes]:
+        """Return the records of a run; their ids and offsets go into the columns."""
+        next_id, pack = int(self._context.ids.reserve(len(puts))), HEADER.pack
+        chunks: list[bytes] = []
+        for _, _, crc, flag, payload in puts:
+            chunks += (pack(len(payload), crc, next_id, flag), payload)
+            ids.append(next_id)
+            offsets.append(offset)
+            offset += HEADER_BYTES + len(payload)
+            next_id += 1
+            if not next_id & SEQUENCE_MASK:
+                next_id += CARRY
+        return chunks
+
+
+class LoneTicket:
+    """A run of lone puts that waits for the disk. Called once, on the loop's thread."""
+
+    __slots__ = ("_appended_s", "_context", "_ids", "_log", "_offsets", "_puts")
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        log: PartitionLog,
+        puts: Sequence[LonePut],
+        ids: Sequence[int],
+        offsets: Sequence[int],
+    ) -> None:
+        self._context = context
+        self._log = log
+        self._puts = puts
+        self._ids = ids
+        self._offsets = offsets
+        self._appended_s = context.clock.monotonic_s()
+
+    def on_stored(self) -> None:
+        """Answer 200: the bytes are as durable as the topic's policy says."""
+        context, puts = self._context, self._puts
+        waited_s = context.clock.monotonic_s() - self._appended_s
+        context.put_latency.record(waited_s, len(puts))
+        try:
+            replies = encode_put_replies_apart(
+                self._log.log_id.partition,
+                [put[1] for put in puts],
+                self._ids,
+                self._offsets,
+            )
+        except MemoryError:
+            self.run_out()
+            return
+        self._answer(replies)
+
+    def on_failed(self, error: StorageError | ClosedError) -> None:
+        """Refuse every put of the run."""
+        log_id, puts = self._log.log_id, self._puts
+        refusal = refuse_put(
+            self._context,
+            error,
+            topic=log_id.topic,
+            partition=log_id.partition,
+            count=len(puts),
+        )
+        status, body = refusal.status, str(refusal).encode()
+        self._answer([encode_result(status, body, int(put[1])) for put in puts])
+
+    def run_out(self) -> None:
+        """Close the connections: there is no memory for the puts or their replies."""
+        for answerer, *_ in self._puts:
+            answerer.run_out()
+        self._answer([b""] * len(self._puts))
+
+    def _answer(self, replies: Sequence[bytes]) -> None:
+        for (answerer, *_, payload), reply in zip(self._puts, replies, strict=True):
+            size_bytes = LONE_OVERHEAD_BYTES + len(payload)
+            answerer.answer(reply, count=1, size_bytes=size_bytes)
