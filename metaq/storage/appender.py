@@ -19,8 +19,9 @@ Theory of operation. A data directory has one storage thread, and this is all it
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
 * The span index is written behind the news, in a turn of its own, and of small groups
-  not before the thread `rest`s: the write would take the interpreter from a loop that
-  has a reply to send, for a fifth of what a lonely put waits. A kill leaves whole
+  not before the thread `rest`s, nor is their checksum computed: that would take the
+  interpreter from a loop that has a reply to send, for a fifth of what a lonely put
+  waits. A kill leaves whole
   records without an entry then, fewer bytes than a span is long; recovery keeps those.
 * A roll happens after the loop was told, so that no put waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
@@ -455,6 +456,7 @@ class Appender:
         if writer.is_new:
             self._guarded(self._create_logs)
         steps = self._under_way.pop(writer, None)
+        is_first = steps is None
         if steps is None:
             steps = self._commit(writer, self._groups.take(writer))
 
@@ -466,9 +468,10 @@ class Appender:
         try:
             self._guarded(step)
         finally:
-            # The last step of a group writes nothing of the log.
+            # The last of several steps writes nothing of the log.
             is_done = writer not in self._under_way
-            self._groups.end_turn(writer, is_done=is_done, counts=not is_done)
+            counts = is_first or not is_done
+            self._groups.end_turn(writer, is_done=is_done, counts=counts)
 
     def _create_logs(self) -> None:
         """Create the first segments of new logs that wait; they share syncs.
@@ -492,7 +495,7 @@ class Appender:
     ) -> Iterator[None]:
         """Write, sync and announce the appends of one log, in steps; then index them.
 
-        The last step is what comes behind the news, and nothing else.
+        The last step of several is what comes behind the news, and nothing else.
         """
         group = [request for request in queued if request.version == writer.version]
         if not group:
@@ -522,9 +525,10 @@ class Appender:
             writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
-        # Its checksum, and a file that may be busy, are no reason for others to wait.
-        yield
-        yield from writer.cover(chunks, record_count=record_count)
+        if not writer.cover_later(chunks, record_count=record_count):
+            # Checksum, and a file that may be busy, are no reason for others to wait.
+            yield
+            yield from writer.cover()
         if writer.is_index_due:
             writer.index()
         else:

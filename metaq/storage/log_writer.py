@@ -42,6 +42,10 @@ UNSYNCED_BYTES_MAX: Final = SizeBytes(16 << 20)
 """Recovery takes a longer damaged tail for corruption, not for a torn one. Groups were
 so large once, and what they left on a disk is judged by that."""
 
+UNCOVERED_BYTES_MAX: Final = SizeBytes(4096)
+"""Written bytes whose checksum waits for that of those behind them: computing it keeps
+the interpreter from a loop that has a reply to send."""
+
 PLACE_CHECK_S: Final = 1.0
 """How long appends may be acknowledged before the active segment is looked for under
 its name again: bytes of a file without a name are gone when it is closed."""
@@ -158,6 +162,10 @@ class LogWriter:
         """Id of the last record written."""
         self.unsynced_records = 0
         """Records written since the last sync."""
+        self._uncovered: list[Buffer] = []
+        """Written bytes that `cover` is to take."""
+        self._uncovered_bytes = 0
+        self._uncovered_records = 0
         self.last_sync_s = self._seen_s = clock.monotonic_s()
         """When the last sync ended, on the monotonic clock."""
         self.sync_count = 0
@@ -218,7 +226,7 @@ class LogWriter:
         last_id: MessageId,
         batches: Sequence[StoredBatch] = (),
     ) -> Iterator[None]:
-        """Write whole records behind the last one; `cover` is to follow.
+        """Write whole records behind the last one; `cover_later` is to follow.
 
         More than `GROUP_BYTES_MAX` is written in steps: between two of them other logs
         may be written, but not this one, whose end moves with the last step. In group
@@ -275,15 +283,30 @@ class LogWriter:
                 " another disk mounted over it)"
             )
 
-    def cover(self, chunks: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
-        """Take written bytes into the index, in memory and in steps; see `index`.
+    def cover_later(self, chunks: Sequence[Buffer], *, record_count: int) -> bool:
+        """Keep written bytes for `cover`; return whether that may wait for more.
+
+        Args:
+            chunks: all that was written since the last call; must not change.
+            record_count: records in them.
+        """
+        if self._active is None or self._active.spans is None:
+            return True
+        self._uncovered += chunks
+        self._uncovered_bytes += sum(map(len, chunks))
+        self._uncovered_records += record_count
+        return self._uncovered_bytes < UNCOVERED_BYTES_MAX and not self.is_index_due
+
+    def cover(self) -> Iterator[None]:
+        """Take what was kept into the index, in memory and in steps; see `index`.
 
         Separate from `write`, so that no append waits for its checksum: while that is
         computed the loop may take the interpreter for long.
         """
-        if self._active is not None and self._active.spans is not None:
-            spans = self._active.spans
-            yield from spans.extend(chunks, record_count=record_count)
+        chunks, record_count = self._uncovered, self._uncovered_records
+        self._uncovered, self._uncovered_bytes, self._uncovered_records = [], 0, 0
+        if chunks and self._active is not None and self._active.spans is not None:
+            yield from self._active.spans.extend(chunks, record_count=record_count)
 
     def sync(self) -> None:
         """Wait until everything written is on disk, then index it.
@@ -313,6 +336,8 @@ class LogWriter:
         Raises:
             DiskError: nothing is known about the index any more.
         """
+        for _step in self.cover():
+            pass
         active = self._active
         if active is None or active.spans is None or self.synced_end != self.end:
             return

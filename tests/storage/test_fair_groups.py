@@ -187,6 +187,19 @@ def test_a_put_to_another_log_is_in_the_next_group(bench: StorageBench) -> None:
     assert all(ticket.is_stored for ticket in tickets)
 
 
+def test_a_small_group_is_a_turn(bench: StorageBench) -> None:
+    """Nothing of it is left to do, and still the log waits behind the others then."""
+    log, other = log_of(bench), log_of(bench, OTHER)
+    first, second = put(bench, log), put(bench, other)
+    step(bench)
+    assert (first.is_stored, second.is_stored) == (True, False)
+    third = put(bench, log)
+    assert step(bench)
+    assert (second.is_stored, third.is_stored) == (True, False)
+    assert not step(bench)
+    assert third.is_stored
+
+
 def test_what_is_written_and_synced_at_once_is_bounded(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 from itertools import pairwise
+from zlib import crc32
 
 import pytest
 
@@ -14,6 +15,8 @@ from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import appender, log_writer
 from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
+from metaq.storage.log_writer import UNCOVERED_BYTES_MAX
+from metaq.storage.span_index import read_index
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
 from tests.rigs.storage import Ticket
 from tests.storage.support import (
@@ -143,6 +146,27 @@ def test_a_small_group_is_indexed_when_the_thread_rests(fs: FaultyFileSystem) ->
     bench.run()
     fs.on_call(None)
     assert writes == [0, 0, 1, 0, 1]
+    bench.close()
+
+
+def test_small_groups_are_covered_together(fs: FaultyFileSystem) -> None:
+    """Their checksum is that of all their bytes, whenever it was computed."""
+    bench = opened(fs)
+    log = log_of(bench)
+    bench.workers[0].is_busy = True
+    for size in (10, 100, UNCOVERED_BYTES_MAX, 20, 30):
+        put(bench, log, size=size)
+        bench.run()
+    bench.workers[0].is_busy = False
+    put(bench, log)
+    bench.run()
+    index = read_index(fs, log.segments.active.path, Offset(0))
+    assert index is not None
+    assert (index.end_offset, index.record_count) == (log.high_watermark, 6)
+    content, done = content_of(log), 0
+    for span in index.spans:
+        assert span.checksum == crc32(content[done : span.end_offset])
+        done = span.end_offset
     bench.close()
 
 
