@@ -27,8 +27,9 @@ A put that was received alone is not appended here: `take_lone` checks it, and i
 appended with those of other connections (`lone_puts.py`).
 
 A head that many messages in a row had is expected again: what follows is tried as a
-*row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
-leaves all of it to the loop, and no row is expected until there was one again.
+*row* first (`put_row.py`), which goes without the loop; rows that follow each other in
+one turn are one run. Whatever is odd about a row leaves all of it to the loop, and no
+row is expected until there was one again.
 
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
@@ -175,6 +176,8 @@ class HotPuts:
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
+        self.turn_ends_s = 0.0
+        """When `take` is to stop, on the monotonic clock; set by the session."""
 
     def begin_read(self) -> None:
         """Choose anew where puts to any partition go: more bytes were received."""
@@ -236,28 +239,39 @@ class HotPuts:
             self._any.clear()
             self._expected = None
             self._version = self._context.topics.version
+        self.has_more = False
         count = self._take_row(buffer)
-        self.has_more = count >= ROW_MAX
         if self.has_more:
             return count
         return count + self._take_each(buffer)
 
     def _take_row(self, buffer: UnparsedBytes) -> int:
-        """Take a row of puts that all have the head of those before them."""
+        """Take rows of puts that all have the head of those before them, as one run."""
         head = self._expected
         if head is None or head.reader is None:
             return 0
         run = head.run or self._choose(head)
         if run is None:
             return 0
-        row = head.reader.read(buffer.data, buffer.position, ROW_MAX)
-        if row is None:
-            self._expected = None
+        now_s, opaques, records = self._context.clock.monotonic_s, [], bytearray()
+        while True:
+            row = head.reader.read(buffer.data, buffer.position, ROW_MAX)
+            if row is None:
+                self._expected = None
+                break
+            buffer.position = row.end
+            opaques += row.opaques
+            records += encode_uniform(row.payloads, row.checksums, flag=head.flag)
+            if len(row.opaques) < ROW_MAX:
+                break
+            if now_s() >= self.turn_ends_s:
+                self.has_more = True
+                break
+        count, stride = len(opaques), HEADER_BYTES + head.length
+        if not count:
             return 0
-        buffer.position = row.end
-        log, count, stride = run.log, len(row.payloads), HEADER_BYTES + head.length
-        first_id, done = self._context.ids.reserve(count), 0
-        records = encode_uniform(row.payloads, row.checksums, flag=head.flag)
+        log, done = run.log, 0
+        first_id = self._context.ids.reserve(count)
         stamp_ids(records, stride, first_id, count)
         for ids in id_runs(first_id, count):
             end = done + len(ids)
@@ -266,7 +280,7 @@ class HotPuts:
             )
             offset = log.next_offset
             offsets = range(offset, offset + len(piece), stride)
-            receipts = Receipts(row.opaques[done:end], ids, offsets)
+            receipts = Receipts(opaques[done:end], ids, offsets)
             self._append(log, [piece], receipts, len(piece))
             done = end
         return count

@@ -222,7 +222,7 @@ class Session:
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""
         connection, now_s = self._connection, self._context.clock.monotonic_s
-        turn_ends_s = now_s() + TURN_S
+        turn_ends_s = self._hot.turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
                 # Before any bound is looked at: going on is what frees its bytes.

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.hot_puts import HEADS_MAX, HotPuts, read_opaque
+from metaq.broker.hot_puts import HEADS_MAX, ROW_MAX, HotPuts, read_opaque
 from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record
-from tests.rigs.broker import Peer, running_broker
+from tests.rigs.broker import TIMEOUT_S, Peer, running_broker
 
 NOW_MS = 1_700_000_000_000
 
@@ -273,6 +273,57 @@ def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
             assert sum(taken) == 2 * ROW_MIN
 
     asyncio.run(scenario())
+
+
+def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
+    """The clock stands still, so no time-out parts them; each has its own receipt."""
+    count = 2 * ROW_MAX + ROW_MIN
+
+    async def scenario() -> None:
+        clock = ManualClock(wall_ms=NOW_MS)
+        async with (
+            running_broker(tmp_path / "data", clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            await peer.ask(put(payload=b"") * (2 * ROW_MIN))
+            log = broker.context.topics.find_log("test", 0)
+            assert log is not None
+            peer.session._hot.turn_ends_s = clock.monotonic_s() + 1
+            before = log.statistics().append_count
+            buffer = Received(
+                b"".join(put(payload=b"", opaque=o) for o in range(count))
+            )
+            assert peer.session._hot.take(buffer) == count
+            async with asyncio.timeout(TIMEOUT_S):
+                while peer.session.owed:
+                    await asyncio.sleep(0.0005)
+            assert log.statistics().append_count == before + 1
+            assert log.record_count == 2 * ROW_MIN + count
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_is_over_ends_the_rows(tmp_path: Path) -> None:
+    """The rest waits for the next turn, and the session is told that there is some."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            await peer.ask(put(payload=b"") * (2 * ROW_MIN))
+            hot, buffer = peer.session._hot, Received(put(payload=b"") * (3 * ROW_MAX))
+            hot.turn_ends_s = 0.0
+            for _ in range(3):
+                assert hot.take(buffer) == ROW_MAX
+                assert hot.has_more
+
+    asyncio.run(scenario())
+
+
+class Received:
+    """Bytes of one read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
 
 
 def _frames(raw: object) -> list[bytes]:
