@@ -105,6 +105,7 @@ class LonePuts:
                 record_count=len(puts),
                 last_id=MessageId(ids[-1]),
                 ticket=ticket,
+                is_light=True,  # nothing else of its connections is under way
             )
         except (StorageError, ClosedError) as error:
             ticket.on_failed(error)
