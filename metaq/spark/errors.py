@@ -123,7 +123,7 @@ class JobError(SparkError):
 
 
 class ArchiveError(JobError):
-    """An archive contradicts its manifest, or has another writer."""
+    """An archive contradicts its table, or has another writer."""
 
 
 @dataclass(frozen=True, slots=True)
