@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -288,6 +289,15 @@ class ArchiveStore:
         files = [_file_of(each, self.root) for each in added]
         chosen = (file for file in files if not topics or file.topic in topics)
         return tuple(sorted(chosen, key=lambda file: file.path))
+
+    def count_small(self, size_bytes: int) -> int:
+        """Return how many smaller files the topic and day has that has most of them."""
+        with told(self.root):
+            added = pa.table(self._open.get_add_actions(flatten=True))
+        small = added.filter(pc.less(added["size_bytes"], size_bytes))
+        by_day = small.group_by([f"partition.{name}" for name in PARTITIONED_BY])
+        counts = by_day.aggregate([([], "count_all")])["count_all"]
+        return pc.max(counts).as_py() or 0
 
     def count_rows(self, files: Sequence[DataFile]) -> dict[str, int]:
         """Return the rows of the files that are there, by path, from their footers.

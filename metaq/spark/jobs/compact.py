@@ -1,12 +1,9 @@
 """Put small files of an archive together; no message is gained or lost by it."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
-from metaq.spark.jobs.data_files import DataFile
 
 FILE_BYTES: Final = 128 << 20
 """Files are put together up to about that size."""
@@ -22,18 +19,6 @@ class CompactSummary:
     """Files that do not count any more."""
     written_count: int
     """Files that came in their place."""
-
-
-def count_small(files: Iterable[DataFile], *, file_bytes: int) -> int:
-    """Return the small files of the topic and day that has most of them.
-
-    Args:
-        files: files of a table.
-        file_bytes: greatest size of a new file, about.
-    """
-    small = (f for f in files if f.size_bytes < file_bytes // SMALL_DIVISOR)
-    counts = Counter((file.topic, file.date) for file in small)
-    return max(counts.values(), default=0)
 
 
 def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
@@ -59,6 +44,6 @@ def compact_store(
     store: ArchiveStore, *, file_bytes: int, count_min: int = 2
 ) -> CompactSummary:
     """Compact an open archive when a topic and day has so many small files."""
-    if count_small(store.files(), file_bytes=file_bytes) < count_min:
+    if store.count_small(file_bytes // SMALL_DIVISOR) < count_min:
         return CompactSummary(0, 0)
     return CompactSummary(*store.compact(file_bytes))

@@ -1,18 +1,14 @@
 """Data files and what failures say; without Spark."""
 
+from pathlib import Path
+
 import pytest
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import root_of
-from metaq.spark.jobs.compact import count_small
+from metaq.spark.jobs.archive_store import ArchiveStore, root_of
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import sentence_of
-
-
-def data_file(path: str, size_bytes: int = 1) -> DataFile:
-    topic, date = path.split("/")[:2]
-    return DataFile(path, size_bytes, topic, date, {"numRecords": 1}, 0)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +30,26 @@ def test_directories_have_topic_and_day(
     assert DataFile(path, 1, topic, date, {}, 0).directory_topic == read
 
 
-def test_small_files_are_counted_by_topic_and_day() -> None:
-    """The largest number decides; a file of half the goal is not small."""
-    assert count_small([], file_bytes=100) == 0
-    sizes = {"a/x/1": 1, "a/x/2": 49, "a/x/3": 50, "a/y/1": 1, "b/x/1": 1}
-    files = [data_file(path, size) for path, size in sizes.items()]
-    assert count_small(files, file_bytes=100) == 2
+def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
+    """The largest number decides; a file of that size is not small."""
+    store = ArchiveStore(str(tmp_path))
+    store.claim("query")
+    assert store.count_small(50) == 0
+    ends = {"broker_id": 0, "partition": 0, "offset": 0}
+    stats = {"numRecords": 1, "minValues": ends, "maxValues": ends}
+    day, next_day = "topic=a/date=2026-01-31", "topic=a/date=2026-02-01"
+    other, none = "topic=b/date=2026-01-31", "topic=a/date=__HIVE_DEFAULT_PARTITION__"
+    sizes = [(day, 1), (day, 49), (day, 50), (next_day, 1), (other, 1), (none, 1)]
+    files = [
+        DataFile.from_path(f"{directory}/{number}.parquet", size_bytes, stats, 0)
+        for number, (directory, size_bytes) in enumerate(sizes)
+    ]
+    store.commit(0, files)
+    found = [(file.path, file.date, file.log) for file in store.files()]
+    assert found == sorted(
+        ((file.path, file.date, file.log) for file in files), key=lambda each: each[0]
+    )
+    assert [store.count_small(size) for size in (50, 51, 1)] == [2, 3, 0]
 
 
 def test_a_file_of_several_partitions_may_hold_what_lies_between() -> None:
