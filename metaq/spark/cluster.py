@@ -532,9 +532,13 @@ class Cluster:
     async def _run(self, work: ClusterWork[T]) -> T:
         context, wire = (await self._opened()).context, self._wire
         patience_s = max(wire.retry_timeout_s, wire.request_timeout_s)
+        clock = context.clock
         self._busy_count += 1
         try:
-            return await work(context, context.clock.monotonic_s() + patience_s)
+            # An answer may take longer than that; brokers and ZooKeeper may not.
+            known_s = clock.monotonic_s() + wire.retry_timeout_s
+            await read_cluster(context, (), deadline_s=known_s)
+            return await work(context, clock.monotonic_s() + patience_s)
         finally:
             self._busy_count -= 1
             self._used_s = asyncio.get_running_loop().time()

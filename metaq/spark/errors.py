@@ -78,6 +78,10 @@ class BackwardRangeError(SparkError):
     """A read would end before it starts: never taken for an empty one."""
 
 
+class InnerOffsetError(SparkError):
+    """An offset that a user named is none at which a record begins."""
+
+
 class LateStartError(SparkError):
     """A read is to start at a time, and no message is that young."""
 

@@ -31,6 +31,9 @@ VERSION: Final = 1
 VERSION_KEY: Final = "/version"
 """Key of the version: beside the topics, and no topic's name."""
 
+BEHIND_KEY: Final = "/behind"
+"""Key of the backlog of each topic, in the log ends that a progress shows."""
+
 EARLIEST: Final = Offset(-2)
 """Wanted offset: the log start at the time of reading."""
 LATEST: Final = Offset(-1)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.client import read_origin
+from metaq.client import Client, read_origin
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import (
@@ -112,6 +112,41 @@ def test_a_million_rows_come_once_each(
     ).collect()
     count = 2 * half
     assert tuple(row) == (count, count * (count - 1) // 2, count)
+
+
+def gets_of(broker: EmbeddedBroker, frame: DataFrame) -> int:
+    """Return how many gets of 1 MiB or less a query takes."""
+
+    def count() -> int:
+        with Client(brokers=[broker.address]) as client:
+            (told,) = client.stats().values()
+        return int(told["cmd_get"])
+
+    before = count()
+    frame.collect()
+    return count() - before
+
+
+def test_a_limit_and_filters_read_no_more_than_they_need(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """Two partitions of 24 MiB: what the broker serves is counted."""
+    value, count = b"x" * 65_516, 384  # 64 KiB with its header
+    for number in (0, 1):
+        publish(broker, [value] * count, partition=tp(number))
+    found = read(spark, broker).select("offset")
+    assert gets_of(broker, found) >= 48
+    # Two pieces are read ahead, and a few batches wait on their way to the JVM.
+    assert gets_of(broker, found.limit(10)) <= 16
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = read(spark, broker, filterPushdown="true").select("offset")
+        assert 24 <= gets_of(broker, pushed.where("partition = 1")) <= 30
+        middle = 12 * 1024 * 1024
+        at = f"offset >= {middle} and offset < {middle + 65_536}"
+        assert gets_of(broker, pushed.where(at)) <= 6
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_filters_give_the_same_rows_pushed_or_not(

@@ -12,11 +12,13 @@ import pytest
 from metaq.errors import NoBrokerError
 from metaq.model import Offset
 from metaq.spark import clusters
+from metaq.spark.cluster import Cluster
+from metaq.spark.errors import InnerOffsetError
 from metaq.spark.options import SourceOptions
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp, wire
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -65,6 +67,53 @@ def test_a_partition_that_nobody_has_is_named(
     goes_on = StreamProgress(source_options(broker, **QUICKLY, **picked))
     with pytest.raises(NoBrokerError, match=re.escape(sentence)):
         goes_on.advance({P0: Offset(0)})
+
+
+@pytest.mark.parametrize("edge", ["start", "end"])
+def test_an_offset_inside_a_record_is_called_that(
+    broker: EmbeddedBroker, edge: str
+) -> None:
+    """Of batches and of streams, before any task runs; `skip` reads on behind it."""
+    publish(broker, numbered(3), partition=P0)
+    name = f"{edge}ingOffsets"
+    given = {"subscribe": TOPIC, name: json.dumps({TOPIC: {"0-0": 40, "0-1": 0}})}
+    sentence = (
+        "logs/0-0: no record begins at offset 40, which lies inside one, or at damage;"
+        " the next one is at 70. Offsets are byte positions"
+    )
+
+    def plan(**more: Any) -> Any:
+        options = SourceOptions.from_map(wire(broker, **given, **more), is_stream=False)
+        return BatchReader(options, pa.binary()).partitions()
+
+    with pytest.raises(InnerOffsetError, match=re.escape(sentence)):
+        plan()
+    assert plan(onCorrupt="skip")
+    if edge == "start":
+        with pytest.raises(InnerOffsetError, match=re.escape(sentence)):
+            StreamProgress(source_options(broker, **given)).start()
+    given[name] = json.dumps({TOPIC: {"0-0": 35, "0-1": 0}})
+    assert plan()
+
+
+@pytest.mark.timeout(120)
+def test_zookeeper_is_waited_for_as_long_as_was_asked() -> None:
+    """However long an answer of a broker may take."""
+    options = SourceOptions.from_map(
+        {
+            "zookeeper": "127.0.0.1:1",
+            "subscribe": TOPIC,
+            "retryTimeoutMs": "200",
+            "requestTimeoutMs": "3600000",
+        },
+        is_stream=False,
+    )
+    cluster = Cluster(options.wire)
+    try:
+        with pytest.raises(NoBrokerError, match=r"127\.0\.0\.1:1"):
+            cluster.partitions(options)
+    finally:
+        cluster.close()
 
 
 def test_an_assigned_partition_whose_broker_comes_later_is_waited_for(

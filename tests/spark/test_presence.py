@@ -105,6 +105,25 @@ def test_a_topic_that_nobody_has_is_an_error_that_lists_near_names() -> None:
         assert str(found.value) == ("no topic matches 'zz.*'; topics are: logs, lonely")
 
 
+def test_a_pattern_does_not_choose_the_pattern_of_a_broker(
+    two: Two, tmp_path: Path
+) -> None:
+    """A broker shows the names of its sections, and one of them may be a pattern."""
+    third = EmbeddedBroker(
+        tmp_path / "third",
+        topics={"app-*": 1},
+        zookeeper=two.zookeeper,
+        settings={"brokerId": "2"},
+    )
+    third.start()
+    try:
+        chosen = {"subscribePattern": ".*"}
+        assert {task.range.partition for task in plan(**chosen)} == {HERE, THERE}
+        assert {p.topic for p in begin(**chosen)} == {TOPIC, "lonely"}
+    finally:
+        third.stop()
+
+
 def test_a_stream_may_wait_for_a_topic(two: Two) -> None:
     """It reads the topic when that comes, and others meanwhile."""
     for chosen in ({"subscribe": "later"}, {"subscribePattern": "later|latest"}):

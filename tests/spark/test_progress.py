@@ -21,7 +21,7 @@ from metaq.spark import clusters
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
-from metaq.spark.offsets import offsets_to_json
+from metaq.spark.offsets import BEHIND_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
 from metaq.spark.source import stream
@@ -96,6 +96,20 @@ def test_batches_follow_the_log_and_its_limits(broker: EmbeddedBroker) -> None:
     assert last == offsets(100, 50)
     assert query.advance(last) == last
     assert query.ends == last
+
+
+def test_progress_says_how_far_behind_a_query_is(broker: EmbeddedBroker) -> None:
+    """In messages and bytes of each topic, once it has planned a micro-batch."""
+    publish(broker, numbered(100), partition=P0)
+    publish(broker, numbered(50), partition=P1)
+    reader = StreamReader(source_options(broker, maxOffsetsPerTrigger=60), VALUE)
+    assert reader.reportLatestOffset() is None
+    end = reader.initialOffset()
+    for left in (90, 30, 0):
+        end = reader.latestOffset(end, None)
+        behind = {TOPIC: {"bytes": left * SIZE, "records": left}}
+        ends = offsets_to_json(offsets(100, 50))
+        assert reader.reportLatestOffset() == {**ends, BEHIND_KEY: behind}
 
 
 def test_a_frozen_query_reads_what_was_there(broker: EmbeddedBroker) -> None:
@@ -476,7 +490,8 @@ def test_a_reader_travels_without_its_client(broker: EmbeddedBroker) -> None:
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
     (task,) = reader.partitions(start, end)
-    assert reader.reportLatestOffset() == end
+    nothing = {TOPIC: {"bytes": 0, "records": 0}}
+    assert reader.reportLatestOffset() == {**end, BEHIND_KEY: nothing}
     copy = pickle.loads(pickle.dumps(reader))
     batches = list(copy.read(pickle.loads(pickle.dumps(task))))
     assert [v for b in batches for v in b.column("value").to_pylist()] == numbered(10)

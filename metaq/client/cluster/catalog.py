@@ -13,6 +13,7 @@ from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.cluster.presence import put_addresses, require_all_there
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
+from metaq.config.topic_rules import is_pattern
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.retry import retry
@@ -29,6 +30,9 @@ async def find_topics(
     context: ClientContext, pattern: str, *, deadline_s: float
 ) -> tuple[str, ...]:
     """Return the topics whose whole name matches a pattern of `re`, ascending.
+
+    A section of a broker's settings that is a pattern itself stands beside the topics,
+    in ZooKeeper as well: it is none.
 
     Raises:
         NoBrokerError: nothing is known of the cluster.
@@ -47,7 +51,8 @@ async def find_topics(
         snapshot = await read_cluster(context, (), deadline_s=deadline_s)
         names = frozenset(snapshot.gets)
     matches = re.compile(pattern).fullmatch
-    return tuple(sorted(name for name in names if matches(name)))
+    found = (name for name in names if matches(name) and not is_pattern(name))
+    return tuple(sorted(found))
 
 
 async def read_cluster(

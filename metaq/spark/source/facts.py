@@ -24,8 +24,15 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.options import MIB
 from metaq.errors import CorruptRecordError
-from metaq.model import Millis, Offset, SizeBytes, TopicPartition
+from metaq.model import Millis, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.scan import (
+    START,
+    Corrupt,
+    Incomplete,
+    find_next_record,
+    read_record,
+)
 from metaq.spark.cluster import Cluster
 from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.runs import find_run
@@ -117,6 +124,35 @@ class PlanningFacts:
         if inner:
             self._record_bytes[partition] = (inner[-1] - start) // len(inner)
         return inner
+
+    def record_from(
+        self, partition: TopicPartition, offset: Offset, end: Offset
+    ) -> Offset | None:
+        """Return the first offset from a given one on at which a record begins.
+
+        Args:
+            partition: whose log.
+            offset: within the log, not at its end.
+            end: the log end.
+
+        Returns:
+            `offset` where a record begins there, or one that is longer than a get may;
+            None where none is in sight.
+        """
+
+        async def read(context: ClientContext, deadline_s: float) -> bytes:
+            size_bytes = SizeBytes(min(end - offset, WALK_GET_BYTES))
+            return await read_slice(
+                context, partition, offset, size_bytes, deadline_s=deadline_s
+            )
+
+        data = self._cluster.run(read)
+        found = read_record(data, START, payload_bytes_max=VALUE_BYTES_MAX)
+        is_cut = isinstance(found, Incomplete) and offset + found.needed_bytes > end
+        if not is_cut and not isinstance(found, Corrupt):
+            return offset
+        behind = find_next_record(data, Position(1), payload_bytes_max=VALUE_BYTES_MAX)
+        return None if behind is None else Offset(offset + behind)
 
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis

@@ -5,9 +5,10 @@ from typing import assert_never
 
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
-from metaq.spark.errors import LateStartError
+from metaq.spark.errors import InnerOffsetError, LateStartError
 from metaq.spark.options import AtTime, Edge, SourceOptions
 from metaq.spark.plan import LogSpan
+from metaq.spark.rows import OnCorrupt
 from metaq.spark.source.facts import PlanningFacts
 
 NOTHING = LogSpan(Offset(0), Offset(0))
@@ -30,6 +31,7 @@ def resolve_starts(
 
     Raises:
         LateStartError: no message is as young as the asked time.
+        InnerOffsetError: a named offset lies inside a record.
         CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
     """
     committed: dict[TopicPartition, Offset] = {}
@@ -55,6 +57,7 @@ def resolve_starts(
                     )
                 starts[partition] = span.end if at is None else at
             case int():
+                _require_record(facts, options, partition, span, wanted)
                 starts[partition] = wanted
             case _:
                 assert_never(wanted)
@@ -75,8 +78,30 @@ def resolve_ends(
             at = _first_since(facts, partition, span, wanted.time_ms)
             ends[partition] = span.end if at is None else at
         elif isinstance(wanted, int):
+            _require_record(facts, options, partition, span, wanted)
             ends[partition] = wanted
     return ends
+
+
+def _require_record(
+    facts: PlanningFacts,
+    options: SourceOptions,
+    partition: TopicPartition,
+    span: LogSpan,
+    named: Offset,
+) -> None:
+    """Refuse an offset within the log at which no record begins, unless `skip` asks."""
+    is_within = span.start < named < span.end
+    if not is_within or options.on_corrupt is OnCorrupt.SKIP:
+        return
+    begins = facts.record_from(partition, named, span.end)
+    if begins != named:
+        where = "none is in sight" if begins is None else f"the next one is at {begins}"
+        raise InnerOffsetError(
+            f"{partition}: no record begins at offset {named}, which lies inside one,"
+            f" or at damage; {where}. Offsets are byte positions: take those of the"
+            " column offset"
+        )
 
 
 def _first_since(

@@ -12,7 +12,7 @@ is answered late, by up to `IDLE_WAIT_S`, or as soon as something is.
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,6 +23,7 @@ from metaq.model import Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, one_sentence
 from metaq.spark.offsets import (
+    BEHIND_KEY,
     format_offsets,
     offsets_from_json,
     offsets_to_json,
@@ -53,6 +54,15 @@ IDLE_WAIT_S: Final = 0.2
 """Longest delay of the answer that nothing is new."""
 
 
+class Behind(NamedTuple):
+    """What a query has not read yet of a topic."""
+
+    size_bytes: int
+    """Bytes of the log."""
+    record_count: int | None
+    """Messages; an estimate for MetaQ 1.4, None where a broker does not say."""
+
+
 class StreamProgress:
     """The offsets of one query, on the driver. One thread."""
 
@@ -72,6 +82,7 @@ class StreamProgress:
         self._is_checked = False
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
+        self._planned: dict[TopicPartition, Offset] = {}
 
     def start(self) -> dict[TopicPartition, Offset]:
         """Return where a new query starts, the same until its first commit.
@@ -141,7 +152,8 @@ class StreamProgress:
             self._waiting_since_s = None
         elif limits.messages_min is not None and backlog:
             self._cluster.wait_news(IDLE_WAIT_S)
-        return {**stand, **ends}
+        self._planned = {**stand, **ends}
+        return self._planned
 
     def spans(
         self,
@@ -181,6 +193,29 @@ class StreamProgress:
         there = {p: span for p, span in wanted.items() if p in logs}
         settled = settle_all(there, logs, self._options, self._facts)
         return {**wanted, **settled}
+
+    def behind(self) -> dict[str, Behind]:
+        """Return what the next micro-batch leaves for later ones, of each topic.
+
+        Records are asked of brokers where there are any; None where they cannot be.
+        """
+        found: dict[str, Behind] = {}
+        for partition, end in sorted(self.ends.items()):
+            start = self._planned.get(partition, end)
+            size_bytes, count = max(0, end - start), 0
+            before = found.get(partition.topic, Behind(0, 0))
+            try:
+                if size_bytes:
+                    count = self._facts.count(partition, start, end)
+            except MetaqError as error:
+                _log.warning("not known how far behind: %s", error)
+                found[partition.topic] = Behind(before.size_bytes + size_bytes, None)
+                continue
+            known = before.record_count
+            found[partition.topic] = Behind(
+                before.size_bytes + size_bytes, None if known is None else known + count
+            )
+        return found
 
     def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
         """Tell others how far the query has come; a failure is a warning."""
@@ -296,8 +331,18 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
         self.progress.freeze()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  # Spark's name
-        """Return the last known log ends, without a request."""
-        return offsets_to_json(self.progress.ends) if self.progress.ends else None
+        """Return the last known log ends, and how far behind them the query is.
+
+        It is the `latestOffset` of the query's progress; nothing is planned by it.
+        """
+        progress = self.progress
+        if not progress.ends:
+            return None
+        behind = {
+            topic: {"bytes": one.size_bytes, "records": one.record_count}
+            for topic, one in progress.behind().items()
+        }
+        return {**offsets_to_json(progress.ends), BEHIND_KEY: behind}
 
     @one_sentence
     def partitions(
