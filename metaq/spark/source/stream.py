@@ -55,7 +55,7 @@ IDLE_WAIT_S: Final = 0.2
 
 
 class Behind(NamedTuple):
-    """What a query has not read yet of a topic."""
+    """Backlog of a query in a topic."""
 
     size_bytes: int
     """Bytes of the log."""

@@ -1,0 +1,88 @@
+"""A job for a standalone cluster: `... MASTER ZOOKEEPER ZIP DIRECTORY COUNT`.
+
+It writes a topic, reads it, copies it by a stream exactly once, archives the copy, and
+prints one line of JSON. Run by `test_standalone.py`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import metaq.spark
+from metaq.spark.jobs.archive import archive
+from metaq.spark.jobs.archive_store import read_archive
+
+TASKS = 4
+
+
+def reader_file(_rows: Iterator[int]) -> Iterator[str]:
+    """Say where an executor has this package from."""
+    import metaq.spark.source.task_reader as reader
+
+    yield reader.__file__
+
+
+def summed(frame: DataFrame) -> dict[str, Any]:
+    """Return how many rows there are, how many values, and the sum of their numbers."""
+    number = sf.substring(sf.col("value").cast("string"), 9, 7).cast("long")
+    row = frame.agg(
+        sf.count("*").alias("rows"),
+        sf.count_distinct(number).alias("distinct"),
+        sf.sum(number).alias("sum"),
+    ).collect()[0]
+    return row.asDict()
+
+
+def main(master: str, zookeeper: str, zipped: str, place: Path, count: int) -> None:
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "512m")
+        .config("spark.executor.memory", "512m")
+        .config("spark.executor.cores", "1")
+        .config("spark.pyspark.python", sys.executable)
+        .config("spark.submit.pyFiles", zipped)
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    metaq.spark.register(spark)
+    wire = {"zookeeper": zookeeper}
+    numbers = spark.range(0, count, numPartitions=TASKS)
+    value = sf.encode(sf.format_string("message %07d", "id"), "utf-8")
+    rows = numbers.select(value.alias("value"), numbers.id.cast("string").alias("key"))
+    sink = rows.write.format("metaq").options(**wire, topic="many")
+    sink.mode("append").save()
+    source = {**wire, "subscribe": "many", "minPartitions": TASKS}
+    found: dict[str, Any] = {
+        "batch": summed(spark.read.format("metaq").options(**source).load())
+    }
+    query = (
+        spark.readStream.format("metaq")
+        .options(**source, startingOffsets="earliest", maxOffsetsPerTrigger=count // 2)
+        .load()
+        .select("key", "value")
+        .writeStream.format("metaq")
+        .options(**wire, topic="copy", delivery="exactly-once")
+        .option("checkpointLocation", (place / "checkpoint").as_uri())
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    found["batches"] = sum(p["numInputRows"] > 0 for p in query.recentProgress)
+    archive(spark, str(place / "archive"), {**wire, "subscribe": "copy"})
+    found["archive"] = summed(read_archive(spark, str(place / "archive")))
+    tasks = spark.sparkContext.parallelize(range(TASKS), TASKS)
+    found["files"] = tasks.mapPartitions(reader_file).collect()
+    print(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], Path(sys.argv[4]), int(sys.argv[5]))
