@@ -16,6 +16,7 @@ from bench import (
     producing,
     spark_archive,
     spark_figures,
+    spark_start,
     spark_wire,
     transactions,
 )
@@ -46,6 +47,10 @@ FIGURES = {
     "spark-archive": spark_archive.rate,
     "spark-read": spark_wire.read,
     "spark-write": spark_wire.write,
+    "spark-write-keyed": spark_wire.write_keyed,
+    "spark-import": spark_start.imports,
+    "spark-import-task": spark_start.task_imports,
+    "spark-visible": spark_start.visible,
     "spark-exactly-once": spark_wire.write_exactly_once,
     "spark-exactly-once-batch": spark_wire.batch_exactly_once,
     "spark-overhead": spark_wire.overhead,

@@ -107,6 +107,36 @@ def write(directory: Path, rounds: int) -> Figure:
     return figure
 
 
+def write_keyed(directory: Path, rounds: int) -> Figure:
+    """Write rows with a key each; the floor is the same rows without."""
+    count = 500_000
+    figure = Figure(
+        "Spark: batch write with keys, all different (floor: without keys)",
+        "rows/s",
+        [],
+        [],
+        at_least="0.6",
+        aim="0.85",
+    )
+    with (
+        BrokerProcess(directory / "keyed", topic=TOPIC, partition_count=4) as broker,
+        session() as spark,
+    ):
+        register_all(spark)
+        value = sf.lit(VALUE).alias("value")
+        numbers = spark.range(0, count, numPartitions=2)
+        plain = numbers.select(value)
+        keyed = numbers.select(value, numbers.id.cast("string").alias("key"))
+        options = where(broker, topic=TOPIC)
+        for sample in range(-WARM_UPS, rounds):
+            floor = count / seconds_to_write(plain, "metaq", options)
+            rate = count / seconds_to_write(keyed, "metaq", options)
+            if sample >= 0:
+                figure.floor.append(floor)
+                figure.broker.append(rate)
+    return figure
+
+
 def write_exactly_once(directory: Path, rounds: int) -> Figure:
     """Write rows to a topic of four partitions, each once.
 
