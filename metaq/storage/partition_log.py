@@ -373,8 +373,8 @@ class PartitionLog:
             handle.wake()
         return handle
 
-    def plan_append(self, size_bytes: int) -> Offset:
-        """Return a bound below which no later append lies.
+    def plan_append(self, size_bytes: int) -> tuple[Offset, Offset]:
+        """Return a bound below which no later append lies, and where one would lie now.
 
         Args:
             size_bytes: of what is to be appended, 1 or more.
@@ -384,7 +384,7 @@ class PartitionLog:
             ClosedError: the log is closed or closing.
         """
         self._check_append(size_bytes)
-        return self._high_watermark
+        return self._high_watermark, self._next_offset
 
     # -- what happens to it
 
