@@ -72,8 +72,13 @@ class Answerer(Protocol):
         """Count commands as in flight until `answer`."""
         ...
 
-    def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
-        """Send replies to `count` commands that held `size_bytes` in flight."""
+    def answer(
+        self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
+    ) -> None:
+        """Send replies to `count` commands that held `size_bytes` in flight.
+
+        With `joins_next` they leave with the next ones, if more are owed.
+        """
         ...
 
     def run_out(self) -> None:

@@ -60,7 +60,6 @@ from metaq.errors import RemoteProtocolError, TransactionError, WireError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId
 from metaq.protocol.java import parse_i32
-from metaq.protocol.transaction_ids import format_key, parse_key
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -443,11 +442,11 @@ class HotPuts:
         if head.run is None or not head.is_canonical(name):
             return None
         try:
-            text = key.decode()
-            if format_key(parse_key(text)) != text:
-                return None
-            transaction = self._context.transactions.find_for_put(text, self._answerer)
-        except (RemoteProtocolError, UnicodeDecodeError, TransactionError):
+            # Transactions are kept under their keys as MetaQ spells them.
+            transaction = self._context.transactions.find_for_put(
+                key.decode(), self._answerer
+            )
+        except (UnicodeDecodeError, TransactionError):
             return None
         log = head.run.log
         for run in active:

@@ -5,7 +5,9 @@ their front, the general path takes one frame, and so on until the bytes end ins
 frame. A put that was received alone is gathered with those of other connections.
 Replies go out as they are ready, which is the order of the commands but for puts and
 waiting gets: those are answered when the disk has them, puts to one log in their order.
-Clients pair replies by opaque (broker spec 1.2, rule 8).
+Clients pair replies by opaque (broker spec 1.2, rule 8). In a transaction that is sent
+in one piece the begin is answered with its puts, and they with the commit: a system
+call for each would cost more than the command.
 
 Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
 puts in flight on this connection, reply bytes that its peer has not read, what all
@@ -41,7 +43,15 @@ from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
 from metaq.net.file_range import Explain, FileRange
-from metaq.protocol.commands import Mput, Quit, Result, Stats, Value
+from metaq.protocol.commands import (
+    Mput,
+    Quit,
+    Result,
+    Stats,
+    TransactionCommand,
+    TransactionType,
+    Value,
+)
 from metaq.protocol.connection import (
     NEED_DATA,
     Connection,
@@ -144,6 +154,8 @@ class Session:
                 replies unread, and how long it is answered after its end; 0 is for
                 ever.
         """
+        # A reply that waits for another to join does not wait for a disk that hangs.
+        self._channel.send_queued()
         if not timeout_s:
             return
         if self._channel.stalled_s(now_s) > timeout_s:
@@ -195,8 +207,10 @@ class Session:
                 self._hot.begin_read()
             if len(data) > LARGE_READ_BYTES:
                 self._wait_for_turn()
-            else:
-                self._process()
+                return
+            self._process()
+            if self._owed == len(self._waiters):
+                self._channel.send_queued()
         except MemoryError:
             # A command is lost half way: nothing behind it may be carried out.
             self.run_out()
@@ -273,7 +287,10 @@ class Session:
             self._steps_bytes = _payload_bytes(event)
             self._context.load.hold(self._steps_bytes)
         else:
-            self._channel.send(dispatch(event, self, self._context))
+            reply = dispatch(event, self, self._context)
+            self._channel.queue(reply)
+            if not is_begin(event):
+                self._channel.send_queued()
         return True
 
     def _take_step(self) -> bool:
@@ -381,13 +398,17 @@ class Session:
         self._in_flight_bytes += size_bytes
         self._context.load.hold(size_bytes)
 
-    def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
+    def answer(
+        self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
+    ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight."""
         self._owed -= count
         self._in_flight_bytes -= size_bytes
         # Gets that wait do not join: each is sent when its wait ends.
         if self._owed > len(self._waiters):
-            self._channel.send(replies)
+            self._channel.queue(replies)
+            if not joins_next:
+                self._channel.send_queued()
         else:
             self._channel.send_now(replies)
         self._context.load.release(size_bytes)
@@ -448,6 +469,11 @@ class Session:
         self._context.connection_count -= 1
         log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
         self._on_closed(self)
+
+
+def is_begin(event: object) -> bool:
+    """Tell whether a command begins a transaction: its puts come in a moment."""
+    return isinstance(event, TransactionCommand) and event.type is TransactionType.BEGIN
 
 
 def _payload_bytes(command: Large) -> int:

@@ -19,7 +19,7 @@ from metaq.protocol.status import Status
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.ports import StoredTicket
-from metaq.txn.state import XaCommandError
+from metaq.txn.state import TxState, XaCommandError
 from metaq.txn.transaction import BrokerTransaction
 
 NO_OFFSET = -1
@@ -71,10 +71,13 @@ class TopicSink:
 class PutRunTicket:
     """Puts of one transaction to one partition that wait for the journal."""
 
-    __slots__ = ("_answerer", "_ids", "_opaques", "_partition", "_size_bytes")
+    __slots__ = (
+        "_answerer", "_ids", "_opaques", "_partition", "_size_bytes", "_transaction",
+    )  # fmt: skip
 
     def __init__(
         self,
+        transaction: BrokerTransaction,
         answerer: Answerer,
         partition: int,
         opaques: Sequence[bytes],
@@ -84,12 +87,14 @@ class PutRunTicket:
         """Hold the commands in flight.
 
         Args:
+            transaction: takes the puts.
             answerer: the session that put.
             partition: which one.
             opaques: of the commands, in decimal.
             ids: of each command's first record.
             size_bytes: of all records.
         """
+        self._transaction = transaction
         self._answerer = answerer
         self._partition = partition
         self._opaques = opaques
@@ -101,7 +106,8 @@ class PutRunTicket:
         """Answer 200; where the records will lie is not known yet."""
         offsets = [NO_OFFSET] * len(self._ids)
         self._answer(
-            encode_put_replies(self._partition, self._opaques, self._ids, offsets)
+            encode_put_replies(self._partition, self._opaques, self._ids, offsets),
+            joins_next=self._transaction.state is TxState.COMMITTING,
         )
 
     def on_refused(self, error: StorageError) -> None:
@@ -117,9 +123,12 @@ class PutRunTicket:
         ]
         self._answer(b"".join(replies))
 
-    def _answer(self, replies: bytes) -> None:
+    def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
         self._answerer.answer(
-            replies, count=len(self._ids), size_bytes=self._size_bytes
+            replies,
+            count=len(self._ids),
+            size_bytes=self._size_bytes,
+            joins_next=joins_next,
         )
 
 
@@ -152,7 +161,9 @@ def put_run(
         last_id: id of the last one.
         journalled: the puts as records of the journal, in any split.
     """
-    ticket = PutRunTicket(answerer, log_id.partition, opaques, ids, size_bytes)
+    ticket = PutRunTicket(
+        transaction, answerer, log_id.partition, opaques, ids, size_bytes
+    )
     try:
         transactions.check_room(record_count, size_bytes)
     except TransactionError as error:

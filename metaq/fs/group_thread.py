@@ -7,7 +7,8 @@ each data directory, `txn/journal.py` one for its journal.
 Many clients with one request each are read in one turn of their loop. A thread that is
 handed each of them takes the interpreter from the loop again and again, for groups of a
 few. So what comes while it is at work is handed over at the end of the turn, as one
-group; a request that finds it idle does not wait.
+group; a request that finds it idle does not wait, unless it is one of many that one
+cause brings in one turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +35,13 @@ class Worker(Protocol[R_contra]):
         """Begin to work."""
         ...
 
-    def submit(self, request: R_contra) -> None:
-        """Queue a request; never blocks."""
+    def submit(self, request: R_contra, *, joins: bool = False) -> None:
+        """Queue a request; never blocks.
+
+        Args:
+            request: what is to be done.
+            joins: others come in this turn of the loop: they are handed over together.
+        """
         ...
 
     def stop(self) -> None:
@@ -81,9 +87,10 @@ class GroupThread(Generic[R]):
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, request: R) -> None:
+    def submit(self, request: R, *, joins: bool = False) -> None:
         """Queue a request and wake the thread, now or at the end of this turn."""
-        if self._post is None or (self._is_idle and not self._gathered):
+        is_wanted = self._is_idle and not joins and not self._gathered
+        if self._post is None or is_wanted:
             self._is_idle = False
             self._queue.put(request)
             return

@@ -216,11 +216,19 @@ class Channel:
 
     def send(self, data: bytes | memoryview) -> None:
         """Queue bytes; they leave at the end of this turn of the loop."""
-        if self._state is not ChannelState.OPEN or not data:
-            return
-        self._queue.append(data)
-        self._grow(len(data), len(data))
-        self._flush_soon()
+        self.queue(data)
+        self.send_queued()
+
+    def queue(self, data: bytes | memoryview) -> None:
+        """Queue bytes; they leave before the next that are sent, in one call."""
+        if self._state is ChannelState.OPEN and data:
+            self._queue.append(data)
+            self._grow(len(data), len(data))
+
+    def send_queued(self) -> None:
+        """Have what is queued leave at the end of this turn of the loop."""
+        if self._queue and self._state is ChannelState.OPEN:
+            self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
         """Send bytes within this call if nothing is queued before them; else `send`.
@@ -301,9 +309,11 @@ class Channel:
         self.pause_reading()
         self._state = ChannelState.FLUSHING
         self._reason = reason
-        if not self._queue:
+        if self._queue:
+            # It finishes.
+            self._flush_soon()
+        else:
             self._finish()
-        # Otherwise the flush that `send` asked for goes on, and finishes.
 
     def hang_up(self, reason: str) -> None:
         """Close at once, with nothing queued; the peer sees the end of the stream."""

@@ -194,9 +194,9 @@ class LogDir:
         self._apply(DirEvent.OPEN)
         self._worker.start()
 
-    def submit(self, request: Request) -> None:
-        """Hand a request to the storage thread; it never blocks."""
-        self._worker.submit(request)
+    def submit(self, request: Request, *, joins: bool = False) -> None:
+        """Hand a request to the storage thread; see `Worker.submit`."""
+        self._worker.submit(request, joins=joins)
 
     def refusal(self) -> Exception | None:
         """Return why nothing here can be used, as a new error; None when it can."""

@@ -267,7 +267,8 @@ class PartitionLog:
         self._next_offset = Offset(offset + size_bytes)
         if batch is not None:
             self.producers.add(batch)
-        self.log_dir.submit(request)
+        # Batches of transactions come by the group, as their journal is written.
+        self.log_dir.submit(request, joins=before_write is not None)
         return offset
 
     def ticket_of(self, batch: StoredBatch) -> AppendTicket | None:

@@ -215,7 +215,9 @@ class Asked:
     def hold(self, *, count: int, size_bytes: int) -> None:
         pass
 
-    def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
+    def answer(
+        self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
+    ) -> None:
         self.replies += replies
 
     def run_out(self) -> None:

@@ -233,6 +233,27 @@ def test_a_commit_of_pipelined_puts_has_them_all(data_dir: Path) -> None:
     run(scenario())
 
 
+def test_a_begin_is_answered_whatever_follows_it(data_dir: Path) -> None:
+    """With its puts where they come in one piece, and not later than now where a put
+    is only half there, or refused at once.
+    """
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            half = put(b"TX:s:1", b"half")
+            answer = await peer.ask(command(b"TX:s:1", b"BEGIN") + half[:-2])
+            assert answer.count(b"result 200 ") == 1
+            assert (await peer.ask(half[-2:])).count(b"result 200 ") == 1
+            refused = b"put none 0 1 0 -1 TX:s:2 5\r\nx"
+            answer = await peer.ask(command(b"TX:s:2", b"BEGIN") + refused)
+            assert [line.split(b" ")[1] for line in answer.split(b"result")[1:]] == [
+                b"200",
+                b"500",
+            ]
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("first", [b"COMMIT_TWO_PHASE", b"ROLLBACK"])
 def test_two_coordinators_race_for_one_xid(data_dir: Path, first: bytes) -> None:
     """Both verdicts at once, on two connections: one is carried out, all of it, and the

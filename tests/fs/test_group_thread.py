@@ -72,6 +72,18 @@ def test_what_comes_while_it_is_at_work_waits_for_the_end_of_the_turn() -> None:
     assert loop.finish() == [2, 3, 4]
 
 
+def test_a_request_that_joins_waits_for_those_of_its_turn() -> None:
+    """Also one that finds the thread idle: the first would be a group of its own."""
+    loop = Loop()
+    loop.thread.start()
+    assert loop.rested.wait(TIMEOUT_S)
+    for number in (1, 2, 3):
+        loop.thread.submit(number, joins=True)
+    assert loop.groups.empty()
+    loop.end_turn()
+    assert loop.finish() == [1, 2, 3]
+
+
 def test_the_end_hands_over_what_was_gathered() -> None:
     """Nothing that was submitted is left behind."""
     loop = Loop()

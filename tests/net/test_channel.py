@@ -65,6 +65,37 @@ def test_room_to_receive_follows_what_comes() -> None:
     run(scenario)
 
 
+def test_queued_bytes_leave_with_the_next() -> None:
+    """In front of them, in one system call; alone when that is asked for."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.queue(b"first,")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert rig.channel.statistics().sent_bytes == 0
+        rig.channel.send_now(b"second,")
+        assert await rig.read(13) == b"first,second,"
+        rig.channel.queue(b"third,")
+        rig.channel.send_now(b"")
+        assert await rig.read(6) == b"third,"
+        rig.channel.queue(b"fourth,")
+        rig.channel.send_queued()
+        assert await rig.read(7) == b"fourth,"
+
+    run(scenario)
+
+
+def test_queued_bytes_leave_before_the_end() -> None:
+    """Nothing is left behind by a close that waits for the queue."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.queue(b"last words")
+        rig.channel.close_after_flush("test")
+        assert await rig.read(10) == b"last words"
+
+    run(scenario)
+
+
 def test_a_lonely_reply_leaves_at_once() -> None:
     """It leaves without a wait for the end of the turn when nothing could join."""
 

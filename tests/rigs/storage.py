@@ -49,7 +49,7 @@ class StepWorker:
     def start(self) -> None:
         """Do nothing: there is no thread."""
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, *, joins: bool = False) -> None:
         """Queue a request."""
         assert not self.is_stopped, "a request after the end of the thread"
         self.queue.append(request)
