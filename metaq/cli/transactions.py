@@ -1,5 +1,8 @@
 """`metaq txn`: transactions of a broker on this machine, and their ends by command."""
 
+import re
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -8,9 +11,14 @@ import click
 from metaq.broker.admin_client import call_admin
 from metaq.cli import render
 from metaq.cli.admin import TIMEOUT_S, find_data_dir
-from metaq.cli.options import example, json_option, place_options
+from metaq.cli.cluster import Target
+from metaq.cli.options import example, json_option, place_options, target_options
+from metaq.client.cluster.context import ClientContext
 
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
+
+SPARK_NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write)-[^:/]+)")
+"""Name of an exactly-once write of Spark, alone or as the end of a key."""
 
 
 def list_transactions(data_dir: Path, *, as_json: bool) -> None:
@@ -43,6 +51,56 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
             ]
         )
     render.print_rows(COLUMNS, rows, as_json=False)
+    for name in spark_names(each["key"] for each in transactions):
+        click.echo(f"{name} is a write of Spark; if its driver is gone:")
+        click.echo(f"  metaq txn settle {name}")
+
+
+def spark_names(keys: Iterable[str]) -> list[str]:
+    """Return the writes of Spark that keys belong to, each once."""
+    found = filter(None, map(SPARK_NAME.fullmatch, keys))
+    return list(dict.fromkeys(match[1] for match in found))
+
+
+def settle_write(target: Target, key: str) -> None:
+    """End what a write of Spark has left, as was decided; print which way.
+
+    Args:
+        target: its cluster.
+        key: name of the write, or key of one of its transactions.
+
+    Raises:
+        click.BadParameter: it is neither.
+        NoBrokerError: there is no broker.
+        MetaqError: not all is ended.
+    """
+    from metaq.spark.sink.decisions import Decision
+    from metaq.spark.sink.exactly_once import TransactionManager
+
+    match = SPARK_NAME.fullmatch(key)
+    if match is None:
+        raise click.BadParameter(f"expected sink-... or write-..., got {key[:80]!r}")
+    name, is_batch_write = match[1], match[2] == "write"
+
+    async def settle(context: ClientContext, deadline_s: float) -> Decision | None:
+        target.require_brokers(context.metadata.snapshot.brokers)
+        manager = TransactionManager(
+            context,
+            deadline_s,
+            name=name,
+            place="",
+            draw_turn=lambda: uuid.uuid4().hex,
+        )
+        decision = await manager.settle()
+        if is_batch_write and decision is not None:
+            await manager.forget()
+        return decision
+
+    decision = target.run(settle)
+    if decision is None:
+        click.echo(f"{name}: nothing was decided; what was prepared is rolled back")
+    else:
+        click.echo(f"{name}: batch {decision.batch} was decided, and is committed")
 
 
 def end_transaction(data_dir: Path, key: str, word: str) -> None:
@@ -114,6 +172,23 @@ def _end_command(word: str) -> click.Command:
         end_transaction(find_data_dir(data_dir, config), key, word)
 
     return command
+
+
+@txn.command(
+    "settle",
+    short_help="End what a write of Spark has left, as was decided.",
+    epilog=example("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e"),
+)
+@click.argument("name")
+@target_options
+def settle_command(name: str, target: Target) -> None:
+    """End what the exactly-once write NAME has left, at all brokers.
+
+    For one whose driver is gone and is not started again. What ZooKeeper says was
+    decided is committed, the rest is rolled back. NAME is the end of a key of
+    'metaq txn list'.
+    """
+    settle_write(target, name)
 
 
 for _word in ENDS:

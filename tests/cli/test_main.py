@@ -73,6 +73,7 @@ COMMANDS = {
     "txn rollback": {"--data-dir", "--config"},
     "txn complete": {"--data-dir", "--config"},
     "txn forget": {"--data-dir", "--config"},
+    "txn settle": {"--zookeeper"},
 }
 
 

@@ -36,6 +36,23 @@ def test_list_shows_what_an_operator_decides_by(tmp_path: Path) -> None:
     assert (row["partitions"], row["detail"]) == (["orders-0", "audit-1"], "")
 
 
+def test_list_says_how_writes_of_spark_are_ended(tmp_path: Path) -> None:
+    """Once for each write, and of no other transaction."""
+    keys = [
+        "XID:1:0a:0b:write-12ab",
+        "XID:1:0a:0c:write-12ab",
+        "XID:1:0a:0b:sink-9",
+        KEY,
+    ]
+    rows = [{**PREPARED, "key": key} for key in keys]
+    reply = {"ok": True, "transactions": rows}
+    _request, code, output = ask(tmp_path, reply, "txn", "list")
+    assert code == 0
+    assert output.count("metaq txn settle") == 2
+    for name in ("write-12ab", "sink-9"):
+        assert f"  metaq txn settle {name}\n" in output
+
+
 @pytest.mark.parametrize("word", ENDS)
 def test_each_end_is_asked_for_and_told(tmp_path: Path, word: str) -> None:
     """The key and the word go to the broker, and one line says what was done."""

@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
+from click import BadParameter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.admin_client import call_admin
+from metaq.cli.cluster import Target
+from metaq.cli.transactions import settle_write
 from metaq.client import Client
 from metaq.client.offsets import query_progress
 from metaq.client.produce.branch_sender import BranchSender
@@ -373,6 +376,43 @@ def test_an_aborted_batch_is_rolled_back_and_can_be_run_again(scene: Scene) -> N
         run.decide()
     Run(scene, 0).whole()
     scene.check(1)
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_what_a_driver_has_left_is_settled_by_hand(
+    scene: Scene, is_decided: bool
+) -> None:
+    """As its decision says, or rolled back where there is none; it decides no more."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    if is_decided:
+        run.decide()
+    settled = scene.run(lambda manager: manager.settle())
+    assert settled == (run.decision() if is_decided else None)
+    scene.check(int(is_decided))
+    if not is_decided:
+        with pytest.raises(TakenOverError):
+            run.decide()
+    scene.run(lambda manager: manager.settle())
+    scene.check(int(is_decided))
+
+
+def test_the_command_settles_what_was_decided(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name of the write, or a key of it, and it says which way."""
+    run = Run(scene, 0)
+    for step in (run.begin, run.tasks, run.decide):
+        step()
+    target = Target("", "/meta", (), PATIENCE_S, **scene.brokers[0].client_options)
+    for key in (f"XID:1:0a:0b:{NAME}", NAME):
+        settle_write(target, key)
+        said = f"{NAME}: batch 0 was decided, and is committed\n"
+        assert capsys.readouterr().out == said
+        scene.check(1)
+    with pytest.raises(BadParameter, match=r"expected sink-\.\.\. or write-"):
+        settle_write(target, "XID:1:0a:0b:billing-1")
 
 
 def test_of_two_drivers_one_decides(scene: Scene) -> None:

@@ -4,6 +4,7 @@
     decide    all tasks are prepared: one write to ZooKeeper says what counts
     complete  every branch that counts is committed, however long a broker is away
     give_up   a write that failed: what it prepared is rolled back
+    settle    by hand: what a driver that is gone has left is ended as was decided
 
 `decisions.py` has the rules, and why any number of drivers, dead or alive, keep them.
 ZooKeeper and brokers are asked through the client of `cluster.py`; a step that is
@@ -101,7 +102,7 @@ class TransactionManager:
             context: the client's parts.
             deadline_s: when to give up.
             name: of the query's nodes, and its qualifier at brokers.
-            place: names the query to people.
+            place: names the query to people; "" keeps what the node says.
             draw_turn: returns a text that it never returned before.
         """
         self._context = context
@@ -226,6 +227,20 @@ class TransactionManager:
         await self._tell(ROLLBACK, lost)
         return record.decision
 
+    async def settle(self) -> Decision | None:
+        """End what a driver that is gone has left; return its decision.
+
+        What that names is committed, and all else that brokers have prepared under the
+        name is rolled back. A driver that lives after all decides nothing any more.
+
+        Raises:
+            IncompleteError: not all is committed.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        await self.begin(())
+        await self.complete(None)
+        return (await self._read()).decision
+
     async def forget(self) -> None:
         """Forget a decision that is complete, of a write that is never run again."""
         await forget_decision(self._context, self._name, deadline_s=self._deadline_s)
@@ -251,7 +266,7 @@ class TransactionManager:
             is_due = record.turn != drawn and turn in (None, record.turn)
             if kept is not None and not is_due:
                 return kept
-            return record.with_turn(drawn, self._place).encode()
+            return record.with_turn(drawn, self._place or record.place).encode()
 
         data = await change_decision(
             self._context, self._name, change, deadline_s=self._deadline_s
