@@ -11,7 +11,7 @@ from metaq.client import Client
 from metaq.fs import SystemFileSystem
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import checksum
-from metaq.record.layout import encode_record
+from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.txn.opening import journal_numbers
 from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
 from metaq.txn.sums import decode_sums
@@ -224,12 +224,14 @@ def commit_behind(port: int, key: bytes, data: bytes, others: list[bytes]) -> No
             assert answer.head.startswith("result 200 "), answer
 
 
-def add_commit(journal: Path, key: bytes, data: bytes, message_id: MessageId) -> None:
+def add_commit(
+    journal: Path, key: bytes, data: bytes, message_id: MessageId, offset: int
+) -> None:
     """Write the record of a commit as a broker does that is killed just then."""
     fs, directory = SystemFileSystem(), journal / "transactions"
     number = journal_numbers(fs, directory)[-1]
     batch = encode_record(data, id=message_id)
-    place = BatchPlace(LogId(TOPIC, 0), Offset(0), len(batch), checksum(batch))
+    place = BatchPlace(LogId(TOPIC, 0), Offset(offset), len(batch), checksum(batch))
     record = encode_operation(
         RedoOperation.XA_COMMIT, key.decode(), was_prepared=True, places=[place]
     )
@@ -238,11 +240,12 @@ def add_commit(journal: Path, key: bytes, data: bytes, message_id: MessageId) ->
     file.close()
 
 
+@pytest.mark.parametrize("foreseen", ["at others", "across the end", "beyond it"])
 def test_java_takes_over_from_a_broker_that_was_killed(
-    theirs: JavaBroker, tmp_path: Path
+    theirs: JavaBroker, tmp_path: Path, foreseen: str
 ) -> None:
     """What is prepared is listed; what is committed is there once, whether it had been
-    appended behind other puts, or not yet.
+    appended behind other puts, or not yet, wherever it should have come to lie.
     """
     with theirs:
         put(theirs.port, b"first")
@@ -253,13 +256,15 @@ def test_java_takes_over_from_a_broker_that_was_killed(
             commit_behind(broker.port, key, key, [b"beside " + key, b"too " + key])
         lost = prepare(broker.port, OTHER, b"not yet")
         prepare(broker.port, THIRD, b"also prepared")
+        end = sum(HEADER_BYTES + len(data) for data in all_of(broker.port))
         broker.kill()
     sums = (journal / "transactions" / "sums.2").read_bytes()
     redo = (journal / "transactions" / "redo.2").read_bytes()
     bounds = decode_sums(sums, 2).bounds
     now = [int.from_bytes(redo[at : at + 8], "big") for at in bounds]
     assert all(at > it.bound for at, it in zip(now, bounds.values(), strict=True))
-    add_commit(journal, OTHER, b"not yet", lost)
+    place = {"at others": 0, "across the end": end - 5, "beyond it": end + 1000}
+    add_commit(journal, OTHER, b"not yet", lost, place[foreseen])
     give_back(theirs)
     with theirs:
         assert set(recover(theirs.port).split(b"\r\n")) == {XID, THIRD}
