@@ -130,7 +130,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
-    "deltalake": {"spark.jobs.archive_store"},
+    "deltalake": {"spark.jobs.archive_store", "spark.jobs.latest"},
     "fastavro": {"spark.decode.avro_values"},
     "sqlalchemy": {"client.sql_offsets"},
     "pytest": {"testing.pytest_plugin"},

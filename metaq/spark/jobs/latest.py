@@ -1,0 +1,157 @@
+"""The latest message of each key: a Delta table that follows keyed topics.
+
+    latest = LatestTable("/latest/orders")
+    rows.writeStream.foreachBatch(latest.write).start(checkpointLocation=...)
+
+A batch is one commit: it inserts, replaces and deletes rows by topic and key, and has
+the number of the batch as a version of Delta's application transactions. A batch that
+Spark repeats is left out, whatever was killed when.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.model import BrokerId, TopicPartition
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import ArchiveError, RowError
+from metaq.spark.jobs.archive import QUERY_ID
+from metaq.spark.jobs.archive_store import root_of, told
+from metaq.spark.schema import ROW_DDL
+
+APPLICATION: Final = "metaq latest"
+"""Start of the name under which the table has the last batch of a query."""
+SMALL_FILES_MAX: Final = 32
+"""When the table has so many files, they are put together."""
+
+_SAME_PLACE: Final = (
+    "(source.broker_id = target.broker_id AND source.partition = target.partition)"
+)
+_IS_NEWER: Final = (
+    f"(({_SAME_PLACE} AND source.offset > target.offset) OR (NOT {_SAME_PLACE}"
+    " AND coalesce(source.timestamp >= target.timestamp, true)))"
+)
+
+
+class LatestTable:
+    """One table; one query at a time writes it. Lives on the driver, one thread.
+
+    A message replaces the row of its topic and key where it lies behind it in the
+    partition. Producers put the messages of one key into one partition; where they lie
+    in several, the greater timestamp counts. A message without data, a tombstone,
+    deletes the row of its key.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Name the table, which need not exist yet.
+
+        Args:
+            path: path or URL of its directory.
+
+        Raises:
+            ArchiveError: it is none that Spark and the table's library can read.
+        """
+        self.root: Final = root_of(path)
+        """The directory: a whole path on a local disk, or a URL."""
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """Take in one batch; one that the table has already is left out.
+
+        The latest message of each key of the batch goes through the driver's memory:
+        `maxOffsetsPerTrigger` and `maxBytesPerTrigger` bound it.
+
+        Args:
+            batch: rows of the source, as `foreachBatch` hands them over.
+            number: of the batch in its query.
+
+        Raises:
+            RowError: a message has no key.
+            ArchiveError: the table cannot be written, or another query did so in the
+                same moment.
+        """
+        context = batch.sparkSession.sparkContext
+        name = f"{APPLICATION} {context.getLocalProperty(QUERY_ID) or ''}".strip()
+        with told(self.root):
+            table = DeltaTable.create(self.root, ROW_SCHEMA, mode="ignore")
+            done = table.transaction_version(name)
+        if done is not None and done >= number:
+            return
+        rows = _latest_of(batch).toArrow()
+        _require_keys(rows)
+        if rows.num_rows:
+            with told(self.root):
+                self._merge(table, rows, Transaction(name, number))
+
+    def _merge(self, table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
+        (
+            table.merge(
+                rows,
+                "source.topic = target.topic AND source.key = target.key",
+                source_alias="source",
+                target_alias="target",
+                commit_properties=CommitProperties(app_transactions=[progress]),
+            )
+            .when_matched_delete(f"source.is_tombstone AND {_IS_NEWER}")
+            .when_matched_update_all(
+                f"NOT source.is_tombstone AND {_IS_NEWER}", except_cols=["is_tombstone"]
+            )
+            .when_not_matched_insert_all(
+                "NOT source.is_tombstone", except_cols=["is_tombstone"]
+            )
+            .execute()
+        )
+        table.update_incremental()
+        if len(table.file_uris()) >= SMALL_FILES_MAX:
+            table.optimize.compact()
+            table.vacuum(dry_run=False)
+
+
+def _latest_of(batch: DataFrame) -> DataFrame:
+    """Return the last message of each key, and whether it is a tombstone."""
+    whole = sf.struct(*ROW_SCHEMA.names).alias("row")
+    of_place = batch.groupBy("topic", "key", "broker_id", "partition").agg(
+        sf.max_by(whole, "offset").alias("row")
+    )
+    order = sf.struct("row.timestamp", "row.offset")
+    return (
+        of_place.groupBy("topic", "key")
+        .agg(sf.max_by("row", order).alias("row"))
+        .select("row.*", sf.expr("octet_length(row.value) = 0").alias("is_tombstone"))
+    )
+
+
+def _require_keys(rows: pa.Table) -> None:
+    for row in rows.filter(rows["key"].is_null()).slice(0, 1).to_pylist():
+        place = TopicPartition(
+            row["topic"], BrokerId(row["broker_id"]), row["partition"]
+        )
+        raise RowError(
+            f"{place}: message at offset {row['offset']} has no key: a table of the"
+            " latest messages needs one"
+        )
+
+
+def read_latest(spark: SparkSession, path: str) -> DataFrame:
+    """Return the latest message of each key, in no order.
+
+    Args:
+        spark: the session.
+        path: path or URL of the table.
+
+    Returns:
+        The columns of the source. Batches that are written meanwhile are not seen.
+
+    Raises:
+        ArchiveError: there is no table.
+    """
+    root = root_of(path)
+    with told(root):
+        if not DeltaTable.is_deltatable(root):
+            raise ArchiveError(f"{root}: no table: there is no _delta_log")
+        files = DeltaTable(root).file_uris()
+    if not files:
+        return spark.createDataFrame([], ROW_DDL)
+    return spark.read.schema(ROW_DDL).parquet(*files)

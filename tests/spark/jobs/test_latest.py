@@ -1,0 +1,184 @@
+"""A table that follows a keyed topic has the last message of each key, once."""
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from metaq.client import Client, OutgoingMessage
+from metaq.spark.errors import ArchiveError, RowError
+from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
+from metaq.spark.schema import ROW_DDL
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, options_of, stored
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEADLINE_S = 120
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={TOPIC: 2}) as found:
+        yield found
+
+
+def put(broker: EmbeddedBroker, *pairs: tuple[str | None, bytes]) -> None:
+    messages = [OutgoingMessage(data, key=key) for key, data in pairs]
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        producer.send_many(TOPIC, messages)
+
+
+def changes(count: int, first: int = 0) -> list[tuple[str | None, bytes]]:
+    """Return messages of 13 keys, every seventh of them a tombstone."""
+    return [
+        (f"key {n % 13}", b"" if n % 7 == 0 else b"value %d" % n)
+        for n in range(first, first + count)
+    ]
+
+
+def expected(broker: EmbeddedBroker) -> dict[bytes, bytes]:
+    """Return what plain Python makes of the topic."""
+    found: dict[bytes, bytes] = {}
+    for messages in stored(broker).values():
+        for message in messages:
+            key = message.key
+            assert key is not None
+            found.pop(key, None)
+            if message.data:
+                found[key] = message.data
+    return found
+
+
+def held(spark: SparkSession, path: Path) -> dict[bytes, bytes]:
+    """Return key → value of the table; fails where a key is there twice."""
+    rows = read_latest(spark, str(path)).select("key", "value").collect()
+    found = {bytes(row.key): bytes(row.value) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def follow(
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    path: Path,
+    write: Callable[[DataFrame, int], None],
+) -> None:
+    """Take in what is there now, in several batches."""
+    options = options_of(
+        broker, subscribe=TOPIC, startingOffsets="earliest", maxOffsetsPerTrigger=40
+    )
+    rows = spark.readStream.format("metaq").options(**options).load()
+    checkpoint = str(path.with_name("checkpoint"))
+    query = (
+        rows.writeStream.foreachBatch(write)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE_S)
+
+
+def test_a_topic_is_followed_through_a_batch_that_is_repeated(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Its driver dies when the batch is in the table, and Spark does not know it."""
+    path = tmp_path / "latest"
+    table = LatestTable(str(path))
+    written: list[int] = []
+
+    def die_behind_it(batch: DataFrame, number: int) -> None:
+        table.write(batch, number)
+        written.append(number)
+        if written == [0, 1]:
+            raise InterruptedError("killed here")
+
+    put(broker, *changes(100))
+    with pytest.raises(StreamingQueryException, match="killed here"):
+        follow(spark, broker, path, die_behind_it)
+    version = DeltaTable(path).version()
+    again: list[int] = []
+
+    def note(batch: DataFrame, number: int) -> None:
+        table.write(batch, number)
+        if not again:
+            assert DeltaTable(path).version() == version
+        again.append(number)
+
+    follow(spark, broker, path, note)
+    assert again[0] == 1
+    assert held(spark, path) == expected(broker)
+    put(broker, *changes(60, 500))
+    follow(spark, broker, path, table.write)
+    assert held(spark, path) == expected(broker)
+
+
+def at(seconds: int) -> dt.datetime:
+    return NOON + dt.timedelta(seconds=seconds)
+
+
+def rows(
+    spark: SparkSession, *some: tuple[bytes | None, int, int, int, bytes]
+) -> DataFrame:
+    """Return rows: key, partition, offset, seconds after noon, value."""
+    whole = [
+        ("t", 0, place, offset, offset, at(s), None, 0, key, None, value)
+        for key, place, offset, s, value in some
+    ]
+    return spark.createDataFrame(whole, ROW_DDL)
+
+
+STEPS: list[tuple[Sequence[tuple[bytes, int, int, int, bytes]], dict[bytes, bytes]]] = [
+    ([(b"a", 0, 10, 0, b"1"), (b"a", 0, 20, 0, b"2")], {b"a": b"2"}),
+    ([(b"a", 0, 15, 9, b"older offset")], {b"a": b"2"}),
+    (
+        [(b"a", 0, 30, 1, b""), (b"a", 0, 25, 1, b"x"), (b"b", 0, 5, 1, b"y")],
+        {b"b": b"y"},
+    ),
+    ([(b"nothing", 0, 40, 1, b"")], {b"b": b"y"}),
+    ([(b"b", 1, 0, 0, b"elsewhere, before")], {b"b": b"y"}),
+    ([(b"b", 1, 3, 2, b"elsewhere")], {b"b": b"elsewhere"}),
+    ([(b"b", 0, 9, 3, b"p"), (b"b", 1, 9, 4, b"q")], {b"b": b"q"}),
+    ([(b"b", 1, 12, 5, b"")], {}),
+]
+
+
+def test_offset_decides_and_time_between_partitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Step by step; a tombstone takes the row away, and one of no row is nothing."""
+    table = LatestTable(str(tmp_path))
+    for number, (batch, there) in enumerate(STEPS):
+        table.write(rows(spark, *batch), number)
+        assert held(spark, tmp_path) == there, number
+
+
+def test_a_message_without_a_key_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """It is not left out in silence, and nothing of its batch is in the table."""
+    table = LatestTable(str(tmp_path))
+    batch = rows(spark, (b"a", 0, 1, 0, b"x"), (None, 1, 7, 0, b"y"))
+    with pytest.raises(RowError, match="t/0-1: message at offset 7 has no key"):
+        table.write(batch, 0)
+    assert held(spark, tmp_path) == {}
+
+
+def test_where_there_is_no_table_reading_says_so(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """An empty frame would be taken for an empty topic."""
+    with pytest.raises(ArchiveError, match="no table"):
+        read_latest(spark, str(tmp_path))
+
+
+def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> None:
+    """Each batch adds one; the table goes on with few."""
+    table = LatestTable(str(tmp_path))
+    for number in range(SMALL_FILES_MAX + 1):
+        table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
+    assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
