@@ -24,7 +24,7 @@ def test_the_option_table_is_that_of_the_code() -> None:
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 6
+    assert TEXT.count("```python") == len(FILES) == 7
 
 
 def test_every_function_that_is_named_exists() -> None:
