@@ -59,7 +59,13 @@ TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
 """A row of an archive: that of the source, and the UTC day of its timestamp."""
 PARTITIONED_BY: Final = ("topic", "date")
 """Columns that are in the table's log and in names of directories, not in files."""
-PROPERTIES: Final = {"delta.dataSkippingStatsColumns": ",".join(MEASURED)}
+PROPERTIES: Final = {
+    "delta.dataSkippingStatsColumns": ",".join(MEASURED),
+    # As long as removed files stay; the format's 30 days are many commits of a job that
+    # goes on for ever.
+    "delta.logRetentionDuration": "interval 7 days",
+}
+"""Of a new table; other programs may change them."""
 READER_VERSION: Final = 1
 """Of Delta's protocol. Later ones may hide rows of a file, and rename its columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
