@@ -121,8 +121,7 @@ class ArchiveStore:
             self._files = file_system(self.root)
             if DeltaTable.is_deltatable(self.root):
                 self._table = DeltaTable(self.root)
-                version = self._table.protocol().min_reader_version
-                _refuse_features(self.root, version)
+                require_plain(self._table, self.root)
 
     @property
     def exists(self) -> bool:
@@ -445,6 +444,21 @@ def is_data(name: str) -> bool:
     return name.endswith(".parquet") and name[0] not in "._"
 
 
+def require_plain(table: DeltaTable, root: str) -> None:
+    """Refuse a table whose Parquet files are not all there is to its rows.
+
+    Raises:
+        ArchiveError: Another program has switched features on.
+    """
+    version = table.protocol().min_reader_version
+    if version > READER_VERSION:
+        raise ArchiveError(
+            f"{root}: expected a table for readers of version {READER_VERSION}, got"
+            f" {version}: another program has switched features on, such as deletion"
+            " vectors or column mapping"
+        )
+
+
 @contextmanager
 def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Have settings in a session while the body runs."""
@@ -459,15 +473,6 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
-
-
-def _refuse_features(root: str, version: int) -> None:
-    if version > READER_VERSION:
-        raise ArchiveError(
-            f"{root}: expected a table for readers of version {READER_VERSION}, got"
-            f" {version}: another program has switched features on, such as deletion"
-            " vectors or column mapping"
-        )
 
 
 def _action_of(file: DataFile) -> AddAction:

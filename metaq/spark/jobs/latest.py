@@ -19,7 +19,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs.archive import QUERY_ID
-from metaq.spark.jobs.archive_store import root_of, told
+from metaq.spark.jobs.archive_store import require_plain, root_of, told
 from metaq.spark.schema import ROW_DDL
 
 APPLICATION: Final = "metaq latest"
@@ -145,13 +145,15 @@ def read_latest(spark: SparkSession, path: str) -> DataFrame:
         The columns of the source. Batches that are written meanwhile are not seen.
 
     Raises:
-        ArchiveError: there is no table.
+        ArchiveError: there is no table, or Spark's Parquet reader cannot read it.
     """
     root = root_of(path)
     with told(root):
         if not DeltaTable.is_deltatable(root):
             raise ArchiveError(f"{root}: no table: there is no _delta_log")
-        files = DeltaTable(root).file_uris()
+        table = DeltaTable(root)
+        require_plain(table, root)
+        files = table.file_uris()
     if not files:
         return spark.createDataFrame([], ROW_DDL)
     return spark.read.schema(ROW_DDL).parquet(*files)

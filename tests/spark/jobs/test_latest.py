@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.client import Client, OutgoingMessage
+from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
 from metaq.spark.schema import ROW_DDL
@@ -182,3 +183,13 @@ def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> No
         table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
     assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
     assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
+
+
+def test_a_table_with_features_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's Parquet reader would show rows that are deleted."""
+    path = str(tmp_path / "table")
+    table = DeltaTable.create(path, ROW_SCHEMA)
+    feature = TableFeatures.DeletionVectors
+    table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+    with pytest.raises(ArchiveError, match="readers of version 1, got 3"):
+        read_latest(spark, path)
