@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {
-    "aiohttp", "apscheduler", "click", "configobj", "kazoo", "pandas",
-    "prometheus_client", "rich", "sqlalchemy",
+    "aiohttp", "apscheduler", "click", "configobj", "deltalake", "fastavro", "kazoo",
+    "pandas", "prometheus_client", "rich", "sqlalchemy",
 }  # fmt: skip
 OF_THE_DRIVER = {
     "metaq.client.cluster.context", "metaq.client.public", "metaq.client.session",

@@ -197,25 +197,32 @@ class StreamProgress:
     def behind(self) -> dict[str, Behind]:
         """Return what the next micro-batch leaves for later ones, of each topic.
 
-        Records are asked of brokers where there are any; None where they cannot be.
+        Brokers are asked where something is left; one without an answer is a warning.
         """
         found: dict[str, Behind] = {}
         for partition, end in sorted(self.ends.items()):
-            start = self._planned.get(partition, end)
-            size_bytes, count = max(0, end - start), 0
+            start = min(end, self._planned.get(partition, end))
             before = found.get(partition.topic, Behind(0, 0))
-            try:
-                if size_bytes:
-                    count = self._facts.count(partition, start, end)
-            except MetaqError as error:
-                _log.warning("not known how far behind: %s", error)
-                found[partition.topic] = Behind(before.size_bytes + size_bytes, None)
-                continue
-            known = before.record_count
-            found[partition.topic] = Behind(
-                before.size_bytes + size_bytes, None if known is None else known + count
-            )
+            count = self._count(partition, start, end)
+            if count is not None and before.record_count is not None:
+                count += before.record_count
+            else:
+                count = None
+            size_bytes = before.size_bytes + end - start
+            found[partition.topic] = Behind(size_bytes, count)
         return found
+
+    def _count(
+        self, partition: TopicPartition, start: Offset, end: Offset
+    ) -> int | None:
+        """Return how many records begin in start..end; None where that is not told."""
+        if start == end:
+            return 0
+        try:
+            return self._facts.count(partition, start, end)
+        except MetaqError as error:
+            _log.warning("not known how far behind: %s", error)
+            return None
 
     def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
         """Tell others how far the query has come; a failure is a warning."""
