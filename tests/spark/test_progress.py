@@ -293,14 +293,30 @@ def test_a_commit_costs_what_has_moved(broker: EmbeddedBroker) -> None:
     assert [path.rpartition("/")[2] for path in paths] == ["0-0"]
 
 
+def test_the_last_batch_of_a_run_that_ends_is_told(broker: EmbeddedBroker) -> None:
+    """Spark never commits it, but asks behind it for more; it is told once."""
+    publish(broker, numbered(5), partition=P0)
+    options = source_options(broker, zookeeper="memory", progressGroup="g")
+    reader = StreamReader(options, VALUE)
+    stand = offsets_to_json(offsets(5, 0))
+    reader.latestOffset(stand, None)
+    group = {"zookeeper": "memory", "startingOffsets": "group", "group": "g"}
+    assert progress(broker, **group).start() == offsets(5, 0)
+    before = len(broker.zookeeper.calls)
+    reader.latestOffset(stand, None)
+    assert len(broker.zookeeper.calls) == before
+
+
 def test_a_failed_commit_is_no_failed_query(
     monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, caplog: Any
 ) -> None:
     """The offsets of the query are Spark's; those of the group are for others."""
     query = progress(broker, zookeeper="memory", progressGroup="g")
     monkeypatch.setattr(GroupOffsets, "set_offset", partial(_refuse, DataLossError(())))
-    query.commit(offsets(1, 0))
-    assert "progress is not committed" in caplog.text
+    for tell in (query.commit, query.reach):
+        caplog.clear()
+        tell(offsets(1, 0))
+        assert "progress is not committed" in caplog.text
 
 
 async def _refuse(error: Exception, *_args: object, **_more: object) -> None:

@@ -79,6 +79,7 @@ class StreamProgress:
         self._left: frozenset[TopicPartition] = frozenset()
         self._gone: frozenset[TopicPartition] = frozenset()
         self._committed: dict[TopicPartition, Offset] = {}
+        self._reached: Mapping[TopicPartition, Offset] = {}
         self._is_checked = False
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
@@ -224,20 +225,40 @@ class StreamProgress:
             _log.warning("not known how far behind: %s", error)
             return None
 
+    def reach(self, stand: Mapping[TopicPartition, Offset]) -> None:
+        """Tell others where the query stands; a failure is a warning.
+
+        Spark asks for more when a micro-batch is in its checkpoint, and commits it to
+        the source one micro-batch later: the last one of a run that ends, never.
+        """
+        if stand == self._reached:
+            return
+        self._reached = stand  # once, also where it fails: this keeps the query waiting
+        try:
+            self._tell(stand)
+        except MetaqError as error:
+            _log.warning("progress is not committed: %s", error)
+
     def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
         """Tell others how far the query has come; a failure is a warning."""
         options = self._options
         try:
-            if options.progress_group is not None:
-                known = self._committed
-                moved = {p: at for p, at in end.items() if known.get(p) != at}
-                self._cluster.commit_progress(options.progress_group, moved)
-                self._committed = dict(end)
+            self._tell(end)
             if self._has_kept_start and options.pin_name is not None:
                 self._cluster.forget_start(options.pin_name)
                 self._has_kept_start = False
         except MetaqError as error:
             _log.warning("progress is not committed: %s", error)
+
+    def _tell(self, stand: Mapping[TopicPartition, Offset]) -> None:
+        group = self._options.progress_group
+        if group is None:
+            return
+        known = self._committed
+        moved = {p: at for p, at in stand.items() if known.get(p) != at}
+        if moved:
+            self._cluster.commit_progress(group, moved)
+            self._committed = dict(stand)
 
     def _backlog(
         self, stand: Mapping[TopicPartition, Offset]
@@ -330,6 +351,7 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
         """
         del limit
         stand = offsets_from_json(start)
+        self.progress.reach(stand)
         return offsets_to_json(self.progress.advance(stand))
 
     @one_sentence
