@@ -10,7 +10,7 @@ partition leaves with its consumer. A client takes all of its numbers with it, w
 Prometheus takes for a restart.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from metaq.client.client_statistics import ClientStatistics
 from metaq.errors import ClosedError, ConfigError
-from metaq.prometheus import metrics_of
+from metaq.prometheus import ExportedMetric, metrics_of
 
 HOST: Final = "127.0.0.1"
 """Address that `serve_metrics` listens on: only this machine may ask."""
@@ -36,6 +36,14 @@ METRICS: Final = metrics_of(ClientStatistics)
 """Every metric of a client, in the order of a scrape."""
 
 
+class Measured(Protocol):
+    """An object that keeps counters."""
+
+    def statistics(self) -> object:
+        """Return a snapshot; raises ClosedError when there is none any more."""
+        ...
+
+
 class MeasuredClient(Protocol):
     """A client of either world."""
 
@@ -44,7 +52,48 @@ class MeasuredClient(Protocol):
         ...
 
 
-class ClientCollector(Collector):
+class StatisticsCollector(Collector):
+    """Statistics of objects of one kind, for a registry of Prometheus' library.
+
+    Concurrency: any thread collects, several at once.
+    """
+
+    def __init__(
+        self, metrics: Sequence[ExportedMetric], measured: Sequence[Measured]
+    ) -> None:
+        """Measure these.
+
+        Args:
+            metrics: of the class of their snapshots.
+            measured: one or more; those that raise ClosedError have nothing to say.
+        """
+        self._metrics = metrics
+        self._measured = measured
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield every family without samples: a second collector is refused by name."""
+        for metric in self._metrics:
+            yield metric.family([])
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per metric that has a sample."""
+        snapshots = [*self._snapshots()]
+        for metric in self._metrics:
+            samples = sorted(metric.samples(snapshots).items())
+            if "partition" in metric.spec.labels:
+                del samples[PARTITION_SERIES_MAX:]
+            if samples:
+                yield metric.family(samples)
+
+    def _snapshots(self) -> Iterator[object]:
+        for one in self._measured:
+            try:
+                yield one.statistics()
+            except ClosedError:
+                continue
+
+
+class ClientCollector(StatisticsCollector):
     """Counters of clients, for a registry of Prometheus' library.
 
     A registry takes one of these: give it all clients of the process. Clients may be
@@ -60,29 +109,7 @@ class ClientCollector(Collector):
         Args:
             clients: of either world, one or more; not closed.
         """
-        self._clients = clients
-
-    def describe(self) -> Iterator[Metric]:
-        """Yield every family without samples: a second collector is refused by name."""
-        for metric in METRICS:
-            yield metric.family([])
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one family per metric that has a sample."""
-        snapshots = [*self._snapshots()]
-        for metric in METRICS:
-            samples = sorted(metric.samples(snapshots).items())
-            if "partition" in metric.spec.labels:
-                del samples[PARTITION_SERIES_MAX:]
-            if samples:
-                yield metric.family(samples)
-
-    def _snapshots(self) -> Iterator[ClientStatistics]:
-        for client in self._clients:
-            try:
-                yield client.statistics()
-            except ClosedError:
-                continue
+        super().__init__(METRICS, clients)
 
 
 @contextmanager
@@ -99,8 +126,17 @@ def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
     Raises:
         ConfigError: the port cannot be had.
     """
+    with serve_statistics(METRICS, clients, port=port) as found:
+        yield found
+
+
+@contextmanager
+def serve_statistics(
+    metrics: Sequence[ExportedMetric], measured: Sequence[Measured], *, port: int
+) -> Iterator[int]:
+    """Answer scrapes of any statistics, as `serve_metrics` does those of clients."""
     registry = CollectorRegistry()
-    registry.register(ClientCollector(*clients))
+    registry.register(StatisticsCollector(metrics, measured))
     try:
         server, thread = start_http_server(port, HOST, registry)
     except (OSError, OverflowError) as error:
