@@ -40,6 +40,20 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
     Raises:
         ClientError: there is no such group.
     """
+    found = describe_groups(target, name)
+    if as_json:
+        for group in found:
+            render.print_json(to_json(group))
+    elif name:
+        _print_group(found[0])
+    else:
+        rows = [_group_row(group) for group in found]
+        marked = [index for index, group in enumerate(found) if _unowned(group)]
+        render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
+
+
+def describe_groups(target: Target, name: str) -> tuple[GroupDescription, ...]:
+    """Return one group, or all; raises as `groups`."""
 
     async def look(
         context: ClientContext, deadline_s: float
@@ -58,16 +72,7 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
             )
         )
 
-    found = target.run(look)
-    if as_json:
-        for group in found:
-            render.print_json(to_json(group))
-    elif name:
-        _print_group(found[0])
-    else:
-        rows = [_group_row(group) for group in found]
-        marked = [index for index, group in enumerate(found) if _unowned(group)]
-        render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
+    return target.run(look)
 
 
 def to_json(group: GroupDescription) -> dict[str, object]:
@@ -127,6 +132,11 @@ def _print_group(group: GroupDescription) -> None:
     ]
     render.print_rows(MEMBER_COLUMNS, members, as_json=False)
     click.echo()
+    print_progress(group)
+
+
+def print_progress(group: GroupDescription) -> None:
+    """Print how far a group is in each partition, with what is wrong there."""
     marked = [
         index
         for index, each in enumerate(group.partitions)

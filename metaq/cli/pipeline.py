@@ -8,9 +8,11 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from metaq.cli import pipeline_jobs as jobs
+from metaq.cli import pipeline_project as project
 from metaq.cli import render
 from metaq.cli.cat import parse_start
 from metaq.cli.cluster import Target
+from metaq.cli.metrics import metrics_option
 from metaq.cli.options import (
     SecondsRange,
     count_option,
@@ -23,6 +25,7 @@ from metaq.cli.pipeline_schema import show_schema
 
 MASTER: Final = "local[*]"
 INTERVAL_S_MAX: Final = 86_400
+UPDATE_INTERVAL_S: Final = 5.0
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000
 
@@ -129,7 +132,7 @@ every_option = click.option(
 
 @click.group()
 def pipeline() -> None:
-    """Archive, replay, ingest, measure and compare topics on Spark."""
+    """Run pipelines; archive, replay, ingest and compare topics."""
 
 
 @pipeline.command(
@@ -370,3 +373,115 @@ def schema_command(
     """
     begin = parse_start(start)
     return show_schema(target, topic, count=count, start=begin, as_json=as_json)
+
+
+# -- declared pipelines ---------------------------------------------------------------
+
+
+@pipeline.command(
+    "init",
+    short_help="Write a new declared pipeline into DIRECTORY.",
+    epilog=example("metaq pipeline init errors --topic logs --alerts alerts"),
+)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--topic", default="logs", show_default=True, help="Topic that log lines are in."
+)
+@click.option(
+    "--alerts", default="alerts", show_default=True, help="Topic for the alerts."
+)
+@target_options
+def init_command(directory: Path, topic: str, alerts: str, target: Target) -> None:
+    """Write a new declared pipeline into DIRECTORY: log lines → counts → alerts.
+
+    It runs as it is written, and is made to be changed. A directory that has something
+    in it is refused.
+    """
+    project.init(directory, target, source=topic, alerts=alerts)
+
+
+@pipeline.command(
+    "run",
+    short_help="Run the declared pipeline of DIRECTORY.",
+    epilog=example(
+        "metaq pipeline run errors",
+        "metaq pipeline run errors --once --full-refresh counts",
+        "metaq pipeline run errors --every 60 --json --metrics-port 9400",
+    ),
+)
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--once", "is_once", is_flag=True, help="End behind one update.")
+@click.option(
+    "--every",
+    "interval_s",
+    type=SecondsRange(0, INTERVAL_S_MAX),
+    default=UPDATE_INTERVAL_S,
+    show_default=True,
+    help="Seconds between the end of an update and the next one.",
+)
+@click.option(
+    "--full-refresh",
+    "refreshed",
+    multiple=True,
+    metavar="TABLE",
+    help="Compute this table from the start, once; may be repeated.",
+)
+@click.option(
+    "--full-refresh-all",
+    "refreshes_all",
+    is_flag=True,
+    help="Compute everything from the start, once.",
+)
+@metrics_option
+@run_options
+def run_command(
+    directory: Path,
+    is_once: bool,
+    interval_s: float,
+    refreshed: tuple[str, ...],
+    refreshes_all: bool,
+    metrics_port: int | None,
+    run: JobRun,
+) -> None:
+    """Run the declared pipeline of DIRECTORY until SIGTERM or Ctrl-C.
+
+    Its tables are updated every few seconds; an update takes in what is there at its
+    start. Prints a line for each micro-batch.
+    The exit code is 0 when it was told to end, and 1 when an update failed; the next
+    run goes on where the last one was, after a kill as well.
+    """
+    if refreshed and refreshes_all:
+        raise click.UsageError("--full-refresh-all leaves no table to name")
+    if run.master.startswith(project.CONNECT) and (run.settings or run.log):
+        raise click.UsageError("a server of Spark Connect has its own --conf and log")
+    project.run(
+        run,
+        directory,
+        project.RunOptions(
+            refreshed=refreshed,
+            refreshes_all=refreshes_all,
+            interval_s=None if is_once else interval_s,
+            metrics_port=metrics_port,
+        ),
+    )
+
+
+@pipeline.command(
+    "status",
+    short_help="Print how far the pipeline of DIRECTORY is behind.",
+    epilog=example("metaq pipeline status errors --json"),
+)
+@click.argument(
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+)
+@json_option
+def status_command(directory: Path, as_json: bool) -> None:
+    """Print how far the pipeline of DIRECTORY is behind, and its last batches.
+
+    Without DIRECTORY that of the present one. It need not run.
+    """
+    project.status(directory, as_json=as_json)

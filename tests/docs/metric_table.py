@@ -1,16 +1,18 @@
-"""The tables of metrics in docs/client.md and docs/operations.md, made from code."""
+"""The tables of metrics in pages of docs, made from code."""
 
 from collections.abc import Iterable
 
 from metaq.broker import metrics as broker_metrics
 from metaq.client import metrics as client_metrics
 from metaq.prometheus import ExportedMetric
+from metaq.spark.declared import progress
 from tests.docs.option_tables import ROOT
 
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 TABLES = {
     "client.md": client_metrics.METRICS,
     "operations.md": broker_metrics.METRICS,
+    "spark.md": progress.METRICS,
 }
 
 

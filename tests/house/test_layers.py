@@ -59,7 +59,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"net", "zk", "prometheus", "loop_thread", "peer", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     "spark": PURE
-    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"},
+    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"}
+    # What a declared pipeline counts is exported as all counters are.
+    | {"stats", "prometheus"},
     "cli": {"*"},
     "testing": {"*"},
 }
@@ -88,6 +90,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "decode": {"source"},
         "top": {"sink", "source", "segments"},
         "jobs": {"segments", "top"},
+        "declared": set(),
     },
 }
 SHARED: dict[str, set[str]] = {

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from metaq.spark.declared.progress import METRICS
 from metaq.spark.jobs.archive_store import read_archive
 from metaq.testing.embedded import embedded_broker
+from tests.docs.metric_table import table as table_of_metrics
 from tests.docs.spark_options import HEAD, PAGE, table
 from tests.spark.conftest import ROOT
 from tests.spark.segment_dirs import payloads, write_log
@@ -20,6 +22,11 @@ FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 def test_the_option_table_is_that_of_the_code() -> None:
     """`python -m tests.docs.spark_options` writes it."""
     assert TEXT.partition(HEAD)[2].partition("\n## ")[0] == table()
+
+
+def test_the_metrics_of_a_pipeline_are_those_of_the_code() -> None:
+    """`python -m tests.docs.metric_table` writes them."""
+    assert table_of_metrics(METRICS) in TEXT
 
 
 def test_every_block_of_python_has_a_name() -> None:

@@ -25,6 +25,10 @@ NOT_FOUND_CURE: Final = (
     " interpreter that has this package"
 )
 
+UNREACHABLE: Final = "StatusCode.UNAVAILABLE"
+"""In the text of Spark Connect when its server does not answer."""
+GONE: Final = "Spark's driver has gone"
+
 
 def sentence_of(error: Exception) -> str:
     """Return the subject of an error of Spark.
@@ -39,6 +43,8 @@ def sentence_of(error: Exception) -> str:
     if NOT_FOUND in text and "metaq" in text:
         return NOT_FOUND_CURE
     own = _OWN.findall(text)
+    if UNREACHABLE in text and not own:
+        return GONE
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     sentence = own[-1] if own else (lines or [type(error).__name__])[0]
     return sentence[:SENTENCE_CHARS_MAX].strip()
@@ -60,4 +66,4 @@ def job_errors(job: str) -> Iterator[None]:
         raise JobError(f"{job}: {sentence_of(error)}") from error
     except (Py4JError, ConnectionRefusedError) as error:
         reason = getattr(error, "strerror", None) or sentence_of(error)
-        raise JobError(f"{job}: Spark's driver has gone: {reason}") from error
+        raise JobError(f"{job}: {GONE}: {reason}") from error

@@ -1,9 +1,11 @@
 """A Spark session for one job, and how far its tasks are."""
 
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import JobError
@@ -16,6 +18,8 @@ DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
 }
 """Default settings of a job's session."""
+JAVA_END_S: Final = 10.0
+"""Longest wait for the end of a Java process, seconds."""
 
 
 def start_session(
@@ -60,6 +64,23 @@ def stop_session(session: SparkSession) -> None:
     """Stop Spark; a JVM that is gone has nothing to stop."""
     with suppress(*SPARK_ERRORS, OSError):
         session.stop()
+
+
+def end_java() -> None:
+    """End the Java process of the last stopped session, and wait for that.
+
+    By itself it ends when it notices that this process has. A session that is started
+    later has another one.
+    """
+    gateway = SparkContext._gateway  # noqa: SLF001  # PySpark tells it nowhere else
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # as above
+    gateway.shutdown()
+    # The end of its input is its sign; `proc` is there to keep it.
+    gateway.proc.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(JAVA_END_S)
 
 
 def count_tasks(session: SparkSession) -> tuple[int, int]:

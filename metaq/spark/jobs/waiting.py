@@ -1,4 +1,4 @@
-"""Wait for Spark in a way that Ctrl-C ends.
+"""Wait for Spark in a way that a signal ends.
 
 A call to the JVM that is interrupted breaks off in the middle of its answer, and the
 call that should tidy up behind it fails, or waits for ever. So the call is
@@ -20,16 +20,17 @@ def run_apart(
 ) -> T:
     """Run something that calls Spark, and wait for its end.
 
-    After Ctrl-C the work goes on by itself until Spark has ended it; its outcome is not
-    told then.
+    After a signal the work goes on by itself until Spark has ended it; its outcome is
+    not told then.
 
     Args:
         work: Run in a thread of its own; its exception is raised here.
-        on_interrupt: Called at the first Ctrl-C, to tell the work to end; it is waited
+        on_interrupt: Called at the first signal, to tell the work to end; it is waited
             for until the next one. None: the first one ends the wait.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, in the main thread.
+        SystemExit: SIGTERM, where a handler raises that.
     """
     outcome: Future[T] = Future()
 
@@ -43,7 +44,7 @@ def run_apart(
     try:
         thread.start()
         return _result(outcome)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         has_begun = thread.is_alive() or outcome.done()
         if on_interrupt is None or not has_begun:
             raise

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import JobError
@@ -26,3 +27,7 @@ def test_a_driver_that_is_gone_is_told_as_that() -> None:
     with pytest.raises(JobError) as failed, job_errors("audit"):
         raise ConnectionRefusedError(111, "Connection refused")
     assert str(failed.value) == "audit: Spark's driver has gone: Connection refused"
+    text = "<_MultiThreadedRendezvous of RPC:\n\tstatus = StatusCode.UNAVAILABLE\n>"
+    with pytest.raises(JobError) as failed, job_errors("pipeline p"):
+        raise PySparkException(text)  # as a client of Spark Connect has it
+    assert str(failed.value) == "pipeline p: Spark's driver has gone"

@@ -1,0 +1,309 @@
+"""`metaq pipeline init`, `run` and `status`: a declared pipeline as a service.
+
+Spark is imported inside of functions: it is optional, and slow to load.
+"""
+
+import os
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import click
+
+from metaq.cli import pipeline_scaffold as scaffold
+from metaq.cli import render
+from metaq.cli.cluster import Target, check_target
+from metaq.cli.groups import describe_groups, print_progress, to_json
+from metaq.cli.interrupts import Interrupts
+from metaq.cli.options import ROOT, TIMEOUT_S, ZOOKEEPER
+from metaq.cli.pipeline_jobs import JobRun
+from metaq.cli.spark_session import spark_session
+from metaq.cli.times import format_time
+from metaq.client.names import check_group
+from metaq.errors import ConfigError
+from metaq.model import Millis
+
+BATCH_WIDTHS: Final = {
+    "time": 23, "flow": 12, "batch": 6, "rows_in": 9, "rows_out": 9, "seconds": 8,
+    "lag_bytes": 12,
+}  # fmt: skip
+FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
+CONNECT: Final = "sc://"
+"""Begins the address of a Spark Connect server, which is there already."""
+TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # its name
+"""Variable by which a Spark of ours and its client know each other: others on this
+machine may not run code as us."""
+
+
+def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
+    """Write a new project.
+
+    Raises:
+        ConfigError: the directory is not empty, or its name is no name of a group.
+    """
+    if target.brokers:
+        raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
+    scaffold.write_project(
+        directory,
+        {
+            scaffold.ZOOKEEPER: target.zookeeper,
+            scaffold.ZK_ROOT: target.root,
+            scaffold.PROGRESS_GROUP: check_group(directory.resolve().name),
+            scaffold.SOURCE_TOPIC: source,
+            scaffold.ALERTS_TOPIC: alerts,
+        },
+    )
+    click.echo(f"{directory}: now metaq pipeline run {directory}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of `metaq pipeline run` beside those of a job."""
+
+    refreshed: tuple[str, ...]
+    """Tables to compute from the start."""
+    refreshes_all: bool
+    """Whether these are all of them."""
+    interval_s: float | None
+    """Pause behind each update, seconds; None: one update."""
+    metrics_port: int | None
+    """Port that answers scrapes; None: none."""
+
+
+def run(job: JobRun, directory: Path, options: RunOptions) -> None:
+    """Make updates of a project until a signal comes, or one alone.
+
+    Each micro-batch is a line. Where a signal is the only end it is a good one.
+
+    Raises:
+        ConfigError: a library is missing, or the metrics port cannot be had.
+        JobError: an update failed.
+        KeyboardInterrupt: Ctrl-C before the one update was done.
+        SystemExit: SIGTERM before the one update was done.
+    """
+    _require_libraries()
+    # They speak of the way in which PySpark calls itself.
+    warnings.filterwarnings("ignore", module="pyspark")
+    from metaq.spark.declared.progress import BatchProgress, PipelineCounters
+    from metaq.spark.declared.updates import PipelineRun, Refresh, read_project
+    from metaq.spark.errors import JobError
+    from metaq.spark.jobs.failures import job_errors, sentence_of
+    from metaq.spark.jobs.waiting import run_apart
+
+    counters = PipelineCounters()
+
+    def on_batch(batch: BatchProgress) -> None:
+        counters.add(batch)
+        _print_batch(batch, as_json=job.as_json)
+
+    def on_failure(text: str) -> None:
+        what, _, cause = text.partition("\n")
+        sentence = sentence_of(JobError(cause.removeprefix("Error: ")))
+        render.say(f"{what} {sentence}")
+
+    with job_errors(f"pipeline {directory}"), Interrupts() as interrupts:
+        project = read_project(directory)
+        with (
+            _metrics(counters, options.metrics_port),
+            interrupts.pause(),
+            _connect_server(job, project.spec_path.parent) as url,
+        ):
+            is_own = url != job.master
+            work = PipelineRun(url, project, on_batch, on_failure, is_own=is_own)
+            if not job.as_json:
+                render.print_header(BATCH_WIDTHS)
+            run_apart(
+                lambda: work.run(
+                    Refresh(tables=options.refreshed, is_all=options.refreshes_all),
+                    interval_s=options.interval_s,
+                    on_update=counters.add_update,
+                ),
+                on_interrupt=work.stop,
+            )
+        if options.interval_s is None:
+            with interrupts.pause():
+                """A signal has broken the only update off."""
+
+
+@contextmanager
+def _connect_server(job: JobRun, directory: Path) -> Iterator[str]:
+    """Yield the address of Spark Connect: of a server that is there, or of our own."""
+    from metaq.spark.declared.updates import (
+        CONNECT_SETTINGS,
+        catalog_settings,
+        connect_mode,
+        server_url,
+    )
+    from metaq.spark.jobs.session import end_java
+
+    if job.master.startswith(CONNECT):
+        with connect_mode():
+            yield job.master
+        return
+    os.environ.setdefault(TOKEN, secrets.token_hex())
+    # Of the driver's own Python processes, also where executors are others.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {**CONNECT_SETTINGS, **catalog_settings(directory), **job.settings}
+    try:
+        with spark_session(job.master, settings, job.log) as session, connect_mode():
+            yield server_url(session)
+    finally:
+        end_java()
+
+
+def _require_libraries() -> None:
+    wanted = ("pyspark", "grpc", "yaml")
+    if any(find_spec(name) is None for name in wanted) or not find_spec(
+        "pyspark.pipelines"
+    ):
+        raise ConfigError(
+            "declared pipelines take PySpark 4.2 with Spark Connect, which is not"
+            " installed: pip install 'metaq[pipelines]'"
+        )
+
+
+def _metrics(counters: Any, port: int | None) -> AbstractContextManager[object]:
+    if port is None:
+        return nullcontext()
+    from metaq.client.metrics import serve_statistics
+    from metaq.spark.declared.progress import METRICS
+
+    return serve_statistics(METRICS, [counters], port=port)
+
+
+def _print_batch(batch: Any, *, as_json: bool) -> None:
+    moment = format_time(Millis(round(time.time() * 1000)))
+    if as_json:
+        render.print_json({"time": moment, **asdict(batch)})
+        return
+    lag = ",".join(f"{topic}={size}" for topic, size in batch.lag_bytes.items())
+    cells = (
+        moment, batch.flow, batch.batch, batch.row_in_count, batch.row_out_count,
+        round(batch.duration_s, 3), lag or None,
+    )  # fmt: skip
+    render.print_aligned(BATCH_WIDTHS, cells)
+
+
+# -- status ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatus:
+    """A flow as its checkpoint tells."""
+
+    flow: str
+    """Its name."""
+    target: str
+    """Table or sink that it writes to."""
+    batch: int | None
+    """The last finished micro-batch; None for none."""
+    finished_ms: Millis | None
+    """Time of its end."""
+
+
+def status(directory: Path, *, as_json: bool) -> None:
+    """Print the last batch of each flow, and the lag of the progress group.
+
+    Raises:
+        ConfigError: the project names no ZooKeeper or no group.
+        ClientError: ZooKeeper does not know the group: nothing was read yet.
+    """
+    _require_libraries()
+    from metaq.spark.declared.updates import read_project
+    from metaq.spark.jobs.failures import job_errors
+
+    with job_errors(f"pipeline {directory}"):
+        spec = read_project(directory).spec
+    group = spec.configuration.get(scaffold.PROGRESS_GROUP)
+    if group is None:
+        raise ConfigError(
+            f"{directory}: its configuration names no {scaffold.PROGRESS_GROUP}, the"
+            " group to which its sources commit"
+        )
+    target = Target(
+        spec.configuration.get(scaffold.ZOOKEEPER, ZOOKEEPER),
+        spec.configuration.get(scaffold.ZK_ROOT, ROOT),
+        (),
+        TIMEOUT_S,
+    )
+    check_target(target)
+    flows = flows_of(spec.storage)
+    found = describe_groups(target, group)[0]
+    if as_json:
+        value = {
+            "pipeline": spec.name,
+            "flows": [
+                {
+                    "flow": each.flow,
+                    "target": each.target,
+                    "batch": each.batch,
+                    "finished": _time_text(each.finished_ms),
+                }
+                for each in flows
+            ],
+            **to_json(found),
+        }
+        render.print_json(value)
+        return
+    rows = [
+        (each.flow, each.target, each.batch, _time_text(each.finished_ms))
+        for each in flows
+    ]
+    render.print_rows(FLOW_COLUMNS, rows, as_json=False)
+    click.echo()
+    print_progress(found)
+
+
+def flows_of(storage: str) -> list[FlowStatus]:
+    """Return the flows that have a checkpoint, by target and name.
+
+    Args:
+        storage: of a pipeline, as path or URL; none is seen where that is not one of
+            this machine.
+    """
+    url = urlsplit(storage)
+    if url.scheme not in {"", "file"}:
+        return []
+    root = Path(unquote(url.path)) / "_checkpoints"
+    # <target, a step for each part of its name>/<flow>/<version>/commits/<batch>
+    found = [
+        _flow_status(root, path)
+        for path in root.glob("**/[0-9]*/metadata")
+        if path.is_file()
+    ]
+    newest = {(each.target, each.flow): each for _version, each in sorted(
+        found, key=lambda pair: pair[0]
+    )}  # fmt: skip
+    return [newest[key] for key in sorted(newest)]
+
+
+def _flow_status(root: Path, metadata: Path) -> tuple[int, FlowStatus]:
+    version = metadata.parent
+    commits = {
+        int(path.name): path
+        for path in version.glob("commits/*")
+        if path.name.isdigit()
+    }
+    last = max(commits, default=None)
+    steps = version.relative_to(root).parts
+    return int(version.name), FlowStatus(
+        flow=steps[-2],
+        target=steps[-3],
+        batch=last,
+        finished_ms=(
+            None if last is None
+            else Millis(round(commits[last].stat().st_mtime * 1000))
+        ),
+    )  # fmt: skip
+
+
+def _time_text(moment_ms: Millis | None) -> str | None:
+    return None if moment_ms is None else format_time(moment_ms)

@@ -1,0 +1,134 @@
+"""Progress of a declared pipeline: a value for each micro-batch, sums for metrics.
+
+Everything comes from the progress that Spark reports of a query; nothing is asked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from metaq.prometheus import metrics_of
+from metaq.spark.offsets import VERSION_KEY, offsets_from_json
+from metaq.stats import counter, gauge, part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgress:
+    """One micro-batch of a flow."""
+
+    flow: str
+    """Name of the flow, without catalog and database."""
+    batch: int
+    """Number of the micro-batch in its checkpoint."""
+    row_in_count: int
+    """Rows that the flow read."""
+    row_out_count: int | None
+    """Rows that it wrote; None where the target does not tell, as tables of files."""
+    duration_s: float
+    """Time that it took, seconds."""
+    lag_bytes: Mapping[str, int]
+    """Topic → bytes behind the log ends, for each topic that the flow reads."""
+
+
+def batch_of(report: Mapping[str, Any]) -> BatchProgress:
+    """Return the progress of a micro-batch.
+
+    Args:
+        report: `StreamingQueryProgress.json`, parsed.
+    """
+    lag_bytes: dict[str, int] = {}
+    for source in report["sources"]:
+        for topic, size_bytes in _lag_of(source).items():
+            lag_bytes[topic] = lag_bytes.get(topic, 0) + size_bytes
+    written = report["sink"].get("numOutputRows", -1)
+    return BatchProgress(
+        flow=str(report["name"]).rpartition(".")[2],
+        batch=report["batchId"],
+        row_in_count=sum(source["numInputRows"] for source in report["sources"]),
+        row_out_count=None if written < 0 else written,
+        duration_s=report["batchDuration"] / 1000,
+        lag_bytes=lag_bytes,
+    )
+
+
+def _lag_of(source: Mapping[str, Any]) -> dict[str, int]:
+    ends, latest = source.get("endOffset"), source.get("latestOffset")
+    for offsets in (ends, latest):
+        if not isinstance(offsets, Mapping) or VERSION_KEY not in offsets:
+            return {}
+    done = offsets_from_json(ends)
+    found: dict[str, int] = {}
+    for partition, end in offsets_from_json(latest).items():
+        behind = max(0, end - done.get(partition, end))
+        found[partition.topic] = found.get(partition.topic, 0) + behind
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatistics:
+    """A flow since the command was started."""
+
+    batch_count: int = counter(
+        "metaq_pipeline_batches_total", "Micro-batches that a flow has finished."
+    )
+    row_in_count: int = counter("metaq_pipeline_rows_in_total", "Rows read by a flow.")
+    row_out_count: int = counter(
+        "metaq_pipeline_rows_out_total",
+        "Rows written by a flow, of targets that tell; tables of files do not.",
+    )
+    duration_s: float = gauge(
+        "metaq_pipeline_batch_seconds", "Duration of the newest micro-batch of a flow."
+    )
+    lag_bytes: Mapping[str, int] = gauge(
+        "metaq_pipeline_lag_bytes",
+        "Bytes of a topic behind a flow, as its newest micro-batch found them.",
+        default=dict,
+        labels=("topic",),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatistics:
+    """A run of a pipeline since its start."""
+
+    update_count: int = counter(
+        "metaq_pipeline_updates_total", "Updates that were finished without an error."
+    )
+    flows: Mapping[str, FlowStatistics] = part(
+        default=dict, labels=("flow",), label=lambda flow: (flow,)
+    )
+    """The flows that have finished a micro-batch, by name."""
+
+
+METRICS: Final = metrics_of(PipelineStatistics)
+"""Every metric of a run, in the order of a scrape."""
+
+
+@dataclass(slots=True)
+class PipelineCounters:
+    """Sums of a run. One thread adds; any may take the snapshot."""
+
+    _snapshot: PipelineStatistics = field(default_factory=PipelineStatistics)
+
+    def statistics(self) -> PipelineStatistics:
+        """Return the snapshot of this moment."""
+        return self._snapshot
+
+    def add_update(self) -> None:
+        """Count an update."""
+        now = self._snapshot
+        self._snapshot = replace(now, update_count=now.update_count + 1)
+
+    def add(self, batch: BatchProgress) -> None:
+        """Count a micro-batch."""
+        now = self._snapshot
+        flow = now.flows.get(batch.flow, FlowStatistics())
+        flow = replace(
+            flow,
+            batch_count=flow.batch_count + 1,
+            row_in_count=flow.row_in_count + batch.row_in_count,
+            row_out_count=flow.row_out_count + (batch.row_out_count or 0),
+            duration_s=batch.duration_s,
+            lag_bytes=batch.lag_bytes,
+        )
+        self._snapshot = replace(now, flows={**now.flows, batch.flow: flow})

@@ -1,0 +1,111 @@
+"""`metaq pipeline init`, `run`, `status`: what they do without Spark."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from metaq.cli import pipeline_project
+from metaq.cli.pipeline_project import FlowStatus, flows_of
+from metaq.model import Millis
+from tests.cli.runner import run
+
+
+def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
+    """Texts that mean something to YAML are kept as they are."""
+    place = tmp_path / "errors"
+    words = ("--topic", "logs: #1", "--alerts", "alarms", "--zookeeper", "zk:2181/a")
+    assert run("pipeline", "init", str(place), *words).exit_code == 0
+    found = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
+    assert found == [
+        "README.md",
+        "spark-pipeline.yml",
+        "transformations/counts.sql",
+        "transformations/logs.py",
+    ]
+    yaml = pytest.importorskip("yaml")
+    spec = yaml.safe_load((place / "spark-pipeline.yml").read_text())
+    assert (spec["name"], spec["storage"]) == ("errors", (place / "storage").as_uri())
+    settings = spec["configuration"]
+    assert {name: settings[name] for name in settings if name.startswith("metaq.")} == {
+        "metaq.zookeeper": "zk:2181/a",
+        "metaq.zkRoot": "/meta",
+        "metaq.progressGroup": "errors",
+        "metaq.sourceTopic": "logs: #1",
+        "metaq.alertsTopic": "alarms",
+    }
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    result = run("pipeline", "init", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"{tmp_path}: expected an empty directory or none" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_name_that_is_no_group_is_refused(tmp_path: Path) -> None:
+    """The directory's name is that of the group, too."""
+    result = run("pipeline", "init", str(tmp_path / "two words"))
+    assert result.exit_code == 1
+    assert "group 'two words': a name without ' ' is expected" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("init", "x", "--broker", "b:1"), "a pipeline finds its brokers in ZooKeeper"),
+        (("run", "."), None),
+        (("run", "/nowhere"), "does not exist"),
+        (
+            ("run", ".", "--full-refresh", "a", "--full-refresh-all"),
+            "--full-refresh-all leaves no table to name",
+        ),
+        (("run", ".", "--every", "-1"), "--every"),
+        (
+            ("run", ".", "--master", "sc://host", "--conf", "a=b"),
+            "a server of Spark Connect has its own --conf",
+        ),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: tuple[str, ...], what: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Spark starts; so is a PySpark without the extra."""
+    monkeypatch.setattr(pipeline_project, "find_spec", lambda _name: None)
+    result = run("pipeline", *words)
+    if what is None:
+        assert result.exit_code == 1
+        assert "pip install 'metaq[pipelines]'" in result.output
+        return
+    assert result.exit_code == 2
+    assert what in result.output
+
+
+def commit(version: Path, batch: int, moment_s: int) -> None:
+    path = version / "commits" / str(batch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    (path.parent / f".{batch}.crc").write_text("")
+    (version / "metadata").write_text("{}")
+    os.utime(path, (moment_s, moment_s))
+
+
+def test_the_last_batch_of_each_flow_is_found(tmp_path: Path) -> None:
+    """Of its newest checkpoint: each full refresh begins another one."""
+    root = tmp_path / "a b" / "_checkpoints"
+    table, sink = root / "spark_catalog/default/counts", root / "alerts"
+    for batch in (2, 10, 9):
+        commit(table / "counts" / "9", batch, 100 + batch)
+    commit(table / "counts" / "10", 0, 500)
+    (sink / "alert" / "0").mkdir(parents=True)
+    (sink / "alert" / "0" / "metadata").write_text(json.dumps({"id": "x"}))
+    assert flows_of((tmp_path / "a b").as_uri()) == [
+        FlowStatus(flow="alert", target="alerts", batch=None, finished_ms=None),
+        FlowStatus(
+            flow="counts", target="counts", batch=0, finished_ms=Millis(500_000)
+        ),
+    ]
+    assert flows_of("s3a://bucket/storage") == []
