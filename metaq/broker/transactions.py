@@ -32,8 +32,8 @@ class TopicSink:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
 
-    def plan_append(self, log_id: LogId, size_bytes: int) -> tuple[Offset, Offset]:
-        """Return bound and offset of an append; see `txn/ports.py`."""
+    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
+        """Return a bound for the next append; see `txn/ports.py`."""
         return self._log(log_id).plan_append(size_bytes)
 
     def append(

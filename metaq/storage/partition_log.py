@@ -374,8 +374,8 @@ class PartitionLog:
             handle.wake()
         return handle
 
-    def plan_append(self, size_bytes: int) -> tuple[Offset, Offset]:
-        """Return a bound below which no later append lies, and where one would lie now.
+    def plan_append(self, size_bytes: int) -> Offset:
+        """Return a bound below which no later append lies.
 
         Args:
             size_bytes: of what is to be appended, 1 or more.
@@ -385,7 +385,7 @@ class PartitionLog:
             ClosedError: the log is closed or closing.
         """
         self._check_append(size_bytes)
-        return self._high_watermark, self._next_offset
+        return self._high_watermark
 
     # -- what happens to it
 

@@ -4,24 +4,21 @@ What is here is decided: its commit record is in the journal. A batch that its p
 refuses is tried again, until it is there or the process ends; the next start finds it
 missing then.
 
-A Java broker looks for a batch at the place that its commit record names and nowhere
-else, and would append it again otherwise. The record is written before the place is
-known: it names the one behind all that is on its way to the partition by then. Where
-others came in between, the true place is written into the record just before the batch
-is written. Replay of ours looks from a bound on that holds in any case.
+A batch lies at the bound of its commit record or behind. Where it is behind, its place
+is written into the record just before the batch is written: a Java broker looks for the
+batch there and nowhere else, and would append it again otherwise.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from metaq.errors import ClosedError, MetaqError, StorageError
-from metaq.model import LogId, Offset
+from metaq.model import Offset
 from metaq.record.checksum import checksum
 from metaq.txn.journal import Journal, join_chunks
 from metaq.txn.ports import MessageSink
 from metaq.txn.records import BatchPlace
 from metaq.txn.state import UNAVAILABLE, XaCommandError
-from metaq.txn.sums import AHEAD_MAX
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
 
 
@@ -45,8 +42,6 @@ class Applier:
         self._journal = journal
         self._on_applied = on_applied
         self._on_settled: Callable[[], None] | None = None
-        self._planned_bytes: dict[LogId, int] = {}
-        """Of batches whose commit records are on their way to the journal."""
         self.decided: dict[BrokerTransaction, None] = {}
         """Transactions that are not applied yet, oldest first."""
         self.failed_count = 0
@@ -60,8 +55,6 @@ class Applier:
     def plan(self, tx: BrokerTransaction) -> list[BatchPlace]:
         """Return what the commit record says of each batch; sets their bounds.
 
-        `end_plan` follows, unless this raises.
-
         Raises:
             StorageError: a partition would not take its batch now.
             ClosedError: the logs are closed.
@@ -69,31 +62,15 @@ class Applier:
         places = []
         for batch in tx.batches.values():
             size_bytes = batch.size_bytes
-            log_id = batch.log_id
-            batch.bound, end = self._sink.plan_append(log_id, size_bytes)
-            guess = Offset(end + self._planned_bytes.get(log_id, 0))
-            batch.place_told = min(guess, Offset(batch.bound + AHEAD_MAX))
+            batch.bound = self._sink.plan_append(batch.log_id, size_bytes)
+            batch.place_told = batch.bound
             # Once for all: it is what is appended, too.
             data = join_chunks(batch.chunks)
             batch.chunks = [data]
             places.append(
-                BatchPlace(log_id, batch.place_told, size_bytes, checksum(data))
+                BatchPlace(batch.log_id, batch.bound, size_bytes, checksum(data))
             )
-        for place in places:
-            self._note_planned(place.log_id, place.size_bytes)
         return places
-
-    def end_plan(self, tx: BrokerTransaction) -> None:
-        """Count a transaction no more as on its way: it is journalled, or refused."""
-        for batch in tx.batches.values():
-            self._note_planned(batch.log_id, -batch.size_bytes)
-
-    def _note_planned(self, log_id: LogId, change_bytes: int) -> None:
-        planned_bytes = self._planned_bytes.get(log_id, 0) + change_bytes
-        if planned_bytes:
-            self._planned_bytes[log_id] = planned_bytes
-        else:
-            del self._planned_bytes[log_id]
 
     def apply(self, tx: BrokerTransaction) -> None:
         """Hand to the partitions what they do not have of a decided transaction."""

@@ -6,9 +6,9 @@ records that its puts will be, one list for each partition, and a slot in the jo
 
     put       records are kept, a run of them is journalled, then it is answered
     prepare   one record, synced as the mode says, then it is answered
-    commit    1. each partition is asked where a batch would come to lie (a refusal
+    commit    1. each partition is asked for a bound of the offset to come (a refusal
                  here rolls back, or leaves it prepared)
-              2. the commit record with these places: from here on it *is* committed
+              2. the commit record with these bounds: from here on it *is* committed
               3. one batch to each partition; what one refuses is tried again
               4. all are stored as their partitions promise: it is answered
 
@@ -47,7 +47,7 @@ from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.opening import OpenedJournal, tidy
 from metaq.txn.outcomes import KeptOutcome, write_outcomes
 from metaq.txn.ports import MessageSink
-from metaq.txn.records import RedoOperation, encode_operation
+from metaq.txn.records import RedoOperation, bounds_of, encode_operation
 from metaq.txn.state import (
     OPEN_STATES,
     ROLLED_BACK,
@@ -65,7 +65,6 @@ from metaq.txn.state import (
     outcome_error,
     qualifier_of,
 )
-from metaq.txn.sums import bounds_of
 from metaq.txn.transaction import (
     NO_OWNER,
     PUT_OVERHEAD_BYTES,
@@ -564,14 +563,12 @@ class TransactionCoordinator:
             return
 
         def journalled(position: int) -> None:
-            self._applier.end_plan(tx)
             tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
-            for each, batch in zip(bounds, tx.batches.values(), strict=True):
-                batch.place_at = position + each.position
+            for (at, _bound), batch in zip(bounds, tx.batches.values(), strict=True):
+                batch.place_at = position + at
             self._applier.apply(tx)
 
         def refused(error: StorageError) -> None:
-            self._applier.end_plan(tx)
             self._fail_commit(tx, error, is_journalled=True)
 
         self._deadlines.clear(tx)
@@ -581,8 +578,7 @@ class TransactionCoordinator:
         record = encode_operation(
             operation, tx.key, was_prepared=tx.was_prepared, places=places
         )
-        known = [batch.bound for batch in tx.batches.values()]
-        bounds = bounds_of(places, known, len(record))
+        bounds = bounds_of(places, len(record))
         # A power cut that takes the record and leaves batches would leave a half, or,
         # of what stays prepared, a second time. One message alone is neither.
         is_ahead = tx.was_prepared or tx.put_count > 1

@@ -20,10 +20,9 @@ it would sync that alone. It takes everything queued at once:
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
   group are on the disk, is unknown.
-* The offsets in a commit record are where its batches should come to lie. One that is
-  wrong is rewritten in place by `write_place`, on whichever thread is about to write
-  the batch: so at each moment a Java broker, which takes them for places, finds each
-  batch there or does not find it at all.
+* The offsets in a commit record are rewritten in place by `write_place`, on whichever
+  thread is about to write the batch: so at each moment a Java broker, which takes them
+  for places, finds each batch there or does not find it at all.
 * `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
   costs the checksums of what follows in that file, and nothing else.
 
@@ -49,14 +48,7 @@ from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
 from metaq.txn.deletions import Deletions, write_deletions
 from metaq.txn.records import OFFSET
-from metaq.txn.sums import (
-    SYNCED,
-    OffsetBound,
-    encode_bound,
-    encode_entry,
-    encode_head,
-    encode_span,
-)
+from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much
@@ -156,8 +148,8 @@ class JournalEntry(NamedTuple):
     """Receives the outcome."""
     is_ahead: bool = False
     """To be synced in every mode: partitions may only get it behind that."""
-    bounds: Sequence[OffsetBound] = ()
-    """Offsets in the chunks that `write_place` may rewrite."""
+    bounds: Sequence[tuple[int, Offset]] = ()
+    """Byte of the chunks and value of each offset that `write_place` may rewrite."""
 
 
 class Release(NamedTuple):
@@ -271,7 +263,7 @@ class Journal:
     def open(
         self,
         number: int,
-        survivors: Iterable[tuple[Slot, bytes, Sequence[OffsetBound]]],
+        survivors: Iterable[tuple[Slot, bytes, Sequence[tuple[int, Offset]]]],
     ) -> None:
         """Make a first file that holds the records of what is not finished. Blocks.
 
@@ -682,8 +674,8 @@ class Journal:
         )
 
 
-def _bound_entries(start: int, bounds: Sequence[OffsetBound]) -> list[bytes]:
-    return [encode_bound(start, each) for each in bounds]
+def _bound_entries(start: int, bounds: Sequence[tuple[int, Offset]]) -> list[bytes]:
+    return [encode_entry(BOUND, 0, start + at, value) for at, value in bounds]
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:

@@ -34,6 +34,7 @@ from metaq.txn.outcomes import (
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
     RedoOperation,
+    bounds_of,
     encode_operation,
     encode_put,
 )
@@ -43,7 +44,7 @@ from metaq.txn.recovery import (
     find_unapplied,
 )
 from metaq.txn.state import HeuristicOutcome, is_xa
-from metaq.txn.sums import Sums, bounds_of, decode_sums
+from metaq.txn.sums import Sums, decode_sums
 
 NO_ID: Final = MessageId(-1)
 
@@ -220,9 +221,7 @@ def compact(
     for each in left:
         slot = Slot()
         data = encode_transaction(each)
-        places = each.places or ()
-        bounds = [place.offset for place in places]
-        survivors.append((slot, data, bounds_of(places, bounds, len(data))))
+        survivors.append((slot, data, bounds_of(each.places or (), len(data))))
         restored.append((each, slot, len(data)))
     journal.open(number, survivors)
     return tuple(

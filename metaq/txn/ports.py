@@ -65,10 +65,8 @@ class StoredBatches(Protocol):
 class MessageSink(Protocol):
     """Logs that take the puts of a committed transaction."""
 
-    def plan_append(self, log_id: LogId, size_bytes: int) -> tuple[Offset, Offset]:
-        """Return a bound for an append, and its offset if it were made now.
-
-        It will not lie below the bound, whatever comes.
+    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
+        """Return a bound for the next append: it will not lie below, whatever comes.
 
         Args:
             log_id: the partition; made when it does not exist.

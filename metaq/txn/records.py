@@ -24,8 +24,8 @@
 
 Messages are in protobuf's encoding, other numbers big-endian. The length in front does
 not count the attachment. `checksum` is that of the whole batch, headers of its records
-included. `offset` is where the batch lies; of a commit that we wrote at first where it
-should come to lie, and rewritten in place before the batch is (`applier.py`).
+included. `offset` is where the batch lies; of a commit that we wrote a bound first, the
+batch lies there or behind, and rewritten in place before the batch is (`applier.py`).
 
 `tests/txn/test_records.py` pins the bytes. Source: broker spec 5.6.
 """
@@ -265,6 +265,12 @@ def encode_places(places: Iterable[BatchPlace]) -> bytes:
             name,
         ]
     return b"".join(parts)
+
+
+def bounds_of(places: Sequence[BatchPlace], end: int) -> list[tuple[int, Offset]]:
+    """Return position and value of each offset in an attachment that ends at `end`."""
+    offsets = [place.offset for place in places]
+    return list(zip(offset_positions(places, end), offsets, strict=True))
 
 
 # -- reading --------------------------------------------------------------------------

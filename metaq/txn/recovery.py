@@ -50,7 +50,7 @@ from metaq.txn.records import (
     decode_record,
     offset_positions,
 )
-from metaq.txn.sums import OffsetBound, Sums, SumSpan
+from metaq.txn.sums import Sums, SumSpan
 
 WINDOW_BYTES: Final = 1 << 20
 """Read of a partition at a time."""
@@ -77,8 +77,8 @@ class ReplayedTransaction:
     """Of a commit: where its batches lie, or behind; None: there is none."""
     commit_end: int = 0
     """Behind the attachment with the places, in its redo file."""
-    noted: Mapping[int, OffsetBound] = field(default_factory=dict)
-    """By position in that file: what is known of its offsets."""
+    first_offsets: Mapping[int, Offset] = field(default_factory=dict)
+    """Position in that file → what an offset was first, where that is known."""
     deleted_topics: frozenset[str] = frozenset()
     """Topics that were deleted behind its commit: what it put to them is over."""
     is_doubtful: bool = False
@@ -96,9 +96,9 @@ class ReplayedTransaction:
         places = self.places or ()
         positions = offset_positions(places, self.commit_end)
         return {
-            place.log_id: self.noted[position].bound
+            place.log_id: self.first_offsets[position]
             for position, place in zip(positions, places, strict=True)
-            if position in self.noted
+            if position in self.first_offsets
         }
 
 
@@ -188,7 +188,7 @@ class Replay:
         if ended is None or record.operation not in COMMITS:
             return
         ended.places, ended.commit_end = record.places, end
-        ended.noted = sums.bounds
+        ended.first_offsets = sums.bounds
         if deleted:
             ended.deleted_topics = frozenset(
                 topic for topic, until in deleted.items() if end <= until
@@ -201,9 +201,9 @@ def _as_first_written(data: bytes, sums: Sums) -> bytes:
     if not sums.bounds:
         return data
     first = bytearray(data)
-    for each in sums.bounds.values():
-        if each.position + OFFSET.size <= len(first):
-            OFFSET.pack_into(first, each.position, each.first)
+    for position, bound in sums.bounds.items():
+        if position + OFFSET.size <= len(first):
+            OFFSET.pack_into(first, position, bound)
     return bytes(first)
 
 

@@ -12,23 +12,21 @@ with a checksum of its own.
     head    1       1       N            0            0             first, once
     span    2       0 or 1  first byte   length       CRC-32        bytes written
     synced  3       0       end          0            0             all below is on disk
-    bound   5       ahead   an offset    bound        0             may be rewritten
+    bound   5       0       an offset    first value  0             may be rewritten
 
 Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
 without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
 end was synced. A span is written behind its bytes, a `synced` behind the sync. So what
 is wrong with bytes that were synced is rot, or a file that was cut; what is wrong with
 others is what a crash left of them. A `bound` names an offset in the attachment of a
-commit, and stands in front of its span: the batch lies at the bound or behind, and the
-checksum is that of the bytes with the value that was there first, which is the bound
-and `ahead`, whatever stands there now. 4 is not used any more.
+commit, and stands in front of its span: the checksum is that of the bytes with the
+first value, whatever stands there now. 4 is not used any more.
 
 Read defensively: entries are believed from the front as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
 without it, as a Java broker leaves one, is read by the lengths of its records alone.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
@@ -36,7 +34,6 @@ from zlib import crc32
 
 from metaq.model import Offset
 from metaq.record.checksum import BytesLike, has_crc, with_crc
-from metaq.txn.records import BatchPlace, offset_positions
 
 ENTRY: Final = Struct(">IIqqII")
 """Kind, index, position, value, sum, crc."""
@@ -49,21 +46,6 @@ SYNCED: Final = 3
 BOUND: Final = 5
 
 VERSION: Final = 1
-
-
-AHEAD_MAX: Final = (1 << 32) - 1
-"""How far the first value of an offset may be ahead of its bound."""
-
-
-class OffsetBound(NamedTuple):
-    """Offset in an attachment that may be rewritten."""
-
-    position: int
-    """Byte at which it stands."""
-    bound: Offset
-    """The batch lies there or behind."""
-    first: Offset
-    """Value that was written first; `AHEAD_MAX` bytes behind the bound at most."""
 
 
 class SumSpan(NamedTuple):
@@ -85,8 +67,8 @@ class Sums:
     """In order, from byte 0 on, without a gap."""
     synced_end: int = 0
     """Every byte below was on the disk."""
-    bounds: dict[int, OffsetBound] = field(default_factory=dict)
-    """By position: offsets that may have been rewritten."""
+    bounds: dict[int, Offset] = field(default_factory=dict)
+    """Position of an offset that may have been rewritten → what was there first."""
 
 
 def encode_entry(
@@ -99,35 +81,6 @@ def encode_entry(
 def encode_head(number: int) -> bytes:
     """Return the entry that opens the side file of `redo.<number>`."""
     return encode_entry(HEAD, VERSION, number)
-
-
-def bounds_of(
-    places: Sequence[BatchPlace], bounds: Sequence[Offset], end: int
-) -> list[OffsetBound]:
-    """Return what is to be noted of the offsets in an attachment.
-
-    Args:
-        places: of its batches.
-        bounds: one for each.
-        end: of the attachment.
-    """
-    return [
-        OffsetBound(position, bound, place.offset)
-        for place, bound, position in zip(
-            places, bounds, offset_positions(places, end), strict=True
-        )
-    ]
-
-
-def encode_bound(start: int, each: OffsetBound) -> bytes:
-    """Return the entry for an offset that may be rewritten.
-
-    Args:
-        start: of the bytes that the position is in.
-        each: the offset.
-    """
-    ahead = each.first - each.bound
-    return encode_entry(BOUND, ahead, start + each.position, each.bound)
 
 
 def encode_span(position: int, data: BytesLike, *, is_synced: bool) -> bytes:
@@ -155,6 +108,5 @@ def decode_sums(data: bytes, number: int) -> Sums:
         elif kind == SYNCED:
             sums.synced_end = max(sums.synced_end, position)
         elif kind == BOUND:
-            bound = OffsetBound(position, Offset(value), Offset(value + index))
-            sums.bounds[position] = bound
+            sums.bounds[position] = Offset(value)
     return sums

@@ -262,7 +262,7 @@ def test_java_takes_over_from_a_broker_that_was_killed(
     redo = (journal / "transactions" / "redo.2").read_bytes()
     bounds = decode_sums(sums, 2).bounds
     now = [int.from_bytes(redo[at : at + 8], "big") for at in bounds]
-    assert all(at > it.bound for at, it in zip(now, bounds.values(), strict=True))
+    assert all(place > bound for place, bound in zip(now, bounds.values(), strict=True))
     place = {"at others": 0, "across the end": end - 5, "beyond it": end + 1000}
     add_commit(journal, OTHER, b"not yet", lost, place[foreseen])
     give_back(theirs)

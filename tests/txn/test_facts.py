@@ -490,8 +490,8 @@ def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
     disk = bench.fs.crash(keep_all)
     (number,) = journal_numbers(disk, JOURNAL)
     sums = decode_sums(disk.read_file(JOURNAL / f"sums.{number}", 1 << 20), number)  # type: ignore[arg-type]
-    ((position, noted),) = sums.bounds.items()
-    assert (noted.bound, redo_bytes(disk)[position : position + 8]) == (
+    ((position, bound),) = sums.bounds.items()
+    assert (bound, redo_bytes(disk)[position : position + 8]) == (
         0,
         b"\0" * 7 + b"\x19",
     )

@@ -18,7 +18,6 @@ from metaq.txn.records import (
     decode_put,
     decode_record,
 )
-from metaq.txn.sums import decode_sums
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all
 from tests.txn.support import (
     JOURNAL,
@@ -124,38 +123,6 @@ def test_a_java_broker_takes_over_behind_a_kill_at_every_call(sync_mode: int) ->
     """Each committed transaction is there once, each prepared one is listed whole."""
     for disk, stories in moments(sync_mode):
         judge(disk.crash(keep_all), stories)
-
-
-def test_places_of_commits_on_their_way_together_are_foreseen() -> None:
-    """Each behind those in front of it: only where another put comes in between a
-    record is rewritten.
-    """
-    keys = [f"TX:s:{number}" for number in range(4)]
-    bench = opened(FaultyFileSystem())
-    for key in keys:
-        bench.begin(key)
-        for log_id in (A, B):
-            bench.put(key, log_id, b"x" * 10)
-    bench.commit(keys[0])
-    bench.commit(keys[1])
-    bench.run()
-    bench.commit(keys[2])
-    bench.put_outside(A, b"in between")
-    bench.commit(keys[3])
-    bench.run()
-    disk = bench.fs.crash(keep_all)
-    (number,) = journal_numbers(disk, JOURNAL)
-    redo, noted = (
-        disk.read_file(JOURNAL / f"{kind}.{number}", 1 << 20)  # type: ignore[arg-type]
-        for kind in ("redo", "sums")
-    )
-    offsets = [
-        (each.first, int.from_bytes(redo[each.position :][:8], "big"))
-        for each in decode_sums(noted, number).bounds.values()
-    ]
-    assert offsets == [
-        (0, 0), (0, 0), (30, 30), (30, 30), (60, 90), (60, 60), (120, 120), (90, 90)
-    ]  # fmt: skip
 
 
 def test_a_place_is_right_before_the_batch_is_written() -> None:

@@ -120,7 +120,7 @@ def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
         reader.read_back(LOG, Offset(0), 10)
     assert caught.value.high_watermark == 0
     assert reader.readable_range(LOG) == (0, 0)
-    assert sink.plan_append(LOG, 10) == (0, 0)
+    assert sink.plan_append(LOG, 10) == 0
     offset, _ticket = append(sink, LOG, batch(b"x"))
     bench.run()
     with pytest.raises(OffsetOutOfRangeError) as caught:
