@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -190,7 +191,7 @@ class ArchiveStore:
     def write(self, rows: DataFrame, batch: int) -> tuple[DataFile, ...]:
         """Write the rows of a batch as new data files; they count from its commit on.
 
-        Each file has rows of one partition, in their order in one task.
+        Each file has rows of one task, in their order.
 
         Args:
             rows: The columns of the source.
@@ -203,11 +204,10 @@ class ArchiveStore:
         spark = rows.sparkSession
         staging = f"{STAGING}/{batch:010}-{spark.sparkContext.applicationId}"
         date = sf.expr(DATE_OF_TIMESTAMP).alias("date")
-        log = sf.concat_ws("-", "broker_id", "partition").alias("log")
-        staged = rows.select(*ROW_SCHEMA.names, date, log).write.mode("overwrite")
+        staged = rows.select(*ROW_SCHEMA.names, date).write.mode("overwrite")
         staged = staged.options(**WRITER_OPTIONS)
         with _settings(spark, WRITER_SETTINGS):
-            staged.partitionBy(*PARTITIONED_BY, "log").parquet(self._url_of(staging))
+            staged.partitionBy(*PARTITIONED_BY).parquet(self._url_of(staging))
         with told(self.root):
             top = FileSelector(staging, recursive=True)
             found = [f for f in self._files.get_file_info(top) if is_data(f.base_name)]
@@ -218,9 +218,8 @@ class ArchiveStore:
         """Give a staged file its place in the table."""
         with self._files.open_input_file(file.path) as stream:
             metadata = pq.read_metadata(stream)
-        topic, date, log, name = file.path.removeprefix(f"{staging}/").split("/")
-        path = f"{topic}/{date}/{log.removeprefix('log=')}-{name}"
-        self._files.create_dir(f"{topic}/{date}", recursive=True)
+        path = file.path.removeprefix(f"{staging}/")
+        self._files.create_dir(path.rpartition("/")[0], recursive=True)
         self._files.move(file.path, path)
         modified_ms = file.mtime_ns // NS_PER_MS
         return DataFile.from_path(path, file.size, stats_of(metadata), modified_ms)
@@ -242,8 +241,8 @@ class ArchiveStore:
             ArchiveError: Another job has committed a batch meanwhile.
         """
         if ends is None:
-            logs = sorted((file.log for file in files), key=lambda log: log.last)
-            ends = {log.partition: log.last for log in logs}
+            found = sorted(chain.from_iterable(map(self._ends_in, files)))
+            ends = dict(found)
         progress = [Transaction(str(partition), end) for partition, end in ends.items()]
         with told(self.root):
             self._open.create_write_transaction(
@@ -257,6 +256,23 @@ class ArchiveStore:
             )
             self._open.update_incremental()
         self._clear_staging()
+
+    def _ends_in(self, file: DataFile) -> list[tuple[TopicPartition, Offset]]:
+        """Return the last offset of each partition in a file."""
+        if file.log.up_to is None:
+            return [(file.log.partition, file.log.last)]
+        # A task that reads several partitions is none of our source.
+        names = ["broker_id", "partition", "offset"]
+        with told(self.root), self._files.open_input_file(file.path) as stream:
+            rows = pq.read_table(stream, columns=names)
+        ends = rows.group_by(names[:2]).aggregate([("offset", "max")]).to_pylist()
+        return [
+            (
+                TopicPartition(file.topic, each["broker_id"], each["partition"]),
+                Offset(each["offset_max"]),
+            )
+            for each in ends
+        ]
 
     def _clear_staging(self) -> None:
         """Delete what was staged of batches that are in the archive."""

@@ -1,8 +1,8 @@
 """Data files of an archive, and what its table says that they hold. Pure.
 
-    topic=orders/date=2026-01-31/0-1-part-….parquet    rows of broker 0, partition 1
+    topic=orders/date=2026-01-31/part-….parquet    rows of one task, so of one partition
 
-Files that were put together have rows of several partitions, and other names.
+Files that were put together have rows of several partitions.
 """
 
 import re

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from metaq.model import BrokerId, TopicPartition
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.archive import archive_stream
 from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
@@ -51,6 +52,17 @@ def test_a_job_that_slept_goes_on_where_the_archive_is(
     slow.commit(2, ())
     assert quick.has_batch(2)
     assert places(read_archive(spark, path).collect()) == places_of(one + two)
+
+
+def test_the_end_of_each_partition_is_kept(spark: SparkSession, path: str) -> None:
+    """Also of those that one task has written to one file."""
+    rows = frame(spark, log_rows("orders", 1, 2) + log_rows("orders", 0, 2))
+    store = ArchiveStore(path)
+    store.claim("query")
+    store.commit(0, store.write(rows.coalesce(1), 0))
+    store.commit(1, store.write(frame(spark, log_rows("orders", 0, 1, start=2)), 1))
+    ends = [store.end(TopicPartition("orders", BrokerId(0), n)) for n in range(3)]
+    assert ends == [100, 50, None]
 
 
 def test_of_two_that_begin_an_archive_one_does(spark: SparkSession, path: str) -> None:
