@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from metaq.client.cluster.catalog import (
+    NEW_TOPIC_S,
     find_partitions,
     find_topics,
     read_cluster,
@@ -60,8 +61,6 @@ METADATA_S: Final = 10.0
 topic is found there."""
 TOPICS_S: Final = 5.0
 """Seconds between two looks for new topics that match a pattern."""
-NEW_TOPIC_S: Final = 3.0
-"""Seconds that a topic which has just been made may take to be known."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,12 @@ from typing import Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.cluster.metadata_queries import BACKOFF
-from metaq.client.cluster.presence import put_addresses, require_all_there
+from metaq.client.cluster.presence import (
+    missing_topics,
+    put_addresses,
+    require_all_there,
+    unknown_topic,
+)
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.config.topic_rules import is_pattern
@@ -24,6 +29,8 @@ from metaq.zk.znodes import decode_address
 
 NAMES_SHOWN_MAX: Final = 10
 """An error names so many partitions that are there."""
+NEW_TOPIC_S: Final = 3.0
+"""Seconds in which a topic that was just made may show up."""
 
 
 async def find_topics(
@@ -104,10 +111,14 @@ async def read_takers(
     """Wait for a snapshot in which each of some topics takes puts.
 
     Raises:
-        NoBrokerError: one does not.
+        NoBrokerError: one does not; a topic that no broker has had is not waited for.
     """
     wanted = tuple(topics)
     snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+    if isinstance(context.metadata, ZooKeeperMetadata):
+        snapshot = await _refuse_unknown(
+            context, snapshot, wanted, deadline_s=deadline_s
+        )
     while missing := [t for t in wanted if not put_addresses(snapshot, [t])]:
         try:
             snapshot = await context.metadata.wait_newer(
@@ -117,6 +128,32 @@ async def read_takers(
             raise NoBrokerError(
                 f"no broker takes puts to topic '{missing[0]}'"
             ) from error
+    return snapshot
+
+
+async def _refuse_unknown(
+    context: ClientContext,
+    snapshot: ClusterSnapshot,
+    topics: Sequence[str],
+    *,
+    deadline_s: float,
+) -> ClusterSnapshot:
+    """Return a newer snapshot, unless ZooKeeper has no node of a topic.
+
+    A node stays when the brokers of its topic are away, those of MetaQ 1.4 as well.
+    """
+    if not missing_topics(snapshot, topics):
+        return snapshot
+    # Asked now: at the deadline there is no time left for it.
+    names = await context.metadata.topics(deadline_s=deadline_s)
+    soon_s = min(deadline_s, context.clock.monotonic_s() + NEW_TOPIC_S)
+    while unknown := set(missing_topics(snapshot, topics)) - names:
+        try:
+            snapshot = await context.metadata.wait_newer(
+                snapshot.version, deadline_s=soon_s
+            )
+        except NoBrokerError:
+            raise unknown_topic(min(unknown), names) from None
     return snapshot
 
 
