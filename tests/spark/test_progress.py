@@ -20,6 +20,7 @@ from metaq.spark import cluster as cluster_module
 from metaq.spark import clusters
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
+from metaq.spark.declared.progress import lag_of
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import BEHIND_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
@@ -109,7 +110,9 @@ def test_progress_says_how_far_behind_a_query_is(broker: EmbeddedBroker) -> None
         end = reader.latestOffset(end, None)
         behind = {TOPIC: {"bytes": left * SIZE, "records": left}}
         ends = offsets_to_json(offsets(100, 50))
-        assert reader.reportLatestOffset() == {**ends, BEHIND_KEY: behind}
+        latest = reader.reportLatestOffset()
+        assert latest == {**ends, BEHIND_KEY: behind}
+        assert lag_of({"latestOffset": latest}) == {TOPIC: left * SIZE}
 
 
 def test_a_frozen_query_reads_what_was_there(broker: EmbeddedBroker) -> None:

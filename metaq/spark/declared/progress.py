@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from metaq.prometheus import metrics_of
-from metaq.spark.offsets import VERSION_KEY, offsets_from_json
+from metaq.spark.offsets import BEHIND_KEY
 from metaq.stats import counter, gauge, part
 
 
@@ -38,7 +38,7 @@ def batch_of(report: Mapping[str, Any]) -> BatchProgress:
     """
     lag_bytes: dict[str, int] = {}
     for source in report["sources"]:
-        for topic, size_bytes in _lag_of(source).items():
+        for topic, size_bytes in lag_of(source).items():
             lag_bytes[topic] = lag_bytes.get(topic, 0) + size_bytes
     written = report["sink"].get("numOutputRows", -1)
     return BatchProgress(
@@ -51,17 +51,16 @@ def batch_of(report: Mapping[str, Any]) -> BatchProgress:
     )
 
 
-def _lag_of(source: Mapping[str, Any]) -> dict[str, int]:
-    ends, latest = source.get("endOffset"), source.get("latestOffset")
-    for offsets in (ends, latest):
-        if not isinstance(offsets, Mapping) or VERSION_KEY not in offsets:
-            return {}
-    done = offsets_from_json(ends)
-    found: dict[str, int] = {}
-    for partition, end in offsets_from_json(latest).items():
-        behind = max(0, end - done.get(partition, end))
-        found[partition.topic] = found.get(partition.topic, 0) + behind
-    return found
+def lag_of(source: Mapping[str, Any]) -> dict[str, int]:
+    """Return topic → bytes that a source is behind.
+
+    Args:
+        source: one of `sources` in the progress of a micro-batch.
+    """
+    latest = source.get("latestOffset")
+    # Sources that are not ours have other texts there, or none.
+    behind = latest.get(BEHIND_KEY, {}) if isinstance(latest, Mapping) else {}
+    return {topic: one["bytes"] for topic, one in behind.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
