@@ -27,6 +27,7 @@ from metaq.cli.options import ROOT, TIMEOUT_S, ZOOKEEPER
 from metaq.cli.pipeline_jobs import JobRun
 from metaq.cli.spark_session import spark_session
 from metaq.cli.times import format_time
+from metaq.client.consume.redelivery import DEAD_LETTER_SUFFIX
 from metaq.client.names import check_group
 from metaq.errors import ConfigError
 from metaq.model import Millis
@@ -59,6 +60,7 @@ def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
             scaffold.PROGRESS_GROUP: check_group(directory.resolve().name),
             scaffold.SOURCE_TOPIC: source,
             scaffold.ALERTS_TOPIC: alerts,
+            scaffold.DEAD_LETTER_TOPIC: source + DEAD_LETTER_SUFFIX,
         },
     )
     click.echo(f"{directory}: now metaq pipeline run {directory}")

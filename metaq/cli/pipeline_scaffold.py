@@ -1,5 +1,7 @@
 """Files of a new declared pipeline: log lines → rows → counts per minute → alerts.
 
+A line that does not decode becomes a dead letter.
+
 They are written as they stand here; everything that differs between projects is in the
 configuration of the specification.
 """
@@ -19,23 +21,26 @@ ZK_ROOT: Final = "metaq.zkRoot"
 PROGRESS_GROUP: Final = "metaq.progressGroup"
 SOURCE_TOPIC: Final = "metaq.sourceTopic"
 ALERTS_TOPIC: Final = "metaq.alertsTopic"
+DEAD_LETTER_TOPIC: Final = "metaq.deadLetterTopic"
 
-LOGS: Final = r'''"""Lines of a log topic → parsed rows; counts of them → alerts.
+LOGS: Final = r'''"""Lines of a log topic → rows, dead letters; counts of rows → alerts.
 
 Counts per minute and level are made in between, by counts.sql.
 """
 
-import re
-
 from pyspark import pipelines as dp
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-# Each group has a name, and becomes a column; `time` and `level` are counted by.
+from metaq.spark import decode
+
+# RE2; it matches a line as a whole. Each group has a name, and becomes a column of the
+# type that SCHEMA says. `metaq pipeline schema TOPIC` proposes both for other lines.
 PATTERN = (
-    r"^(?<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)\S* "
-    r"(?:- )?(?<level>[A-Z]+) +(?<text>.*)"
+    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+    r" (?:- )?(?P<level>[A-Z]+) +(?P<text>(?s:.*))"
 )
+SCHEMA = "time TIMESTAMP NOT NULL, level STRING NOT NULL, text STRING"
 ALERT_LEVELS = ("WARN", "WARNING", "ERROR", "FATAL")
 ALERT_COUNT = 5
 """Lines of such a level in one minute that are worth an alert."""
@@ -46,33 +51,47 @@ CLUSTER = {
     "zookeeper": spark.conf.get("metaq.zookeeper"),
     "zkRoot": spark.conf.get("metaq.zkRoot"),
 }
+GROUP = spark.conf.get("metaq.progressGroup")
+line = decode.pattern(PATTERN, SCHEMA)
 
 
-def parsed(line: Column) -> dict[str, Column]:
-    """Return a column for each group of PATTERN; null where it does not match."""
-    groups = re.findall(r"\(\?<(\w+)>", PATTERN)
-    texts = {
-        name: F.nullif(F.regexp_extract(line, PATTERN, number), F.lit(""))
-        for number, name in enumerate(groups, 1)
-    }
-    return {**texts, "time": F.try_to_timestamp(texts["time"])}
+def decoded(group: str) -> DataFrame:
+    """Return messages with `decoded`: a row, or the error of a line that has none.
 
-
-@dp.table(comment="Every line; level and time are null where PATTERN does not match")
-def lines() -> DataFrame:
+    Each flow reads them for itself, and has a group that shows how far it is.
+    """
     messages = (
         spark.readStream.format("metaq")
         .options(**CLUSTER, subscribe=spark.conf.get("metaq.sourceTopic"))
         .option("startingOffsets", "earliest")
-        .option("progressGroup", spark.conf.get("metaq.progressGroup"))
+        .option("progressGroup", group)
         .option("maxOffsetsPerTrigger", "500000")
         .load()
     )
-    line = F.col("value").cast("string")
-    columns = [column.alias(name) for name, column in parsed(line).items()]
-    return messages.select(
-        "topic", "broker_id", "partition", "offset", *columns, line.alias("line")
-    )
+    return messages.withColumn("decoded", line("value"))
+
+
+@dp.table(comment="A row for each line that PATTERN matches; others are dead letters")
+def lines() -> DataFrame:
+    place = ("topic", "broker_id", "partition", "offset")
+    rows = decoded(GROUP).where("decoded.error IS NULL")
+    return rows.select(*place, "decoded.row.*")
+
+
+dp.create_sink(
+    "dead_letters",
+    format="metaq",
+    options={
+        **CLUSTER,
+        "topic": spark.conf.get("metaq.deadLetterTopic"),
+        "delivery": "exactly-once",
+    },
+)
+
+
+@dp.append_flow(target="dead_letters")
+def dead_letter() -> DataFrame:
+    return decode.dead_letters(decoded(f"{GROUP}.dead"))
 
 
 dp.create_sink(
@@ -104,24 +123,31 @@ COUNTS: Final = """-- A minute is written when a line a minute younger than it h
 CREATE STREAMING TABLE counts AS
 SELECT window.start AS minute, level, count(*) AS count
 FROM STREAM lines WATERMARK time DELAY OF INTERVAL 1 MINUTE
-WHERE level IS NOT NULL AND time IS NOT NULL
 GROUP BY window(time, '1 minute'), level
 """
 
 README: Final = """# {name}
 
 Log lines of the topic `{source}` become the table `lines`, counts per minute and level
-the table `counts`, and levels that pile up messages of the topic `{alerts}`.
+the table `counts`, and levels that pile up messages of the topic `{alerts}`. A line
+that does not decode goes to the topic `{letters}` as it was, with the cause in its
+headers.
 
     metaq topics create {alerts} --partitions 1
+    metaq topics create {letters} --partitions 1
     metaq produce {source} --file /var/log/some.log
     metaq pipeline run .            # an update every few seconds, until Ctrl-C
     metaq pipeline status .         # how far behind, and the last batch of each flow
 
-Topics and addresses are in `spark-pipeline.yml`, the pattern of a line at the top of
-`transformations/logs.py`. Tables and their catalog are in `tables` and `metastore`, the
-checkpoints in `storage`: these three belong together. To begin again, run with
-`--full-refresh-all`; it writes the alerts again, too.
+Topics and addresses are in `spark-pipeline.yml`. The pattern of a line, with the types
+of its groups, is at the top of `transformations/logs.py`. This proposes one, and says
+how many lines fit:
+
+    metaq pipeline schema {source}
+
+Tables and their catalog are in `tables` and `metastore`, the checkpoints in `storage`:
+these three belong together. To begin again, run with `--full-refresh-all`; it writes
+alerts and dead letters again, too.
 """
 
 
@@ -130,7 +156,7 @@ def write_project(directory: Path, parameters: Mapping[str, str]) -> None:
 
     Args:
         directory: made where there is none; its name becomes that of the pipeline.
-        parameters: the five of this module.
+        parameters: the six of this module.
 
     Raises:
         ConfigError: there is something in the directory.
@@ -145,6 +171,7 @@ def write_project(directory: Path, parameters: Mapping[str, str]) -> None:
             name=name,
             source=parameters[SOURCE_TOPIC],
             alerts=parameters[ALERTS_TOPIC],
+            letters=parameters[DEAD_LETTER_TOPIC],
         ),
         "transformations/logs.py": LOGS,
         "transformations/counts.sql": COUNTS,

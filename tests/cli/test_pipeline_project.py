@@ -34,6 +34,7 @@ def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
         "metaq.progressGroup": "errors",
         "metaq.sourceTopic": "logs: #1",
         "metaq.alertsTopic": "alarms",
+        "metaq.deadLetterTopic": "logs: #1.dead",
     }
 
 

@@ -75,6 +75,8 @@ FIRST = log_lines(range(6))
 SECOND = log_lines(range(6, 12))
 LAST = log_lines(range(60, 61))[:1]
 """So much later that all minutes before it are over."""
+STRAY = "2027-02-30 08:00:00,000 ERROR   metaq.broker a day that no year has"
+MATCH = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d):\d\d\S* ([A-Z]+) ")
 
 WARNINGS = """CREATE STREAMING TABLE warnings AS
 SELECT time, text FROM STREAM lines WHERE level = 'WARNING'
@@ -83,8 +85,7 @@ SELECT time, text FROM STREAM lines WHERE level = 'WARNING'
 
 def expected() -> Counter[tuple[str, str]]:
     """Return the counts of minutes that are over, by plain Python."""
-    pattern = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d):\d\d\S* ([A-Z]+) ")
-    found = (pattern.match(line) for line in FIRST + SECOND)
+    found = map(MATCH.match, FIRST + SECOND)
     return Counter((match[1], match[2]) for match in found if match)
 
 
@@ -93,7 +94,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper:
         found = EmbeddedBroker(
             tmp_path / "broker",
-            topics={"logs": 2, "alerts": 1},
+            topics={"logs": 2, "alerts": 1, "logs.dead": 1},
             zookeeper=RealZooKeeper(zookeeper.address),  # type: ignore[arg-type]  # it will do
         )
         found.start()
@@ -112,6 +113,7 @@ class Service:
     def __init__(self, place: Path) -> None:
         self.errors = place.parent / "errors.log"
         self.metrics_port = reserve_port(self)
+        self.rows_in: Counter[str] = Counter()
         more = ["--json", "--metrics-port", str(self.metrics_port)]
         command = ["-m", "metaq", "pipeline", "run", str(place), *more]
         with self.errors.open("wb") as errors:
@@ -124,14 +126,21 @@ class Service:
                 text=True,
             )
 
-    def batch_of(self, flow: str, rows_min: int = 1) -> dict[str, Any]:
-        """Return the next micro-batch of a flow, of so many rows or more."""
+    def next_batch(self) -> dict[str, Any]:
+        """Return the next micro-batch, and count its rows."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            found: dict[str, Any] = json.loads(line)
-            if found["flow"] == flow and found["row_in_count"] >= rows_min:
+        line = self.process.stdout.readline()
+        assert line, f"it ended: {self.errors.read_text()[-4000:]}"
+        found: dict[str, Any] = json.loads(line)
+        self.rows_in[found["flow"]] += found["row_in_count"]
+        return found
+
+    def batch_of(self, flow: str) -> dict[str, Any]:
+        """Return the next micro-batch of a flow that has rows."""
+        while True:
+            found = self.next_batch()
+            if found["flow"] == flow and found["row_in_count"]:
                 return found
-        raise AssertionError(f"it ended: {self.errors.read_text()[-4000:]}")
 
     def scrape(self) -> str:
         with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
@@ -203,10 +212,20 @@ def alerts_of(broker: EmbeddedBroker) -> list[tuple[tuple[str, str], int]]:
     )
 
 
+def letters_of(broker: EmbeddedBroker) -> dict[str, list[str]]:
+    """Return the dead letters: line → causes, one for each time that it is there."""
+    found: dict[str, list[str]] = {}
+    with Client(brokers=[broker.address]) as client:
+        for message in client.browse("logs.dead"):
+            cause = message.headers["dead-letter.cause"].decode()
+            found.setdefault(message.data.decode(), []).append(cause)
+    return found
+
+
 def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """Its counts and alerts are those of plain Python, each once."""
+    """Counts, alerts and dead letters are those of plain Python, each once."""
     place = tmp_path / "errors"
     zookeeper = str(broker.zookeeper.address)
     done = run("pipeline", "init", str(place), "--zookeeper", zookeeper)
@@ -226,8 +245,11 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     wrote = service.batch_of("alert")
     read = f'metaq_pipeline_rows_in_total{{flow="lines"}} {len(SECOND + LAST)}.0'
     assert read in service.scrape()
-    publish(broker, ["no level, and not the last of it"])
-    service.batch_of("lines")
+    publish(broker, [STRAY])
+    while service.rows_in["lines"] <= len(SECOND + LAST):
+        service.next_batch()
+    while not service.rows_in["dead_letter"] or STRAY not in letters_of(broker):
+        service.next_batch()
     assert service.end() == 0
     assert service.errors.read_text() == ""
     service.wait_gone()
@@ -241,9 +263,15 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     }
     assert alerts_of(broker) == sorted(many.items())
     assert 0 < wrote["row_out_count"] <= len(many)
-    seen = [row["line"] for row in rows_of(place, "lines")]
-    assert len(seen) == len(FIRST + SECOND + LAST) + 1
-    assert set(FIRST + SECOND + LAST) <= set(seen)  # also what has no level
+    everything = FIRST + SECOND + LAST
+    rows = [(minute_text(r["time"]), r["level"]) for r in rows_of(place, "lines")]
+    found = map(MATCH.match, everything)
+    assert sorted(rows) == sorted((match[1], match[2]) for match in found if match)
+    bad = Counter(line for line in everything if not MATCH.match(line))
+    assert letters_of(broker) == {
+        **{line: ["the pattern does not match"] * n for line, n in bad.items()},
+        STRAY: ["field time: expected TIMESTAMP, got '2027-02-30 08:00:00,000'"],
+    }
     warned = sum(count for (_minute, level), count in counts.items() if level[0] == "W")
     assert len(rows_of(place, "warnings")) == warned
 
@@ -252,7 +280,7 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     told = json.loads(done.stdout)
     assert told["pipeline"] == told["group"] == "errors"
     assert {each["flow"] for each in told["flows"]} == {
-        "alert", "counts", "lines", "warnings",
+        "alert", "counts", "dead_letter", "lines", "warnings",
     }  # fmt: skip
     assert all(each["finished"] for each in told["flows"])
     assert [each["lag"]["bytes"] for each in told["partitions"]] == [0, 0]
