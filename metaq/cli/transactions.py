@@ -72,7 +72,7 @@ def settle_write(target: Target, key: str) -> None:
     Raises:
         click.BadParameter: it is neither.
         NoBrokerError: there is no broker.
-        MetaqError: not all is ended.
+        MetaqError: not all is ended, or a broker does not say so.
     """
     from metaq.spark.sink.decisions import Decision
     from metaq.spark.sink.exactly_once import TransactionManager
@@ -98,7 +98,7 @@ def settle_write(target: Target, key: str) -> None:
 
     decision = target.run(settle)
     if decision is None:
-        click.echo(f"{name}: nothing was decided; what was prepared is rolled back")
+        click.echo(f"{name}: nothing was decided, and nothing is prepared any more")
     else:
         click.echo(f"{name}: batch {decision.batch} was decided, and is committed")
 

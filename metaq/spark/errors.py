@@ -107,7 +107,7 @@ class TakenOverError(SparkError):
 
 
 class IncompleteError(SparkError):
-    """A batch is decided, and not all of it is known to be readable yet."""
+    """Not all of a write is known to be ended as was decided."""
 
 
 class BranchRefusedError(SparkError):

@@ -113,6 +113,11 @@ class Scene(Steps):
             broker.create_topic(self.topic, 1)
         self._attempts = count(1)
 
+    @property
+    def target(self) -> Target:
+        """The cluster, for a command."""
+        return Target("", "/meta", (), PATIENCE_S, **self.brokers[0].client_options)
+
     def close(self) -> None:
         """Forget the decision, and close the client."""
         self.run(lambda manager: manager.begin(()))
@@ -398,6 +403,21 @@ def test_what_a_driver_has_left_is_settled_by_hand(
     scene.check(int(is_decided))
 
 
+def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:
+    """It may have prepared branches, and nobody has rolled them back."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    scene.brokers[1].stop()
+    try:
+        with pytest.raises(IncompleteError, match="decided, but brokers 1 do not say"):
+            scene.run(lambda manager: manager.settle())
+    finally:
+        scene.brokers[1].start()
+    settle_write(scene.target, NAME)
+    scene.check(0)
+
+
 def test_the_command_settles_what_was_decided(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,14 +425,13 @@ def test_the_command_settles_what_was_decided(
     run = Run(scene, 0)
     for step in (run.begin, run.tasks, run.decide):
         step()
-    target = Target("", "/meta", (), PATIENCE_S, **scene.brokers[0].client_options)
     for key in (f"XID:1:0a:0b:{NAME}", NAME):
-        settle_write(target, key)
+        settle_write(scene.target, key)
         said = f"{NAME}: batch 0 was decided, and is committed\n"
         assert capsys.readouterr().out == said
         scene.check(1)
     with pytest.raises(BadParameter, match=r"expected sink-\.\.\. or write-"):
-        settle_write(target, "XID:1:0a:0b:billing-1")
+        settle_write(scene.target, "XID:1:0a:0b:billing-1")
 
 
 def test_of_two_drivers_one_decides(scene: Scene) -> None:

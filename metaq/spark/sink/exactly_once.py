@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
-from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.errors import (
@@ -27,6 +27,7 @@ from metaq.client.errors import (
     XaRolledBackError,
 )
 from metaq.client.fan_out import failures, for_each
+from metaq.client.names import name_few
 from metaq.client.offsets.query_progress import (
     change_decision,
     forget_decision,
@@ -234,12 +235,37 @@ class TransactionManager:
         name is rolled back. A driver that lives after all decides nothing any more.
 
         Raises:
-            IncompleteError: not all is committed.
+            IncompleteError: not all is committed, or a broker that has left a record
+                does not say that nothing is left.
             CoordinationError: ZooKeeper cannot be asked.
         """
         await self.begin(())
         await self.complete(None)
-        return (await self._read()).decision
+        record = await self._read()
+        await self._require_ended(record)
+        return record.decision
+
+    async def _require_ended(self, record: QueryRecord) -> None:
+        """Raise IncompleteError unless every broker says that nothing is left."""
+        decision = record.decision
+        what = "nothing is decided"
+        if decision is not None:
+            what = f"batch {decision.batch} is decided and committed"
+        recorded = await recorded_addresses(self._context, deadline_s=self._deadline_s)
+        found = await self._look()
+        told = {each for each, of in found.items() if not isinstance(of, MetaqError)}
+        silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - told)]
+        if silent:
+            raise IncompleteError(
+                f"{self._name}: {what}, but brokers {name_few(silent)} do not say what"
+                " they have prepared; settle it again when they are there"
+            )
+        left = [placed for fate in self._plan(found, record) for placed in fate]
+        if left:
+            raise IncompleteError(
+                f"{self._name}: {what}, but {len(left)} branches stay prepared"
+                f" ({name_branches(left)}); settle it again"
+            )
 
     async def forget(self) -> None:
         """Forget a decision that is complete, of a write that is never run again."""
