@@ -84,6 +84,8 @@ def test_types_are_merged(values: tuple[Any, ...], expected: str) -> None:
         (("1", ""), "BIGINT"),
         (("1", "x"), "STRING NOT NULL"),
         (("007",), "STRING NOT NULL"),
+        (("9" * 38,), "DECIMAL(38,0) NOT NULL"),
+        (("9" * 5000,), "DOUBLE NOT NULL"),
         (("1.5", "2"), "DOUBLE NOT NULL"),
         (("true", "false"), "BOOLEAN NOT NULL"),
         (("True",), "STRING NOT NULL"),

@@ -233,6 +233,7 @@ _INTEGER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _FLOAT: Final = re.compile(r"-?(0|[1-9]\d*)\.\d+([eE][+-]?\d{1,2})?", re.ASCII)
 _LONG_MAX: Final = 2**63 - 1
 _DECIMAL_DIGITS_MAX: Final = 38
+_INTEGER_CHARS_MAX: Final = _DECIMAL_DIGITS_MAX + len("-")
 
 
 @dataclass(slots=True)
@@ -240,7 +241,7 @@ class Shape:
     """Kinds of all values in one place; fields in the order in which they came."""
 
     counts: Counter[ShownKind] = field(default_factory=Counter)
-    """How often each kind was there."""
+    """Number of values of each kind."""
     fields: "dict[str, Shape]" = field(default_factory=dict)
     """Shapes of the fields of its objects."""
     elements: "Shape | None" = None
@@ -272,7 +273,9 @@ class Shape:
             # The comma of Java's and Python's logs before a fraction.
             kind = _kind_of(text.replace(",", ".", 1))
             if _INTEGER.fullmatch(text):
-                kind = _kind_of(int(text))
+                # Python refuses to read thousands of digits.
+                is_float = len(text) > _INTEGER_CHARS_MAX
+                kind = ShownKind.FLOAT if is_float else _kind_of(int(text))
             elif _FLOAT.fullmatch(text):
                 kind = ShownKind.FLOAT
             elif text in {"true", "false"}:
