@@ -43,7 +43,7 @@ from pyspark.sql import functions as sf
 from metaq.model import Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.data_files import MEASURED, DataFile, stats_of
+from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile, stats_of
 from metaq.spark.schema import ROW_DDL
 
 CHECKPOINT: Final = "_metaq/checkpoint"
@@ -517,7 +517,9 @@ def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
         },
         added["modification_time"],
     )
-    if added["num_records"] is None or added["min"]["offset"] is None:
+    bounds = (added["min"] or {}, added["max"] or {})
+    known = (each.get(name) for each in bounds for name in PLACED_BY)
+    if added["num_records"] is None or None in known:
         raise ArchiveError(
             f"{root}: {file.path} was added without statistics, so it is unknown what"
             " should be in it"

@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 
 from metaq.model import BrokerId, Offset, TopicPartition
 
-MEASURED: Final = ("broker_id", "partition", "offset", "message_id", "timestamp")
+PLACED_BY: Final = ("broker_id", "partition", "offset")
+"""Columns of MEASURED without which it is unknown what should be in a file."""
+MEASURED: Final = (*PLACED_BY, "message_id", "timestamp")
 """Columns of which the table has the least and the greatest value of each file."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """Name of the directory for messages without a timestamp."""

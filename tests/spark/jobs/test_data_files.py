@@ -52,6 +52,25 @@ def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
     assert [store.count_small(size) for size in (50, 51, 1)] == [2, 3, 0]
 
 
+@pytest.mark.parametrize("lacking", ["min", "max", "offset", "partition", "broker_id"])
+def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> None:
+    """Another program has added it: nobody can say what should be in it."""
+    ends = {"broker_id": 0, "partition": 0, "offset": 0}
+    part = {name: value for name, value in ends.items() if name != lacking}
+    stats = {
+        "numRecords": 1,
+        "minValues": {} if lacking == "min" else part,
+        "maxValues": {} if lacking == "max" else part,
+    }
+    store = ArchiveStore(str(tmp_path))
+    store.claim("query")
+    path = "topic=a/date=2026-01-31/x.parquet"
+    file = DataFile.from_path(path, 1, stats, 0)
+    store.commit(0, [file], {})
+    with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
+        store.files()
+
+
 def test_a_file_of_several_partitions_may_hold_what_lies_between() -> None:
     """Of its own topic alone."""
 
