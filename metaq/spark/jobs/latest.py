@@ -69,13 +69,14 @@ class LatestTable:
 
         Raises:
             RowError: a message has no key.
-            ArchiveError: the table cannot be written, or another query did so in the
-                same moment.
+            ArchiveError: the table cannot be written, or is another one, such as an
+                archive, or another query wrote it in the same moment.
         """
         context = batch.sparkSession.sparkContext
         name = f"{APPLICATION} {context.getLocalProperty(QUERY_ID) or ''}".strip()
         with told(self.root):
             table = DeltaTable.create(self.root, ROW_SCHEMA, mode="ignore")
+            _require_columns(table, self.root)
             done = table.transaction_version(name)
         if done is not None and done >= number:
             return
@@ -121,6 +122,16 @@ def _latest_of(batch: DataFrame) -> DataFrame:
         .agg(sf.max_by("row", order).alias("row"))
         .select("row.*", sf.expr("octet_length(row.value) = 0").alias("is_tombstone"))
     )
+
+
+def _require_columns(table: DeltaTable, root: str) -> None:
+    """Refuse a table of something else, whose rows a merge would replace and delete."""
+    names = [field.name for field in table.schema().fields]
+    if names != ROW_SCHEMA.names:
+        raise ArchiveError(
+            f"{root}: expected a table of latest messages, with the columns"
+            f" {', '.join(ROW_SCHEMA.names)}, got {', '.join(names)}"
+        )
 
 
 def _require_keys(rows: pa.Table) -> None:

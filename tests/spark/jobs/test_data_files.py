@@ -1,14 +1,18 @@
 """Data files and what failures say; without Spark."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.sql import DataFrame
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.archive_store import ArchiveStore, root_of
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import sentence_of
+from metaq.spark.jobs.latest import LatestTable
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,16 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
     store.commit(0, [file], {})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
+
+
+def test_an_archive_is_no_table_of_latest_messages(tmp_path: Path) -> None:
+    """A merge into it would replace and delete what is archived."""
+    store = ArchiveStore(str(tmp_path))
+    store.claim("query")
+    context = SimpleNamespace(getLocalProperty=lambda _name: "other")
+    batch = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    with pytest.raises(ArchiveError, match=r"table of latest messages.*got.* date"):
+        LatestTable(str(tmp_path)).write(cast("DataFrame", batch), 0)
 
 
 def test_a_file_of_several_partitions_may_hold_what_lies_between() -> None:
