@@ -1,4 +1,4 @@
-"""What Spark waits for: imports, and messages on their way to a micro-batch."""
+"""Start of Spark's processes: imports, and messages on their way to a micro-batch."""
 
 import queue
 import statistics

@@ -131,8 +131,9 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
                 on_interrupt=work.stop,
             )
         if options.interval_s is None:
+            # A signal that has broken the only update off is raised here.
             with interrupts.pause():
-                """A signal has broken the only update off."""
+                pass
 
 
 @contextmanager

@@ -128,8 +128,8 @@ def _ends(
 ) -> dict[TopicPartition, Offset]:
     """Return the offset of the last archived message of each partition, if known."""
     alone = (file.log for file in files if file.log.up_to is None)
-    told = [(log.partition, log.last) for log in alone]
+    lasts = [(log.partition, log.last) for log in alone]
     for topic, broker_id, number, _count, _first, last in logs:
         partition = TopicPartition(topic, BrokerId(broker_id), number)
-        told.append((partition, Offset(last)))
-    return dict(sorted(told, key=lambda each: each[1]))
+        lasts.append((partition, Offset(last)))
+    return dict(sorted(lasts, key=lambda each: each[1]))
