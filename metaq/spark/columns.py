@@ -13,12 +13,12 @@ from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.model import HeaderPairs, Offset, TopicPartition
+from metaq.model import BrokerId, HeaderPairs, Offset, TopicPartition
 from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER_BYTES
@@ -208,3 +208,8 @@ def _take_attributes(
         pa.array(headers[:count], _HEADERS),
         bad,
     )
+
+
+def partition_of(row: Any) -> TopicPartition:
+    """Return the partition of a row, which is Spark's or a mapping."""
+    return TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])

@@ -6,8 +6,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.spark.columns import ROW_SCHEMA
+from metaq.model import Offset
+from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import BadRowError
 from metaq.spark.json_values import JsonValues, read_texts
 from metaq.spark.options import BadRows, ValueFormat
@@ -101,7 +101,4 @@ class ValueConverter:
 def _first_bad(batch: pa.RecordBatch, reasons: dict[int, str]) -> BadRowError:
     row = min(reasons)
     place: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-    partition = TopicPartition(
-        place["topic"], BrokerId(place["broker_id"]), place["partition"]
-    )
-    return BadRowError(partition, Offset(place["offset"]), reasons[row])
+    return BadRowError(partition_of(place), Offset(place["offset"]), reasons[row])

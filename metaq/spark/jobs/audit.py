@@ -20,8 +20,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
+from metaq.spark.columns import partition_of
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors
@@ -142,7 +143,7 @@ def audit_archive(
 
 def _mixed(rows: DataFrame) -> set[TopicPartition]:
     """Return the partitions in files of several, of which the table has the range."""
-    return set(map(_partition_of, rows.select(*_LOG).distinct().collect()))
+    return set(map(partition_of, rows.select(*_LOG).distinct().collect()))
 
 
 def _ends(
@@ -281,7 +282,7 @@ def _lost_on_both_sides(
     if not missing:
         return []
     shown = found.where("kind = 'lost'").groupBy(*_LOG).count().collect()
-    named = {_partition_of(row): row["count"] for row in shown}
+    named = {partition_of(row): row["count"] for row in shown}
     lost = []
     # Those of one partition first: the others take what is left.
     for log in sorted(missing, key=lambda log: (log.up_to is not None, log.first)):
@@ -447,8 +448,4 @@ def _order(finding: AuditFinding) -> tuple[int, TopicPartition, Offset]:
 
 def _to_finding(row: Any) -> AuditFinding:
     kind, offset = AuditFindingKind(row["kind"]), Offset(row["offset"])
-    return AuditFinding(kind, _partition_of(row), offset, row["detail"])
-
-
-def _partition_of(row: Any) -> TopicPartition:
-    return TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])
+    return AuditFinding(kind, partition_of(row), offset, row["detail"])

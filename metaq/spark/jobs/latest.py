@@ -15,8 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.model import BrokerId, TopicPartition
-from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs.archive import QUERY_ID
 from metaq.spark.jobs.archive_store import require_plain, root_of, told
@@ -136,12 +135,9 @@ def _require_columns(table: DeltaTable, root: str) -> None:
 
 def _require_keys(rows: pa.Table) -> None:
     for row in rows.filter(rows["key"].is_null()).slice(0, 1).to_pylist():
-        place = TopicPartition(
-            row["topic"], BrokerId(row["broker_id"]), row["partition"]
-        )
         raise RowError(
-            f"{place}: message at offset {row['offset']} has no key: a table of the"
-            " latest messages needs one"
+            f"{partition_of(row)}: message at offset {row['offset']} has no key: a"
+            " table of the latest messages needs one"
         )
 
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from metaq.client.consume.dead_letters import Origin, letter_headers
-from metaq.model import BrokerId, HeaderPairs, MessageId, Offset, TopicPartition
+from metaq.model import HeaderPairs, MessageId, Offset
 from metaq.spark.clusters import shared_cluster
+from metaq.spark.columns import partition_of
 from metaq.spark.options import SourceOptions
 from metaq.spark.sink.outbox import Outbox
 from metaq.spark.sink.task import write_name
@@ -65,9 +66,8 @@ def headers_of(row: Mapping[str, Any], reason: str) -> HeaderPairs:
         row: its columns; those of its place, and `headers`.
         reason: fault of its value.
     """
-    place = TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])
     origin = Origin(
-        place,
+        partition_of(row),
         Offset(row["offset"]),
         MessageId(row["message_id"]),
         error="",
