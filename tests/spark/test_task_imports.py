@@ -29,8 +29,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {
     "aiohttp", "apscheduler", "click", "configobj", "deltalake", "fastavro", "kazoo",
-    "pandas", "prometheus_client", "rich", "sqlalchemy",
+    "prometheus_client", "rich", "sqlalchemy",
 }  # fmt: skip
+"""Without pandas, which PyArrow imports by itself where it is installed."""
 OF_THE_DRIVER = {
     "metaq.client.cluster.context", "metaq.client.public", "metaq.client.session",
     "metaq.config.load", "metaq.config.settings", "metaq.spark.cluster",
