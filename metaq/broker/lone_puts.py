@@ -17,6 +17,7 @@ one put in a run at most, so there is no order to keep within.
 The loops here are flat on purpose, as in `hot_puts.py`.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -27,8 +28,9 @@ from metaq.broker.acks import (
     refuse_put,
 )
 from metaq.broker.context import BrokerContext
-from metaq.errors import ClosedError, StorageError
+from metaq.errors import ClosedError, ServerError, StorageError
 from metaq.model import MessageId
+from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies_apart, encode_result
 from metaq.record.ids import CARRY, SEQUENCE_MASK
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -43,6 +45,8 @@ RUN_MAX: Final = 128
 
 LONE_OVERHEAD_BYTES: Final = HEADER_BYTES + PUT_OVERHEAD_BYTES
 """Bytes counted for a put in the in-flight bounds besides its payload."""
+
+_log = logging.getLogger(__name__)
 
 LonePut: TypeAlias = tuple[Answerer, bytes, int, int, bytes]
 """Session, opaque as replies have it, checksum, flag, payload. A plain tuple: one is
@@ -111,6 +115,13 @@ class LonePuts:
             ticket.on_failed(error)
         except MemoryError:
             ticket.run_out()
+        except Exception as error:  # noqa: BLE001  # a bug of one log costs no other
+            self._context.counters.error_count += 1
+            log_id, count = log.log_id, len(puts)
+            _log.error(
+                "puts failed: partition=%s count=%d", log_id, count, exc_info=error
+            )
+            ticket.on_failed(ServerError(texts.INTERNAL_ERROR))
 
     def _stamp(
         self,
@@ -170,7 +181,7 @@ class LoneTicket:
             return
         self._answer(replies)
 
-    def on_failed(self, error: StorageError | ClosedError) -> None:
+    def on_failed(self, error: StorageError | ClosedError | ServerError) -> None:
         """Refuse every put of the run."""
         log_id, puts = self._log.log_id, self._puts
         refusal = refuse_put(

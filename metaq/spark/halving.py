@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def read_by_halves(
@@ -35,3 +36,22 @@ def read_by_halves(
                 continue
             on_bad(start, error)
             yield pa.nulls(1, kind)
+
+
+def require_finite(values: pa.Array) -> None:
+    """Refuse infinity, which Arrow makes of numbers that a DOUBLE cannot hold.
+
+    Args:
+        values: of any type; structs and lists are looked into.
+
+    Raises:
+        ArrowInvalid: a number in them is infinite.
+    """
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            require_finite(pc.struct_field(values, [number]))
+    elif pa.types.is_list(kind):
+        require_finite(values.flatten())
+    elif pa.types.is_floating(kind) and pc.any(pc.is_inf(values)).as_py():
+        raise pa.ArrowInvalid("a number is too large")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from metaq.spark.errors import OptionError
-from metaq.spark.halving import read_by_halves
+from metaq.spark.halving import read_by_halves, require_finite
 
 REASON_CHARS_MAX: Final = 200
 """A reason is cut there: it may quote the value."""
@@ -93,6 +93,7 @@ class JsonValues:
         read = pa.concat_arrays(table.to_struct_array().chunks).cast(self.kind)
         # Arrow takes numbers with more digits than a decimal has.
         read.validate(full=True)
+        require_finite(read)
         return read
 
 

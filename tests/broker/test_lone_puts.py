@@ -126,6 +126,34 @@ def test_each_is_refused_when_the_log_is(tmp_path: Path) -> None:
     run(tmp_path / "data", scenario)
 
 
+def test_an_error_that_is_a_bug_costs_the_puts_of_its_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are answered; those of another log in the same pass are stored."""
+
+    async def scenario(rig: Rig) -> None:
+        broken = rig.put(1)
+        async with Peer(rig.broker) as peer:
+            await peer.ask(b"put test 1 5 0 -1 1\r\nhello")
+        rig.log = rig.broker.context.topics.find_log("test", 1) or rig.log
+        whole = rig.put(2)
+        append = PartitionLog.append
+
+        def fail_once(log: PartitionLog, *args, **kwargs) -> object:
+            if log is not rig.log:
+                raise ValueError("a bug")
+            return append(log, *args, **kwargs)
+
+        monkeypatch.setattr(PartitionLog, "append", fail_once)
+        rig.end_pass()
+        assert broken.replies[0].split()[1] == b"500"
+        await rig.until_stored([whole])
+        assert whole.replies[0].split()[1] == b"200"
+        assert "puts failed: partition=test-0 count=1" in caplog.text
+
+    run(tmp_path / "data", scenario)
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_without_memory_each_connection_ends(
     is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -213,6 +213,21 @@ def test_avro_schemas_that_spark_has_no_type_for_are_refused(
         AvroValues(json.dumps(schema))
 
 
+def test_numbers_that_a_double_cannot_hold_are_errors() -> None:
+    """Infinity is not what was sent."""
+    kind = pa.struct([("x", pa.float64()), ("s", pa.struct([("y", pa.float32())]))])
+    large = b"9" * 400
+    values = [b'{"x": 1}', b'{"x": %b}' % large, b'{"s": {"y": %b}}' % large]
+    good, *bad = decoded(JsonValues(kind, "schema"), values)
+    assert good == {"x": 1.0, "s": None}
+    assert all("too large" in error for error in bad)
+    numbers = csv_values(pa.struct([("x", pa.float64())]))
+    assert decoded(numbers, [b"1e3", b"1e999"]) == [
+        {"x": 1000.0},
+        "field x: expected DOUBLE, got '1e999'",
+    ]
+
+
 def test_required_fields_are_named_where_they_are_missing() -> None:
     """At any depth; a null parent that may be null requires nothing."""
     inner = pa.struct([pa.field("y", pa.int64(), nullable=False)])

@@ -10,6 +10,7 @@ import csv
 import enum
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -231,6 +232,7 @@ _CLOCK: Final = re.compile(
 )
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _FLOAT: Final = re.compile(r"-?(0|[1-9]\d*)\.\d+([eE][+-]?\d{1,2})?", re.ASCII)
+_FLOAT_END: Final = int(sys.float_info.max)
 _LONG_MAX: Final = 2**63 - 1
 _DECIMAL_DIGITS_MAX: Final = 38
 _INTEGER_CHARS_MAX: Final = _DECIMAL_DIGITS_MAX + len("-")
@@ -292,8 +294,9 @@ def _kind_of(value: object) -> ShownKind:
         case int():
             if -_LONG_MAX - 1 <= value <= _LONG_MAX:
                 return ShownKind.INTEGER
-            is_decimal = abs(value) < 10**_DECIMAL_DIGITS_MAX
-            return ShownKind.LARGE if is_decimal else ShownKind.FLOAT
+            if abs(value) < 10**_DECIMAL_DIGITS_MAX:
+                return ShownKind.LARGE
+            return ShownKind.FLOAT if abs(value) < _FLOAT_END else ShownKind.TEXT
         case float():
             return ShownKind.FLOAT
         case str() if found := _DATE.match(value):

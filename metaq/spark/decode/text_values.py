@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_type
 
 from metaq.spark.errors import OptionError
-from metaq.spark.halving import read_by_halves
+from metaq.spark.halving import read_by_halves, require_finite
 from metaq.spark.json_values import read_texts
 
 QUOTED_CHARS_MAX: Final = 80
@@ -147,9 +147,12 @@ def _cast(texts: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array
         text = texts[row].as_py()[:QUOTED_CHARS_MAX]
         reasons.setdefault(row, f"field {field.name}: expected {wanted}, got {text!r}")
 
-    parts = read_by_halves(
-        len(texts), lambda a, b: given[a:b].cast(field.type), on_bad, field.type
-    )
+    def read(start: int, end: int) -> pa.Array:
+        block = given[start:end].cast(field.type)
+        require_finite(block)
+        return block
+
+    parts = read_by_halves(len(texts), read, on_bad, field.type)
     return pa.concat_arrays([pa.nulls(0, field.type), *parts])
 
 
