@@ -231,8 +231,8 @@ _CLOCK: Final = re.compile(
     re.ASCII,
 )
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
-_FLOAT: Final = re.compile(r"-?(0|[1-9]\d*)\.\d+([eE][+-]?\d{1,2})?", re.ASCII)
-_FLOAT_END: Final = int(sys.float_info.max)
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+([eE][+-]?\d{1,2})?)?", re.ASCII)
+_FLOAT_DIGITS_MAX: Final = sys.float_info.max_10_exp
 _LONG_MAX: Final = 2**63 - 1
 _DECIMAL_DIGITS_MAX: Final = 38
 _INTEGER_CHARS_MAX: Final = _DECIMAL_DIGITS_MAX + len("-")
@@ -274,11 +274,9 @@ class Shape:
         if text:
             # The comma of Java's and Python's logs before a fraction.
             kind = _kind_of(text.replace(",", ".", 1))
-            if _INTEGER.fullmatch(text):
-                # Python refuses to read thousands of digits.
-                is_float = len(text) > _INTEGER_CHARS_MAX
-                kind = ShownKind.FLOAT if is_float else _kind_of(int(text))
-            elif _FLOAT.fullmatch(text):
+            if _INTEGER.fullmatch(text) and len(text) <= _INTEGER_CHARS_MAX:
+                kind = _kind_of(int(text))
+            elif _NUMBER.fullmatch(text) and len(text) <= _FLOAT_DIGITS_MAX:
                 kind = ShownKind.FLOAT
             elif text in {"true", "false"}:
                 kind = ShownKind.BOOLEAN
@@ -294,9 +292,8 @@ def _kind_of(value: object) -> ShownKind:
         case int():
             if -_LONG_MAX - 1 <= value <= _LONG_MAX:
                 return ShownKind.INTEGER
-            if abs(value) < 10**_DECIMAL_DIGITS_MAX:
-                return ShownKind.LARGE
-            return ShownKind.FLOAT if abs(value) < _FLOAT_END else ShownKind.TEXT
+            is_decimal = abs(value) < 10**_DECIMAL_DIGITS_MAX
+            return ShownKind.LARGE if is_decimal else ShownKind.FLOAT
         case float():
             return ShownKind.FLOAT
         case str() if found := _DATE.match(value):
