@@ -155,7 +155,7 @@ class PipelineRun:
         """
         self._url = url
         self._project = project
-        self._listener = _Listener(on_batch)
+        self._listener = _Listener(on_batch, on_failure)
         self._on_failure = on_failure
         self._is_own = is_own
         self._stopped = threading.Event()
@@ -268,15 +268,25 @@ class PipelineRun:
 
 
 class _Listener(StreamingQueryListener):
-    def __init__(self, on_batch: Callable[[BatchProgress], None]) -> None:
+    def __init__(
+        self,
+        on_batch: Callable[[BatchProgress], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._on_batch = on_batch
+        self._on_failure = on_failure
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
         """Take no notice."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  # Spark's name
         """Hand the progress on."""
-        self._on_batch(batch_of(json.loads(event.progress.json)))
+        try:
+            self._on_batch(batch_of(json.loads(event.progress.json)))
+        except Exception as error:
+            # Spark's client drops it without a word.
+            self._on_failure(f"progress of a flow is not known: {error}")
+            raise
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  # Spark's name
         """Take no notice."""

@@ -75,6 +75,7 @@ class LatestTable:
         name = f"{APPLICATION} {context.getLocalProperty(QUERY_ID) or ''}".strip()
         with told(self.root):
             table = DeltaTable.create(self.root, ROW_SCHEMA, mode="ignore")
+            require_plain(table, self.root)
             _require_columns(table, self.root)
             done = table.transaction_version(name)
         if done is not None and done >= number:

@@ -191,5 +191,10 @@ def test_a_table_with_features_is_refused(spark: SparkSession, tmp_path: Path) -
     table = DeltaTable.create(path, ROW_SCHEMA)
     feature = TableFeatures.DeletionVectors
     table.alter.add_feature(feature, allow_protocol_versions_increase=True)
-    with pytest.raises(ArchiveError, match="readers of version 1, got 3"):
-        read_latest(spark, path)
+    batch = rows(spark, (b"a", 0, 1, 0, b"x"))
+    for use in (
+        lambda: read_latest(spark, path),
+        lambda: LatestTable(path).write(batch, 0),
+    ):
+        with pytest.raises(ArchiveError, match="readers of version 1, got 3"):
+            use()
