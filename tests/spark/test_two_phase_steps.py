@@ -404,7 +404,7 @@ def test_what_a_driver_has_left_is_settled_by_hand(
 
 
 def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:
-    """It may have prepared branches, and nobody has rolled them back."""
+    """It may have prepared branches that are not rolled back."""
     run = Run(scene, 0)
     run.begin()
     run.tasks()

@@ -58,7 +58,7 @@ def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lacking", ["min", "max", "offset", "partition", "broker_id"])
 def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> None:
-    """Another program has added it: nobody can say what should be in it."""
+    """Another program has added it: what should be in it is not known."""
     ends = {"broker_id": 0, "partition": 0, "offset": 0}
     part = {name: value for name, value in ends.items() if name != lacking}
     stats = {
