@@ -32,6 +32,7 @@ from metaq.spark.sink.stream_writer import StreamWriter
 from metaq.spark.sink.writer import BatchWriter
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamReader
+from metaq.spark.source.task_reader import TaskReader
 
 DIRECTORY = "METAQ_KILL_DIR"
 ORDER, DRIVER_PIDS, SERVER_PIDS = "order.json", "driver.json", "servers.json"
@@ -137,20 +138,31 @@ def _as(kind: type, made: Any) -> Any:
     return made
 
 
+class DyingTaskReader(TaskReader):
+    """Reads the range of a task, and may die; what travels of the readers below."""
+
+    def __reduce__(self) -> Any:
+        return DyingTaskReader, (self._options, self._value_type)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(super().read(partition))
+
+
 class DyingBatchReader(BatchReader):
     """Reads a batch, and may die."""
+
+    __reduce__ = DyingTaskReader.__reduce__
 
     def partitions(self) -> list[InputPartition]:
         found = super().partitions()
         reach("planned")
         return found
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _rows(super().read(partition))
-
 
 class DyingStreamReader(StreamReader):
     """Reads micro-batches, and may die."""
+
+    __reduce__ = DyingTaskReader.__reduce__
 
     def initialOffset(self) -> dict[str, object]:
         keep = Cluster.keep_start
@@ -176,9 +188,6 @@ class DyingStreamReader(StreamReader):
         found = super().partitions(start, end)
         reach("planned")
         return found
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _rows(super().read(partition))
 
     def commit(self, end: dict[str, Any]) -> None:
         reach("commit logged")
