@@ -21,7 +21,8 @@ what the whole rest of a message does. One message adds two pieces to the list o
 chunks and one value to each column of receipts; one run is one append and one ticket.
 
 Where the choice of the partition is ours, it is made once for all puts to a topic that
-are received together: many small runs would cost what one large one saves.
+are received together, and kept for some reads of a stream: many small runs would cost
+what one large one saves, and puts of others would find every log busy.
 
 A put that was received alone is not appended here: `take_lone` checks it, and it is
 appended with those of other connections (`lone_puts.py`).
@@ -73,6 +74,10 @@ ROW_MAX: Final = 256
 
 TAKEN_MAX: Final = 128
 """Most puts that are taken one by one before the time is looked at: likewise."""
+
+ANY_READS_MAX: Final = 4
+"""Most reads of a stream whose puts to any partition go to one, 1 MiB: a group of the
+disk."""
 
 HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
@@ -171,6 +176,7 @@ class HotPuts:
         self._expected: _Head | None = None
         self._version = 0
         self._read_number = 0
+        self._kept_reads = 0
         self._framer = PutFramer()
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
@@ -179,8 +185,15 @@ class HotPuts:
         """When `take` is to stop, on the monotonic clock; set by the session."""
 
     def begin_read(self) -> None:
-        """Choose anew where puts to any partition go: more bytes were received."""
-        self._read_number += 1
+        """Take notice that more bytes were received.
+
+        Puts to any partition go elsewhere then, but of a connection with puts in flight
+        not before ANY_READS_MAX reads: a stream keeps one log busy, and not all.
+        """
+        self._kept_reads += 1
+        if not self._answerer.in_flight_bytes or self._kept_reads >= ANY_READS_MAX:
+            self._kept_reads = 0
+            self._read_number += 1
 
     def take_lone(self, data: bytes) -> int:
         """Gather a put that was received alone, if it is an ordinary one.

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.hot_puts import HEADS_MAX, ROW_MAX, HotPuts, read_opaque
+from metaq.broker.hot_puts import (
+    ANY_READS_MAX,
+    HEADS_MAX,
+    ROW_MAX,
+    HotPuts,
+    read_opaque,
+)
 from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
@@ -471,6 +477,32 @@ def test_a_partition_is_chosen_anew_for_each_read(tmp_path: Path, rng) -> None:
             counts = [logs[LogId("test", p)].record_count for p in (0, 1)]
             assert sum(counts) == 120
             assert min(counts) > 3
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_keeps_its_partition_for_some_reads(tmp_path: Path) -> None:
+    """So that it does not keep the disk busy with all logs at once."""
+    choices: list[int] = []
+
+    def choose(count: int) -> int:
+        choices.append(count)
+        return len(choices) % count
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            broker.context.topics.choose = choose
+            for partition in (0, 1, -1):
+                await peer.ask(put(partition=partition) * 3)
+            choices.clear()
+            peer.session.hold(count=0, size_bytes=1)
+            for _ in range(2 * ANY_READS_MAX):
+                await peer.ask(put(partition=-1) * 3)
+            assert len(choices) == 2
+            peer.session.answer(b"", count=0, size_bytes=1)
+            for _ in range(3):
+                await peer.ask(put(partition=-1) * 3)
+            assert len(choices) == 5
 
     asyncio.run(scenario())
 
