@@ -51,14 +51,7 @@ def warm(directory: Path, rounds: int) -> Figure:
         at_least="3",
         aim="1.5",
     )
-    with filled(directory, FEW) as broker, session() as spark:
-        register(spark)
-        for number in range(-2, rounds):
-            seconds = seconds_to_archive(
-                spark, broker.port, directory / f"archive{number}", FEW
-            )
-            if number >= 0:
-                figure.broker.append(seconds)
+    figure.broker += timed(directory, FEW, rounds, warm_ups=2)
     return figure
 
 
@@ -71,14 +64,22 @@ def rate(directory: Path, rounds: int) -> Figure:
         at_least="350,000",
         aim="800,000",
     )
-    with filled(directory, MANY) as broker, session() as spark:
-        register(spark)
-        for number in range(-1, rounds):
-            place = directory / f"archive{number}"
-            seconds = seconds_to_archive(spark, broker.port, place, MANY)
-            if number >= 0:
-                figure.broker.append(MANY / seconds)
+    seconds = timed(directory, MANY, rounds, warm_ups=1)
+    figure.broker += [MANY / each for each in seconds]
     return figure
+
+
+def timed(directory: Path, count: int, rounds: int, *, warm_ups: int) -> list[float]:
+    """Archive so many messages again and again; return the seconds of each round."""
+    with filled(directory, count) as broker, session() as spark:
+        register(spark)
+        seconds = [
+            seconds_to_archive(
+                spark, broker.port, directory / f"archive{number}", count
+            )
+            for number in range(warm_ups + rounds)
+        ]
+    return seconds[warm_ups:]
 
 
 @contextmanager

@@ -282,9 +282,8 @@ def flows_of(storage: str) -> list[FlowStatus]:
         for path in root.glob("**/[0-9]*/metadata")
         if path.is_file()
     ]
-    newest = {(each.target, each.flow): each for _version, each in sorted(
-        found, key=lambda pair: pair[0]
-    )}  # fmt: skip
+    found.sort(key=lambda pair: pair[0])
+    newest = {(each.target, each.flow): each for _version, each in found}
     return [newest[key] for key in sorted(newest)]
 
 
