@@ -11,6 +11,7 @@ Spark repeats is left out, whatever was killed when.
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -19,12 +20,13 @@ from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs.archive import QUERY_ID
 from metaq.spark.jobs.archive_store import require_plain, root_of, told
+from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.schema import ROW_DDL
 
 APPLICATION: Final = "metaq latest"
 """Start of the name under which the table has the last batch of a query."""
 SMALL_FILES_MAX: Final = 32
-"""When the table has so many files, they are put together."""
+"""When the table has so many smaller files than `FILE_BYTES`, they are put together."""
 
 _SAME_PLACE: Final = (
     "(source.broker_id = target.broker_id AND source.partition = target.partition)"
@@ -105,8 +107,10 @@ class LatestTable:
             .execute()
         )
         table.update_incremental()
-        if len(table.file_uris()) >= SMALL_FILES_MAX:
-            table.optimize.compact()
+        sizes = pa.table(table.get_add_actions())["size_bytes"]
+        small_count = pc.sum(pc.less(sizes, FILE_BYTES)).as_py() or 0
+        if small_count >= SMALL_FILES_MAX:
+            table.optimize.compact(target_size=FILE_BYTES)
             table.vacuum(dry_run=False)
 
 

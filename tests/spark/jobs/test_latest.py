@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from metaq.client import Client, OutgoingMessage
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, RowError
+from metaq.spark.jobs import latest
 from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
 from metaq.spark.schema import ROW_DDL
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -183,6 +184,19 @@ def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> No
         table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
     assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
     assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
+
+
+def test_files_that_are_large_enough_are_left_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a table of many files would be looked through with each batch."""
+    monkeypatch.setattr(latest, "SMALL_FILES_MAX", 2)
+    monkeypatch.setattr(latest, "FILE_BYTES", 1)
+    table = LatestTable(str(tmp_path))
+    for number in range(4):
+        table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    history = DeltaTable(tmp_path).history()
+    assert "OPTIMIZE" not in {commit["operation"] for commit in history}
 
 
 def test_a_table_with_features_is_refused(spark: SparkSession, tmp_path: Path) -> None:
