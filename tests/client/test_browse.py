@@ -1,6 +1,7 @@
 """Topics, partitions, statistics and messages, looked at without a group."""
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Awaitable, Iterator
 from types import SimpleNamespace
@@ -171,10 +172,68 @@ def test_a_log_that_is_deleted_under_the_browser_ends_it(
     java.put(b"a", b"b", b"c")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
+    until(lambda: gets_of(java) == 2)
     java.inner.roll()
     java.put(b"d")
     java.inner.trim()
-    assert list(messages) == []
+    assert payloads(list(messages)) == [b"b"]
+
+
+def test_a_browser_with_a_get_ahead_ends_with_its_client(
+    java: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    java.inner.transfer_bytes_max = 30
+    java.put(b"a", b"b", b"c")
+    java.inner.inject(FaultKind.SWALLOW, verb="get", after=1)
+    with Client(brokers=[java.address], **QUICK) as client:
+        left = client.browse("test")
+        assert next(left).data == b"a"
+        until(lambda: gets_of(java) == 2)
+    gc.collect()
+    assert "asyncio" not in {record.name for record in caplog.records}
+    with pytest.raises(MetaqError, match="closed"):
+        next(left)
+
+
+def gets_of(java: Any) -> int:
+    count: int = java.inner.statistics().commands.get("get", 0)
+    return count
+
+
+def test_one_get_is_ahead_of_the_caller_and_no_more(
+    java: Any, java_client: Any
+) -> None:
+    java.inner.transfer_bytes_max = 30
+    java.put(b"a", b"b", b"c", b"d")
+    messages = java_client.browse("test")
+    assert next(messages).data == b"a"
+    until(lambda: gets_of(java) == 2)
+    assert next(messages).data == b"b"
+    until(lambda: gets_of(java) == 3)
+    assert payloads(list(messages)) == [b"c", b"d"]
+    assert gets_of(java) == 4
+
+
+@pytest.mark.parametrize("world", ["sync", "async"])
+def test_an_outage_met_ahead_of_the_caller_may_be_over(java: Any, world: str) -> None:
+    java.inner.transfer_bytes_max = 30
+    java.put(b"a", b"b")
+    java.inner.inject(FaultKind.SWALLOW, verb="get", after=1)
+    options = {**QUICK, "request_timeout_s": 0.3}
+    with WORLDS[world](brokers=[java.address], **options) as client:
+        assert payloads(list(client.browse("test"))) == [b"a", b"b"]
+
+
+def test_an_outage_that_goes_on_is_told(java: Any) -> None:
+    java.inner.transfer_bytes_max = 30
+    java.put(b"a", b"b", b"c")
+    options = {**QUICK, "request_timeout_s": 0.3}
+    with WORLDS["sync"](brokers=[java.address], **options) as client:
+        messages = client.browse("test")
+        assert next(messages).data == b"a"
+        java.inner.go_away()
+        with pytest.raises(MetaqError, match="cannot connect"):
+            list(messages)
 
 
 def test_a_message_larger_than_a_transfer_is_not_passed_over(

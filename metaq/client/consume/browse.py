@@ -2,13 +2,15 @@
 
     which_partitions --> for each: [begin, log end as it is now) --> gets --> messages
 
-Reading up to the end goes partition by partition, in the order of their numbers, and
-ends where each log ended when reading began. Following goes on for ever; it is a
-consumer whose offsets live in memory. Both follow the log when its start moves on.
+Reading up to the end goes partition by partition, in the order of their numbers, with
+one get ahead of the caller, and ends where each log ended when reading began. Following
+goes on for ever; it is a consumer whose offsets live in memory. Both follow the log
+when its start moves on.
 
 Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
 """
 
+import asyncio
 import contextlib
 import re
 from collections.abc import (
@@ -44,7 +46,7 @@ from metaq.client.validation import (
     check_offset,
     check_whole,
 )
-from metaq.errors import ServerError, WireError
+from metaq.errors import MetaqError, ServerError, WireError
 from metaq.model import SCHEME, BrokerAddress, Message, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.log_reader import BROWSER_GROUP
@@ -334,10 +336,46 @@ async def _read_all(
             context, partition, None, start, deadline_s=context.deadline_s(timeout)
         )
         cursor = PartitionCursor(partition, begin.offset, end=ends[1])
-        while not cursor.is_done:
-            step = await _step(context, cursor, context.deadline_s(timeout))
-            if step.messages:
-                yield step.messages
+        async with contextlib.aclosing(
+            _read_ahead(context, cursor, timeout)
+        ) as batches:
+            async for messages in batches:
+                yield messages
+
+
+async def _read_ahead(
+    context: ClientContext, cursor: PartitionCursor, timeout: float | None
+) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages before the cursor's end; one get is ahead of the caller.
+
+    The error of a get ahead is raised when the caller comes to it; after one that may
+    pass it is asked again first, since the outage may be over by then.
+    """
+
+    def begin() -> asyncio.Task[_Step]:
+        return asyncio.create_task(
+            _step(context, cursor, context.deadline_s(timeout)), name="metaq-browse"
+        )
+
+    ahead: asyncio.Task[_Step] | None = None
+    try:
+        while ahead is not None or not cursor.is_done:
+            was_ahead, step = ahead is not None, ahead or begin()
+            ahead = step
+            try:
+                messages = (await step).messages
+            except MetaqError as error:
+                ahead = None
+                if was_ahead and error.retriable:
+                    continue
+                raise
+            ahead = None if cursor.is_done else begin()
+            if messages:
+                yield messages
+    finally:
+        # Without waiting: the end of an event loop closes all generators at once.
+        if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+            ahead.exception()
 
 
 async def _follow(
