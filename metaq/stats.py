@@ -87,7 +87,7 @@ class Histogram:
 
 
 class MetricKind(enum.Enum):
-    """How a number behaves."""
+    """Kind of a metric, as Prometheus has it."""
 
     COUNTER = "counter"
     """It only grows."""
@@ -102,7 +102,7 @@ class MetricSpec:
     """One exported number."""
 
     kind: MetricKind
-    """How it behaves."""
+    """Its kind."""
     name: str
     """As exported: base units, counters end in `_total`."""
     help: str

@@ -88,7 +88,7 @@ class BrokerContext:
     clock: Clock
     """Wall clock for ids and dates, monotonic for waits."""
     topics: Topics
-    """Which topics and partitions exist, and their logs."""
+    """Topics, their partitions, and their logs."""
     transactions: TransactionCoordinator
     """Transactions that are not finished."""
     ids: IdGenerator

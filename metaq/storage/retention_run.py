@@ -93,7 +93,7 @@ class LogSnapshot:
     """One log as it was when the run began."""
 
     log_id: LogId
-    """Which one."""
+    """The log."""
     receiver: RemovalReceiver
     """Told on the loop's thread what went."""
     sealed: tuple[Segment, ...]

@@ -60,7 +60,7 @@ class TransactionView:
     size_bytes: int
     """Bytes that its puts hold."""
     partitions: tuple[str, ...]
-    """Which it puts to."""
+    """Partitions it puts to."""
     age_ms: int
     """Since its begin, or its first put before a restart."""
     prepared_age_ms: int | None

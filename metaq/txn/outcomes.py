@@ -29,9 +29,9 @@ class KeptOutcome(NamedTuple):
     """Decision of an operator."""
 
     outcome: HeuristicOutcome
-    """Which way."""
+    """The outcome decided on."""
     at_ms: Millis
-    """When, wall clock."""
+    """Time of the decision, wall clock."""
 
 
 def encode_outcomes(outcomes: Mapping[str, KeptOutcome]) -> bytes:

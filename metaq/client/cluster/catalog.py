@@ -1,4 +1,4 @@
-"""Which brokers have left a record, and which partitions there are of topics.
+"""Brokers that have left a record, and the partitions of topics.
 
 Topics are named, or match a pattern.
 """
