@@ -17,12 +17,17 @@ from metaq.broker.handlers.mput import handle_mput
 from metaq.broker.handlers.offset import handle_offset
 from metaq.broker.handlers.put import handle_put, handle_put_in_pieces
 from metaq.broker.handlers.stats import handle_stats
-from metaq.broker.handlers.txn import handle_sync, handle_transaction
+from metaq.broker.handlers.txn import (
+    handle_commit_together,
+    handle_sync,
+    handle_transaction,
+)
 from metaq.broker.handlers.version import handle_version
 from metaq.errors import ServerError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    CommitTogether,
     Get,
     Mput,
     OffsetQuery,
@@ -41,7 +46,14 @@ Large: TypeAlias = Mput | Stats | InPieces
 """Commands that may take longer than a turn of the loop."""
 
 Small: TypeAlias = (
-    Put | Get | OffsetQuery | Version | TransactionCommand | Sync | Oversized
+    Put
+    | Get
+    | OffsetQuery
+    | Version
+    | TransactionCommand
+    | CommitTogether
+    | Sync
+    | Oversized
 )
 """Everything else that a server is asked; a quit is the session's business."""
 
@@ -113,6 +125,8 @@ def _handle(
             return handle_version(context)
         case TransactionCommand():
             return handle_transaction(command, answerer, context)
+        case CommitTogether():
+            handle_commit_together(command, answerer, context)
         case Sync():
             handle_sync(command)
         case Oversized():

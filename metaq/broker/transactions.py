@@ -14,8 +14,9 @@ from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
 from metaq.protocol.codec import encode_put_replies, encode_result
-from metaq.protocol.commands import TransactionCommand
+from metaq.protocol.commands import CommitTogether, TransactionCommand
 from metaq.protocol.status import Status
+from metaq.protocol.transaction_ids import LINE_END
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.ports import StoredTicket
@@ -24,6 +25,8 @@ from metaq.txn.transaction import BrokerTransaction
 
 NO_OFFSET = -1
 """In the reply to a put whose offset is not known before the commit."""
+COMMITTED = b"0"
+"""XA_OK, in the reply to a commit of several."""
 
 
 class TopicSink:
@@ -186,7 +189,9 @@ class TransactionAnswer:
 
     __slots__ = ("_answerer", "_opaque")
 
-    def __init__(self, answerer: Answerer, command: TransactionCommand) -> None:
+    def __init__(
+        self, answerer: Answerer, command: TransactionCommand | CommitTogether
+    ) -> None:
         self._answerer = answerer
         self._opaque = command.opaque
         answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
@@ -202,6 +207,14 @@ class TransactionAnswer:
     def on_voted(self, vote: int) -> None:
         """Answer 200 with the vote of a prepare."""
         self._answer(encode_result(Status.OK, b"%d" % vote, self._opaque))
+
+    def on_outcomes(self, outcomes: Sequence[MetaqError | None]) -> None:
+        """Answer 200 with a line for each of several: 0, or what went wrong."""
+        lines = [
+            COMMITTED if error is None else str(refusal_of(error)).encode()
+            for error in outcomes
+        ]
+        self._answer(encode_result(Status.OK, LINE_END.join(lines), self._opaque))
 
     def give_up(self) -> None:
         """Be no longer owed: the command is answered by an error that was raised."""

@@ -27,6 +27,7 @@ from metaq.protocol.commands import (
     NO_SEQUENCE,
     OPAQUE_MISSING,
     Command,
+    CommitTogether,
     CountQuestion,
     Get,
     Mput,
@@ -64,6 +65,7 @@ PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 """A producer's name in an `mput`; a lone '-' says that there is none."""
 
 _NO_PRODUCER: Final = b"-"
+_TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
 _DIGITS_MAX: Final = 19
 """Digits of the largest 64-bit number."""
@@ -75,7 +77,7 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `result` or `value`."""
+    """`put`, `sync`, `mput`, `transactions`, `result` or `value`."""
     length: int
     """Bytes of payload right behind the line, 0 or more."""
     tokens: Tokens
@@ -206,6 +208,14 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
     )
 
 
+def _decode_together(tokens: Tokens, payload: bytes) -> CommitTogether:
+    count = parse_i32(tokens[3], "count")
+    if tokens[2] != _TOGETHER or count < 1:
+        raise _bad_line("expected COMMIT_TOGETHER and 1 or more keys", tokens)
+    opaque = parse_i32(tokens[5], "opaque")
+    return CommitTogether(_text(tokens[1]), count, opaque, payload)
+
+
 def _decode_result(tokens: Tokens, payload: bytes) -> Result:
     status = parse_i32(tokens[1], "status")
     return Result(status, payload, parse_i32(tokens[3], "opaque"))
@@ -300,10 +310,10 @@ def _decode_q(_tokens: Tokens) -> Quit:
     return Quit()
 
 
-def _decode_transaction(tokens: Tokens) -> TransactionCommand:
+def _decode_transaction(tokens: Tokens) -> TransactionCommand | Frame:
     count = len(tokens)
     if tokens[0] != b"transaction":
-        raise _bad_line("unknown command", tokens)
+        return _decode_opening(tokens)
     if not 5 <= count <= 7:
         raise _bad_line(f"expected 5 to 7 tokens, got {count}", tokens)
     kind = _TYPES.get(tokens[3])
@@ -346,6 +356,7 @@ _FRAMES: Final[
     "put": (3, 4, _decode_put),
     "sync": (3, 4, _decode_sync),
     "mput": (3, 9, _decode_mput),
+    "transactions": (4, 6, _decode_together),
     "result": (2, 4, _decode_result),
     "value": (1, 3, _decode_value),
 }
@@ -386,6 +397,10 @@ def encode(event: Command | Reply) -> bytes:
             return QUIT
         case TransactionCommand():
             return _encode_transaction(event)
+        case CommitTogether():
+            tokens = ["transactions", event.session_id, _TOGETHER.decode()]
+            tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
+            return _line([*tokens, _i32(event.opaque)]) + event.payload
         case Sync():
             tokens = ["sync", event.topic, _i32(event.partition)]
             tokens += [_length(event.payload), _i32(event.flag)]

@@ -192,6 +192,20 @@ class TransactionCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitTogether:
+    """Commit several prepared XA transactions as one (our extension)."""
+
+    session_id: str
+    """The producer's session."""
+    count: int
+    """Keys as announced, 1 or more."""
+    opaque: int
+    """Pairs the reply with this command."""
+    payload: bytes
+    """Keys of the transactions, a CRLF behind each."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """Append one message with the id that another broker gave it (replication)."""
 
@@ -239,6 +253,15 @@ class Value:
 
 
 Command: TypeAlias = (
-    Put | Mput | Get | OffsetQuery | Version | Stats | Quit | TransactionCommand | Sync
+    Put
+    | Mput
+    | Get
+    | OffsetQuery
+    | Version
+    | Stats
+    | Quit
+    | TransactionCommand
+    | CommitTogether
+    | Sync
 )
 Reply: TypeAlias = Result | Value

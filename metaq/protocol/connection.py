@@ -18,7 +18,17 @@ from typing import Final, Literal, TypeAlias
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.buffer import ReceiveBuffer
 from metaq.protocol.codec import Frame, decode_frame, decode_line
-from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Sync, Value
+from metaq.protocol.commands import (
+    Command,
+    CommitTogether,
+    Mput,
+    Put,
+    Quit,
+    Reply,
+    Result,
+    Sync,
+    Value,
+)
 from metaq.protocol.java import I32_MAX
 
 LINE_BYTES_MAX: Final = 8 * 1024
@@ -58,7 +68,7 @@ class WireLimits:
     line_bytes_max: int = LINE_BYTES_MAX
     """Longest line without its CRLF; a longer one is a breach."""
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Largest payload of a put or sync."""
+    """Largest payload of a put or sync, and of keys of transactions."""
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Largest payload of an mput."""
     reply_bytes_max: int = REPLY_BYTES_MAX
@@ -73,7 +83,7 @@ class Oversized:
     """A command whose payload exceeds its cap; the payload is being dropped."""
 
     word: str
-    """`put`, `sync` or `mput`."""
+    """`put`, `sync`, `mput` or `transactions`."""
     opaque: int
     """Pairs the reply with this command."""
     length: int
@@ -198,7 +208,7 @@ class Connection:
             self._frame = frame
             return None
         command = decode_frame(frame, b"")
-        if isinstance(command, Put | Mput | Sync):
+        if isinstance(command, Put | Mput | Sync | CommitTogether):
             self.buffer.skip(frame.length)
             return Oversized(frame.word, command.opaque, frame.length, limit)
         assert isinstance(command, Result | Value)

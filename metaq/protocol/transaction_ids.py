@@ -11,6 +11,7 @@ read. Source: broker spec 5.1; tests/java has the real broker read keys.
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -26,6 +27,9 @@ from metaq.protocol.java import parse_i32
 
 KEYS_REMEMBERED_MAX: Final = 1024
 """Keys whose ids are remembered, at most a line of the protocol each."""
+
+LINE_END: Final = b"\r\n"
+"""Behind each of several keys."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
@@ -65,6 +69,25 @@ def parse_key(key: str) -> TransactionId:
         "transaction key: expected TX:session:number, "
         f"XID:format:global:branch:qualifier or null, got {key[:80]!r}"
     )
+
+
+def encode_keys(transactions: Iterable[TransactionId]) -> bytes:
+    """Return the keys of several, a line each."""
+    return b"".join([format_key(each).encode() + LINE_END for each in transactions])
+
+
+def decode_keys(data: bytes, count: int) -> list[TransactionId]:
+    """Return the ids in what `encode_keys` made.
+
+    Raises:
+        RemoteProtocolError: they are not so many, or it is something else.
+    """
+    lines = data.split(LINE_END)
+    if lines.pop() or len(lines) != count:
+        raise RemoteProtocolError(
+            f"transaction keys: expected {count} lines, got {len(lines)}"
+        )
+    return [parse_key(line.decode(errors="replace")) for line in lines]
 
 
 def _parse_hex(text: str) -> bytes:

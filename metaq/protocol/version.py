@@ -1,7 +1,7 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
-    metaq/<version>;mput;dedup;spans;codes;mput-tx;wait=<ms>;payload=<bytes>
-        ;batch=<bytes>,<records>                                  (in one line)
+    metaq/<version>;mput;dedup;spans;codes;mput-tx;together;wait=<ms>
+        ;payload=<bytes>;batch=<bytes>,<records>                (in one line)
 
 MetaQ clients ignore the body. A MetaQ broker's body (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client that reads it knows that it may use nothing of ours. Unknown names
@@ -43,6 +43,8 @@ class Capabilities:
     """The broker sends codes with refusals (`reply_codes.py`)."""
     mput_tx: bool = False
     """The broker takes an `mput` that belongs to a transaction."""
+    together: bool = False
+    """The broker commits several transactions by one command."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:
@@ -58,6 +60,8 @@ def encode_version_body(capabilities: Capabilities) -> str:
         parts.append("codes")
     if capabilities.mput_tx:
         parts.append("mput-tx")
+    if capabilities.together:
+        parts.append("together")
     if capabilities.wait_ms_max:
         parts.append(f"wait={capabilities.wait_ms_max}")
     if capabilities.payload_bytes_max is not None:
@@ -88,6 +92,7 @@ def decode_version_body(body: str) -> Capabilities:
         spans="spans" in told,
         codes="codes" in told,
         mput_tx="mput-tx" in told,
+        together="together" in told,
     )
 
 

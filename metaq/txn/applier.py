@@ -4,22 +4,27 @@ What is here is decided: its commit record is in the journal. A batch that its p
 refuses is tried again, until it is there or the process ends; the next start finds it
 missing then.
 
+Transactions that are committed together (`together.py`) give a partition one append,
+so that readers see the batches of all of them in the same moment.
+
 A batch lies at the bound of its commit record or behind. Where it is behind, its place
 is written into the record just before the batch is written: a Java broker looks for the
 batch there and nowhere else, and would append it again otherwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from metaq.errors import ClosedError, MetaqError, StorageError
-from metaq.model import Offset
-from metaq.record.checksum import checksum
-from metaq.txn.journal import Journal, join_chunks
+from metaq.model import LogId, Offset
+from metaq.txn.journal import Journal
 from metaq.txn.ports import MessageSink
-from metaq.txn.records import BatchPlace
 from metaq.txn.state import UNAVAILABLE, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
+
+_Joined: TypeAlias = Sequence[tuple[BrokerTransaction, PendingBatch]]
+"""Batches that are one append to one partition, in their order there."""
 
 
 class Applier:
@@ -52,37 +57,27 @@ class Applier:
         """Return how many have a batch that its partition does not take."""
         return sum(tx.stuck is not None for tx in self.decided)
 
-    def plan(self, tx: BrokerTransaction) -> list[BatchPlace]:
-        """Return what the commit record says of each batch; sets their bounds.
-
-        Raises:
-            StorageError: a partition would not take its batch now.
-            ClosedError: the logs are closed.
-        """
-        places = []
-        for batch in tx.batches.values():
-            size_bytes = batch.size_bytes
-            batch.bound = self._sink.plan_append(batch.log_id, size_bytes)
-            batch.place_told = batch.bound
-            # Once for all: it is what is appended, too.
-            data = join_chunks(batch.chunks)
-            batch.chunks = [data]
-            places.append(
-                BatchPlace(batch.log_id, batch.bound, size_bytes, checksum(data))
-            )
-        return places
-
     def apply(self, tx: BrokerTransaction) -> None:
-        """Hand to the partitions what they do not have of a decided transaction."""
-        self.decided[tx] = None
-        if tx.is_doubtful:
+        """Hand to the partitions what they do not have of a decided transaction.
+
+        And of those that are committed together with it.
+        """
+        together = tx.group or {tx: None}
+        self.decided.update(together)
+        if any(each.is_doubtful for each in together):
             text = "a partition could not be read: a restart sees what it has"
-            self._get_stuck(tx, StorageError(text))
+            for each in together:
+                self._get_stuck(each, StorageError(text))
             return
-        tx.stuck = None
-        for batch in list(tx.batches.values()):
-            if not batch.is_stored and not batch.is_in_flight:
-                self._append(tx, batch)
+        waiting: dict[LogId, list[tuple[BrokerTransaction, PendingBatch]]] = {}
+        # What a crash has cut lies at the end of its log, where the rest belongs.
+        for each in sorted(together, key=lambda tx: not tx.is_cut):
+            each.stuck = None
+            for batch in each.batches.values():
+                if not batch.is_stored and not batch.is_in_flight:
+                    waiting.setdefault(batch.log_id, []).append((each, batch))
+        for log_id, joined in waiting.items():
+            self._append(log_id, joined)
 
     def retry(self) -> None:
         """Try again what is stuck."""
@@ -103,50 +98,54 @@ class Applier:
         self._on_settled = on_settled
         self._settle()
 
-    def _append(self, tx: BrokerTransaction, batch: PendingBatch) -> None:
-        batch.is_in_flight = True
+    def _append(self, log_id: LogId, joined: _Joined) -> None:
+        for _tx, batch in joined:
+            batch.is_in_flight = True
         try:
             self._sink.append(
-                batch.log_id,
-                batch.chunks,
-                size_bytes=batch.size_bytes,
-                record_count=batch.put_count,
-                last_id=batch.last_id,
-                before_write=partial(self._tell_place, tx, batch),
+                log_id,
+                [chunk for _tx, batch in joined for chunk in batch.chunks],
+                size_bytes=sum([batch.size_bytes for _tx, batch in joined]),
+                record_count=sum([batch.put_count for _tx, batch in joined]),
+                last_id=max([batch.last_id for _tx, batch in joined]),
+                before_write=partial(self._tell_places, joined),
                 ticket=_BatchTicket(
-                    partial(self._on_stored, tx, batch),
-                    partial(self._on_failed, tx, batch),
+                    partial(self._on_stored, joined), partial(self._on_failed, joined)
                 ),
             )
         except (StorageError, ClosedError) as error:
-            batch.is_in_flight = False
-            self._get_stuck(tx, error)
+            self._refuse(joined, error)
 
-    def _tell_place(
-        self, tx: BrokerTransaction, batch: PendingBatch, offset: Offset
-    ) -> None:
-        """Bring the commit record in step; on the thread that writes the batch next."""
-        if batch.place_at >= 0 and offset != batch.place_told:
-            self._journal.write_place(tx.slot, batch.place_at, offset)
-            batch.place_told = offset
+    def _tell_places(self, joined: _Joined, offset: Offset) -> None:
+        """Bring commit records in step; on the thread that writes the batches next."""
+        for tx, batch in joined:
+            if batch.place_at >= 0 and offset != batch.place_told:
+                self._journal.write_place(tx.slot, batch.place_at, offset)
+                batch.place_told = offset
+            offset = Offset(offset + batch.size_bytes)
 
-    def _on_stored(self, tx: BrokerTransaction, batch: PendingBatch) -> None:
-        batch.is_in_flight, batch.is_stored = False, True
-        self._finish_if_stored(tx)
+    def _on_stored(self, joined: _Joined) -> None:
+        for _tx, batch in joined:
+            batch.is_in_flight, batch.is_stored = False, True
+        for tx, _batch in joined:
+            self._finish_if_stored(tx)
         self._settle()
 
     def _finish_if_stored(self, tx: BrokerTransaction) -> None:
         if all(each.is_stored for each in tx.batches.values()):
             self._journal.release(tx.slot)
             del self.decided[tx]
+            tx.leave_group()
             self._on_applied(tx)
 
-    def _on_failed(
-        self, tx: BrokerTransaction, batch: PendingBatch, error: MetaqError
-    ) -> None:
-        batch.is_in_flight = False
-        self._get_stuck(tx, error)
+    def _on_failed(self, joined: _Joined, error: MetaqError) -> None:
+        self._refuse(joined, error)
         self._settle()
+
+    def _refuse(self, joined: _Joined, error: MetaqError) -> None:
+        for tx, batch in joined:
+            batch.is_in_flight = False
+            self._get_stuck(tx, error)
 
     def _get_stuck(self, tx: BrokerTransaction, error: MetaqError) -> None:
         self.failed_count += 1

@@ -12,6 +12,10 @@ records that its puts will be, one list for each partition, and a slot in the jo
               3. one batch to each partition; what one refuses is tried again
               4. all are stored as their partitions promise: it is answered
 
+Several that are prepared can be committed as one: `together.py` says how a start knows,
+and step 3 gives each partition one append for all of them. A time-out, a heuristic
+outcome or another verdict of one of them is met before step 1, or waits for the end.
+
 So a reader never sees one partition's half of something that a crash could take back:
 what is appended is decided. A client that is told that a batch could not be appended
 yet may ask again, and gets the answer when it is.
@@ -26,17 +30,25 @@ the journal; what would pass one is refused, and counted. Source: broker spec 5.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from metaq.clock import Clock
 from metaq.deadlines import Deadlines
-from metaq.errors import ClosedError, MetaqError, StorageError, TransactionError
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NoSpaceError,
+    StorageError,
+    TransactionError,
+)
 from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
+from metaq.txn.commit_records import CommitRecords, Outcomes, VerdictTicket
 from metaq.txn.figures import (
     TransactionCounters,
     TransactionFigures,
@@ -47,7 +59,7 @@ from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.opening import OpenedJournal, tidy
 from metaq.txn.outcomes import KeptOutcome, write_outcomes
 from metaq.txn.ports import MessageSink
-from metaq.txn.records import RedoOperation, bounds_of, encode_operation
+from metaq.txn.records import RedoOperation, encode_operation
 from metaq.txn.state import (
     OPEN_STATES,
     ROLLED_BACK,
@@ -113,6 +125,7 @@ class TransactionCoordinator:
         self._outcomes: dict[str, KeptOutcome] = {}
         self._deadlines = Deadlines[BrokerTransaction]()
         self._held_bytes = 0
+        self._records = CommitRecords(fs, journal, sink)
         self._applier = Applier(sink, journal, self._on_applied)
         self._disabled: StorageError | None = None
         self._notes: tuple[str, ...] = ()
@@ -140,6 +153,8 @@ class TransactionCoordinator:
             tx = restore_transaction(restored, self._clock.wall_ms())
             self._add(tx)
             self._held_bytes += tx.held_bytes
+        for keys in opened.together:
+            self._records.join([self._transactions[key] for key in keys])
         # What a crash has cut lies at the end of its log, where the rest belongs.
         decided = [
             tx for tx in self._transactions.values() if tx.state is TxState.DECIDED
@@ -333,6 +348,10 @@ class TransactionCoordinator:
             on_failed(self._rolled_back(tx, error))
 
         self._deadlines.clear(tx)
+        with suppress(NoSpaceError):
+            # Now, as many of them may be committed in one turn of the loop.
+            for batch in tx.batches.values():
+                batch.seal()
         self._submit(tx, RedoOperation.XA_PREPARE, journalled, refused)
 
     def commit(
@@ -350,21 +369,40 @@ class TransactionCoordinator:
             TransactionError: it is not known, or cannot be committed now.
         """
         self._require_journal()
-        tx = self._find(key, owner)
-        before, event = tx.state, TxEvent.COMMIT_ONE_PHASE
-        if is_two_phase:
-            event = TxEvent.COMMIT_TWO_PHASE
-        tx.state = advance(key, before, event)
-        if tx.state is TxState.FINISHED:
-            self._drop(tx)
-            self.counters.committed += 1
-            on_done(None)
-            return
-        tx.waiters.append(on_done)
-        if before is TxState.DECIDED:
-            self._applier.apply(tx)
-        elif before is not TxState.COMMITTING:
+        event = TxEvent.COMMIT_TWO_PHASE if is_two_phase else TxEvent.COMMIT_ONE_PHASE
+        tx = self._ask_commit(key, owner, event, on_done)
+        if tx is not None:
             self._begin_commit(tx)
+
+    def commit_together(
+        self,
+        keys: Sequence[str],
+        on_done: Callable[[Sequence[MetaqError | None]], None],
+    ) -> None:
+        """Commit prepared XA transactions; a partition gets the batches of all at once.
+
+        What cannot be committed does not hold up the others.
+
+        Args:
+            keys: theirs, one or more.
+            on_done: told of each in their order, as `commit` would tell, when the last
+                outcome is known.
+
+        Raises:
+            TransactionError: the journal is offline.
+        """
+        self._require_journal()
+        outcomes, begun = Outcomes(len(keys), on_done), list[BrokerTransaction]()
+        for index, key in enumerate(keys):
+            told = partial(outcomes.take, index)
+            try:
+                tx = self._ask_commit(key, NO_OWNER, TxEvent.COMMIT_TWO_PHASE, told)
+            except TransactionError as error:
+                told(error)
+            else:
+                begun += [] if tx is None else [tx]
+        if begun:
+            self._begin_commit(*begun)
 
     def rollback(self, key: str, owner: object, on_done: Told) -> None:
         """Roll a transaction back.
@@ -555,45 +593,43 @@ class TransactionCoordinator:
 
     # -- verdicts
 
-    def _begin_commit(self, tx: BrokerTransaction) -> None:
-        try:
-            places = self._applier.plan(tx)
-        except (StorageError, ClosedError) as error:
-            self._fail_commit(tx, error, is_journalled=False)
-            return
-
-        def journalled(position: int) -> None:
-            tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
-            for (at, _bound), batch in zip(bounds, tx.batches.values(), strict=True):
-                batch.place_at = position + at
+    def _ask_commit(
+        self, key: str, owner: object, event: TxEvent, on_done: Told
+    ) -> BrokerTransaction | None:
+        """Take note of who asks for a commit; return what is to begin it, if any."""
+        tx = self._find(key, owner)
+        before = tx.state
+        tx.state = advance(key, before, event)
+        if tx.state is TxState.FINISHED:
+            self._drop(tx)
+            self.counters.committed += 1
+            on_done(None)
+            return None
+        tx.waiters.append(on_done)
+        if before is TxState.DECIDED:
             self._applier.apply(tx)
+        is_begun = before in {TxState.COMMITTING, TxState.DECIDED}
+        return None if is_begun else tx
 
-        def refused(error: StorageError) -> None:
-            self._fail_commit(tx, error, is_journalled=True)
+    def _begin_commit(self, *together: BrokerTransaction) -> None:
+        """Journal the commit of transactions, as one decision."""
 
-        self._deadlines.clear(tx)
-        operation = (
-            RedoOperation.XA_COMMIT if is_xa(tx.key) else RedoOperation.LOCAL_COMMIT
-        )
-        record = encode_operation(
-            operation, tx.key, was_prepared=tx.was_prepared, places=places
-        )
-        bounds = bounds_of(places, len(record))
-        # A power cut that takes the record and leaves batches would leave a half, or,
-        # of what stays prepared, a second time. One message alone is neither.
-        is_ahead = tx.was_prepared or tx.put_count > 1
-        self._journal.submit(
-            JournalEntry(
-                tx.slot,
-                (record,),
-                len(record),
-                is_verdict=True,
-                is_last=False,
-                ticket=_VerdictTicket(journalled, refused),
-                is_ahead=is_ahead,
-                bounds=bounds,
-            )
-        )
+        def settled(error: MetaqError | None) -> None:
+            for tx in together:
+                if error is None:
+                    tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
+                else:
+                    self._fail_commit(tx, error, is_journalled=True)
+            if error is None:
+                self._applier.apply(together[0])
+
+        for tx in together:
+            self._deadlines.clear(tx)
+        try:
+            self._records.submit(together, settled)
+        except (StorageError, ClosedError) as error:
+            for tx in together:
+                self._fail_commit(tx, error, is_journalled=False)
 
     def _fail_commit(
         self, tx: BrokerTransaction, error: MetaqError, *, is_journalled: bool
@@ -604,7 +640,10 @@ class TransactionCoordinator:
             tx.key, tx.state, TxEvent.REFUSED, was_prepared=tx.was_prepared
         )
         if tx.state is TxState.PREPARED:
-            tx.tell(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
+            state = "still prepared"
+            if self._journal.offline_cause is not None:
+                state = "the outcome is known after a restart"
+            tx.tell(XaCommandError(UNAVAILABLE, f"{state}: {error}"))
             return
         if is_journalled:
             self._forget_refused(tx)
@@ -670,7 +709,7 @@ class TransactionCoordinator:
         """Journal a prepare or a rollback."""
         data = encode_operation(operation, tx.key, was_prepared=tx.was_prepared)
         is_last = operation is not RedoOperation.XA_PREPARE
-        ticket = _VerdictTicket(on_journalled, on_refused)
+        ticket = VerdictTicket(on_journalled, on_refused)
         self._journal.submit(
             JournalEntry(tx.slot, (data,), len(data), True, is_last, ticket)
         )
@@ -745,20 +784,6 @@ class TransactionCoordinator:
     def _refuse(self, text: str) -> None:
         self.counters.refused += 1
         raise TransactionError(text)
-
-
-class _VerdictTicket:
-    """Tells one of two functions what became of a verdict."""
-
-    __slots__ = ("on_journalled", "on_refused")
-
-    def __init__(
-        self,
-        on_journalled: Callable[[int], None],
-        on_refused: Callable[[StorageError], None],
-    ) -> None:
-        self.on_journalled = on_journalled
-        self.on_refused = on_refused
 
 
 def _ignore(_error: MetaqError | None) -> None:

@@ -131,6 +131,16 @@ class Slot:
         """Why an entry is missing; no other one may follow."""
 
 
+class Gate:
+    """Something that is done ahead of some entries. Owner: the journal's thread."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: StorageError | None = None
+        """Why it was not done; no entry behind it is written then."""
+
+
 class JournalEntry(NamedTuple):
     """A record, or a run of them, on its way to the journal's thread."""
 
@@ -150,6 +160,8 @@ class JournalEntry(NamedTuple):
     """To be synced in every mode: partitions may only get it behind that."""
     bounds: Sequence[tuple[int, Offset]] = ()
     """Byte of the chunks and value of each offset that `write_place` may rewrite."""
+    gate: Gate | None = None
+    """To be written behind this, which promises it."""
 
 
 class Release(NamedTuple):
@@ -327,6 +339,32 @@ class Journal:
         except StorageError as error:
             log.warning("place of a batch not written: error=%s", error)
 
+    def do_ahead(self, task: Task) -> Gate:
+        """Have a task done ahead of entries, on the journal's thread.
+
+        What has verdicts is synced before. Where the task finds no room, the entries
+        behind it are refused; any other failure takes the journal offline.
+
+        Args:
+            task: leaves what was there where it raises NoSpaceError.
+
+        Returns:
+            What these entries are given.
+        """
+        gate = Gate()
+
+        def run() -> None:
+            try:
+                self.sync_now()
+                task()
+            except StorageError as error:
+                gate.error = error
+                if not isinstance(error, NoSpaceError):
+                    self._go_offline(error)
+
+        self._submit_task(run)
+        return gate
+
     def sync_due(self) -> None:
         """Sync what has verdicts that are not on the disk: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
@@ -461,6 +499,8 @@ class Journal:
         groups: dict[int, list[JournalEntry]] = {}
         for entry in entries:
             error = entry.slot.error
+            if error is None and entry.gate is not None:
+                error = entry.gate.error
             if error is not None:
                 told.append((entry, error))
                 continue
@@ -489,6 +529,9 @@ class Journal:
             data = join_chunks([chunk for entry in group for chunk in entry.chunks])
             file.redo.write(data)
         except NoSpaceError as error:
+            if any(entry.gate is not None for entry in group):
+                # What was done ahead says that they are there: a start makes it true.
+                raise
             file.redo.truncate(SizeBytes(file.end))
             for entry in group:
                 if not entry.is_verdict:

@@ -14,7 +14,7 @@ an offset, and no transaction that is not prepared. Source: broker spec 5.7.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,6 +45,7 @@ from metaq.txn.recovery import (
 )
 from metaq.txn.state import HeuristicOutcome, is_xa
 from metaq.txn.sums import Sums, decode_sums
+from metaq.txn.together import NamedGroup, read_together, remove_together
 
 NO_ID: Final = MessageId(-1)
 
@@ -73,6 +74,8 @@ class OpenedJournal(NamedTuple):
     """Behind all ids of ours in it; negative without one."""
     notes: tuple[str, ...]
     """Notes for an operator, one sentence each."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Keys of those among the transactions that were committed by one command."""
 
 
 def open_journal(
@@ -105,12 +108,16 @@ def open_journal(
             "a Java broker left heuristic outcomes, which are not read here:"
             f" file={directory / JAVA_OUTCOMES_FILE}"
         )
-    prepared = _settle(replay, outcomes)
+    together = read_together(fs, directory)
+    prepared = _settle(replay, outcomes, together)
     left = [*prepared, *find_unapplied(replay.commits, reader)]
     first = read_checkpoint(fs, directory) if numbers else NOWHERE
     restored = compact(journal, left, max([first.number, *numbers]) + 1)
     remove_files(fs, directory, numbers)
     remove_deletions(fs, directory)
+    joined = _join(restored, together)
+    if not joined:
+        remove_together(fs, directory)
     for note in notes:
         log.warning("%s", note)
     log.info(
@@ -122,7 +129,7 @@ def open_journal(
         len(left) - len(prepared),
     )
     next_id = id_after(replay.last_id, 1) if replay.last_id >= 0 else NO_ID
-    return OpenedJournal(restored, outcomes, next_id, tuple(notes))
+    return OpenedJournal(restored, outcomes, next_id, tuple(notes), joined)
 
 
 def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
@@ -143,6 +150,7 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     journal.close_files()
     remove_files(fs, directory, numbers)
     remove_deletions(fs, directory)
+    remove_together(fs, directory)
 
 
 def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
@@ -198,19 +206,41 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
 
 
 def _settle(
-    replay: Replay, outcomes: dict[str, KeptOutcome]
+    replay: Replay,
+    outcomes: dict[str, KeptOutcome],
+    together: Sequence[NamedGroup],
 ) -> list[ReplayedTransaction]:
-    """Return what is prepared, but for what an operator has decided: that is done."""
+    """Return what is prepared, but for what is decided by side files: that is done."""
     left = []
     for each in replay.prepared():
         kept = outcomes.get(each.key)
-        if kept is None:
-            left.append(each)
-        elif kept.outcome is HeuristicOutcome.COMMIT:
+        is_committed = any(_is_named(each, group) for group in together)
+        if kept is not None:
+            is_committed = kept.outcome is HeuristicOutcome.COMMIT
+        if is_committed:
             # Its commit record was lost, or never made: none of it is applied.
             each.places = ()
             replay.commits.append(each)
+        elif kept is None:
+            left.append(each)
     return left
+
+
+def _is_named(transaction: ReplayedTransaction, group: NamedGroup) -> bool:
+    """Tell whether a group means this one, and no former one of its key."""
+    return transaction.first_id <= group.get(transaction.key, NO_ID)
+
+
+def _join(
+    restored: Iterable[RestoredTransaction], together: Sequence[NamedGroup]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the keys of those that are committed, by group."""
+    committed = [each.replayed for each in restored if each.replayed.places is not None]
+    groups = (
+        tuple(each.key for each in committed if _is_named(each, group))
+        for group in together
+    )
+    return tuple(keys for keys in groups if keys)
 
 
 def compact(

@@ -6,9 +6,10 @@ from typing import Final, TypeAlias
 from metaq.errors import MetaqError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Millis, Offset, id_time
+from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
-from metaq.txn.journal import Slot
+from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
 from metaq.txn.records import offset_positions
 from metaq.txn.recovery import make_batches
@@ -28,13 +29,15 @@ class PendingBatch:
     """Puts of a transaction to one partition."""
 
     __slots__ = (
-        "bound", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
+        "bound", "checksum", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
         "place_at", "place_told", "put_count", "size_bytes", "whole_bytes",
     )  # fmt: skip
 
     def __init__(self, log_id: LogId) -> None:
         self.log_id = log_id
         self.chunks: list[Buffer] = []
+        self.checksum: int | None = None
+        """Of the chunks, which are one then; None before `seal`."""
         self.size_bytes = 0
         """Of the chunks."""
         self.whole_bytes = 0
@@ -51,12 +54,24 @@ class PendingBatch:
         self.is_in_flight = False
         self.is_stored = False
 
+    def seal(self) -> int:
+        """Bring the records into one piece, once for all; return their checksum.
+
+        Raises:
+            NoSpaceError: there is no memory for it now.
+        """
+        if self.checksum is None:
+            data = join_chunks(self.chunks)
+            self.chunks = [data]
+            self.checksum = checksum(data)
+        return self.checksum
+
 
 class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
     __slots__ = (
-        "batches", "began_ms", "held_bytes", "is_doubtful", "key", "owner",
+        "batches", "began_ms", "group", "held_bytes", "is_doubtful", "key", "owner",
         "prepared_ms", "put_count", "session_id", "slot", "state", "stuck", "waiters",
         "was_prepared",
     )  # fmt: skip
@@ -83,6 +98,13 @@ class BrokerTransaction:
         """Why a batch of a decided one is not in its partition."""
         self.is_doubtful = False
         """Whether its batches are there is not known before a restart."""
+        self.group: dict[BrokerTransaction, None] | None = None
+        """Those that are committed by one command, and not finished; shared by them."""
+
+    @property
+    def last_id(self) -> MessageId:
+        """Return the largest id of its puts, of which there are some."""
+        return max(each.last_id for each in self.batches.values())
 
     @property
     def is_cut(self) -> bool:
@@ -108,6 +130,12 @@ class BrokerTransaction:
         batch.put_count += record_count
         batch.last_id = last_id
         self.put_count += record_count
+
+    def leave_group(self) -> None:
+        """Be no longer one of those that are committed by one command."""
+        if self.group is not None:
+            del self.group[self]
+            self.group = None
 
     def tell(self, error: MetaqError | None) -> None:
         """Answer who waits for the verdict at hand."""

@@ -337,3 +337,57 @@ def test_a_late_commit_of_an_old_transaction_is_unknown(data_dir: Path) -> None:
 
     run(before())
     run(behind())
+
+
+def test_commits_together_are_seen_whole_by_a_reader_that_looks_all_the_time(
+    data_dir: Path,
+) -> None:
+    """Whatever of the partition it gets, of each command's puts it is all or none."""
+    keys = [b"XID:1:%02x::uq" % number for number in range(3)]
+    filler = b"x" * 2000
+    seen: set[int] = set()
+
+    async def watch(reader: Peer) -> None:
+        while True:
+            found = await stored(reader)
+            seen.add(found.count(filler))
+
+    async def scenario() -> None:
+        async with (
+            running_broker(data_dir) as broker,
+            Peer(broker) as peer,
+            Peer(broker) as reader,
+        ):
+            for key in keys:
+                await good(peer, command(key, b"BEGIN"))
+                await good(peer, put(key, filler))
+                await good(peer, command(key, b"PREPARE"))
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(watch(reader))
+                lines = b"".join(key + b"\r\n" for key in (*keys, b"XID:1:ff::uq"))
+                line = b"transactions s COMMIT_TOGETHER 4 %d 9\r\n" % len(lines)
+                told = (await good(peer, line + lines)).split(b"\r\n")
+                assert told[:3] == [b"0"] * 3
+                assert told[3].startswith(b"XAException:code=-4,msg=XA transaction")
+                assert (await stored(peer)).count(filler) == 3
+                watching.cancel()
+            assert seen <= {0, 3}, seen
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lines", [b"XID:1:0a::uq\r\n", b"XID:1:0a\r\nnull\r\n"])
+def test_what_are_no_keys_is_refused_and_the_talk_goes_on(
+    data_dir: Path, lines: bytes
+) -> None:
+    """Another number of them, or something else: nothing is committed."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            line = b"transactions s COMMIT_TOGETHER 2 %d 9\r\n" % len(lines)
+            answer = await peer.ask(line + lines)
+            assert answer.startswith(b"result 500 ")
+            assert b" 9\r\ntransaction key" in answer
+            assert await good(peer, command(b"null", b"RECOVER")) == b""
+
+    run(scenario())

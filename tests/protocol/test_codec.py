@@ -13,6 +13,7 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
     Command,
+    CommitTogether,
     CountQuestion,
     Get,
     Mput,
@@ -120,6 +121,13 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
     (
         TransactionCommand(NULL_TRANSACTION, "s1", TransactionType.RECOVER, 12, 0, "q"),
         b"transaction null s1 RECOVER q 12\r\n",
+    ),
+    (
+        CommitTogether("s1", 2, 10, b"XID:1:0a:01:uq\r\nXID:1:0a:02:uq\r\n"),
+        (
+            b"transactions s1 COMMIT_TOGETHER 2 32 10\r\n"
+            b"XID:1:0a:01:uq\r\nXID:1:0a:02:uq\r\n"
+        ),
     ),
     (Result(404, b"not found", 99), b"result 404 9 99\r\nnot found"),
     (Result(404, b"", 99), b"result 404 0 99\r\n"),

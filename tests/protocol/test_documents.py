@@ -63,6 +63,7 @@ def test_the_capabilities_example_is_readable() -> None:
     assert told.spans
     assert told.dedup
     assert told.mput_tx
+    assert told.together
     assert (told.wait_ms_max, told.payload_bytes_max) == (30000, 16777216)
     assert (told.batch_bytes_max, told.batch_records_max) == (8388608, 65536)
 

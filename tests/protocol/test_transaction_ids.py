@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from metaq.errors import RemoteProtocolError
 from metaq.model import (
@@ -10,7 +11,12 @@ from metaq.model import (
     TransactionId,
     XaTransactionId,
 )
-from metaq.protocol.transaction_ids import format_key, parse_key
+from metaq.protocol.transaction_ids import (
+    decode_keys,
+    encode_keys,
+    format_key,
+    parse_key,
+)
 from tests.rigs.strategies import transaction_ids
 
 GOOD: list[tuple[str, TransactionId]] = [
@@ -52,3 +58,15 @@ def test_other_keys_are_a_breach(key: str) -> None:
 def test_keys_read_back(transaction: TransactionId) -> None:
     """Every id has a key that spells it."""
     assert parse_key(format_key(transaction)) == transaction
+
+
+@given(st.lists(transaction_ids()))
+def test_several_keys_read_back(ids: list[TransactionId]) -> None:
+    """A line each; what is not so many lines, or no keys, is refused."""
+    data = encode_keys(ids)
+    assert decode_keys(data, len(ids)) == ids
+    for other, count in ((data, len(ids) + 1), (data + b"x", len(ids))):
+        with pytest.raises(RemoteProtocolError, match="transaction keys: expected"):
+            decode_keys(other, count)
+    with pytest.raises(RemoteProtocolError):
+        decode_keys(data + b"x\r\n", len(ids) + 1)

@@ -20,14 +20,15 @@ FULL = Capabilities(
     spans=True,
     codes=True,
     mput_tx=True,
+    together=True,
 )
 
 
 def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
-        "metaq/1.0;mput;dedup;spans;codes;mput-tx;wait=30000;payload=16777216"
-        ";batch=8388608,65536"
+        "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;wait=30000"
+        ";payload=16777216;batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body
     assert decode_version_body(body) == FULL

@@ -14,6 +14,7 @@ from metaq.model import (
 )
 from metaq.protocol.commands import (
     Command,
+    CommitTogether,
     CountQuestion,
     Mput,
     Put,
@@ -123,6 +124,9 @@ BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
     Put: puts(),
     Mput: mputs(),
     TransactionCommand: transaction_commands(),
+    CommitTogether: st.builds(
+        CommitTogether, NAMES, st.integers(1, I32_MAX), I32, PAYLOADS
+    ),
 }
 """Commands whose fields depend on each other."""
 

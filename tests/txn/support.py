@@ -1,6 +1,6 @@
 """Transactions on a disk in memory, with threads and a loop that the test runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from metaq.errors import MetaqError, StorageError
 from metaq.model import LogId
 from metaq.record.ids import IdGenerator
 from metaq.record.layout import encode_record
+from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
@@ -210,6 +211,17 @@ class TransactionBench:
         self.coordinator.commit(key, owner, answer.on_done, is_two_phase=is_two_phase)
         return answer
 
+    def commit_together(self, *keys: str) -> dict[str, Answer]:
+        """Commit several by one command; all are answered in the same moment."""
+        answers = {key: Answer() for key in keys}
+
+        def on_done(outcomes: Sequence[MetaqError | None]) -> None:
+            for key, error in zip(keys, outcomes, strict=True):
+                answers[key].on_done(error)
+
+        self.coordinator.commit_together(keys, on_done)
+        return answers
+
     def rollback(self, key: str, owner: object = None) -> Answer:
         answer = Answer()
         self.coordinator.rollback(key, owner, answer.on_done)
@@ -242,6 +254,34 @@ class TransactionBench:
             if not log_ids or log_id in log_ids:
                 found += payloads_of(content(self, log_id), log.log_start_offset)
         return found
+
+
+class Reader:
+    """Looks at a partition at each moment at which more of it is readable."""
+
+    def __init__(self, bench: TransactionBench, log_id: LogId) -> None:
+        topic = bench.logs.config.topic(log_id.topic)
+        self._log = bench.logs.manager.get_or_create(log_id, topic)
+        self.ends: list[int] = []
+        """High watermarks, in their order."""
+        self._look()
+
+    def _look(self) -> None:
+        self.ends.append(self._log.high_watermark)
+        if self._log.state is LogState.OPEN:
+            self._log.wait(self._log.high_watermark, self._look)
+
+    def check(self, data: bytes, batches: Iterable[bytes]) -> None:
+        """Assert that all of these payloads were readable at once, or none.
+
+        Args:
+            data: the content of the partition, from offset 0 on.
+            batches: payloads that are one append.
+        """
+        places = [data.index(payload) - 20 for payload in batches]
+        ends = [at + 20 + len(each) for at, each in zip(places, batches, strict=True)]
+        inside = [end for end in self.ends if min(places) < end < max(ends)]
+        assert not inside, (inside, min(places), max(ends))
 
 
 def content(bench: TransactionBench, log_id: LogId) -> bytes:
@@ -292,6 +332,8 @@ class Story:
     is_prepared: bool = False
     was_asked: bool = False
     """A verdict was asked for; what became of it shows in the other fields."""
+    together: frozenset[str] = frozenset()
+    """Keys that are committed by one command, its own among them."""
     is_synced: bool = False
     """What was answered of it was synced since, in a mode that answers before."""
 
@@ -324,6 +366,9 @@ def check_stories(
         assert there in (story.puts, frozenset()), (key, there, story)
         if story.is_committed:
             assert there == story.puts, (key, story)
+        for other in story.together:
+            is_there = bool(stories[other].puts & found)
+            assert is_there is bool(there), (key, there, other, is_there)
         if story.is_rolled_back:
             assert not there, (key, story)
         holds = keeps_last or story.is_synced

@@ -34,7 +34,7 @@ from tests.txn.support import (
 FILE = 400
 """Bytes of a redo file: the life rolls a few times."""
 
-X1, X2, X3, X4 = (f"XID:1:0{n}::uq" for n in range(1, 5))
+X1, X2, X3, X4, X5, X6, X7, X8, X9 = (f"XID:1:0{n}::uq" for n in range(1, 10))
 
 
 class Life:
@@ -149,6 +149,72 @@ class Life:
             bench.run()
 
 
+class TogetherLife(Life):
+    """Prepared transactions that one command commits, beside others."""
+
+    def together(self, *keys: str) -> dict[str, Answer]:
+        """Commit several; those that are prepared are there together or not at all."""
+        assert self.bench is not None
+        stories = {key: self.stories.get(key, Story()) for key in keys}
+        waiting = (k for k, story in stories.items() if not story.was_asked)
+        named = frozenset(k for k in waiting if stories[k].is_prepared)
+        for key in named:
+            self.note(key, was_asked=True)
+            self.stories[key] = replace(self.stories[key], together=named)
+        answers = self.bench.commit_together(*keys)
+        self.bench.put_outside(A, b"put beside %b" % keys[0].encode())
+        return answers
+
+    def prepare(self, key: str, *payloads: bytes) -> None:
+        """Begin and prepare one; the journal rolls between two of them."""
+        assert self.bench is not None
+        self.begin(key, *payloads)
+        voted = self.ask(key, "prepare")
+        self.bench.run()
+        self.take_in(prepared=(key, voted))
+
+    def take_in_all(self, answers: dict[str, Answer]) -> None:
+        for key, answer in answers.items():
+            self.take_in(committed=(key, answer))
+
+    def first_start(self) -> None:
+        bench = self.bench = opened(self.fs, file_bytes_max=FILE, **self.options)
+        with suppress(TransactionError):
+            self.prepare(X1, b"x1", b"x1" * 60, b"x1-3")
+            self.prepare(X2, b"x2" * 80)
+            self.prepare(X3, b"x3", b"x3-2" * 40)
+            done = self.together(X1, X2, X3)
+            bench.run()
+            self.take_in_all(done)
+            self.sync()
+            self.prepare(X4, b"x4" * 30, b"x4-2")
+            self.prepare(X5, b"x5", b"x5-2" * 50)
+            bench.coordinator.checkpoint()
+        bench.close()
+
+    def second_start(self) -> None:
+        bench = self.bench = opened(self.fs, file_bytes_max=FILE, **self.options)
+        with suppress(TransactionError):
+            self.prepare(X6, b"x6" * 50, b"x6-2")
+            self.prepare(X7, b"x7")
+            first = self.together(X6, X4)
+            # Two commands, and a commit of one alone, in one turn.
+            second = self.together(X5, X4)
+            alone = self.ask(X7, "commit")
+            bench.run()
+            self.take_in_all(first)
+            self.take_in_all(second)
+            self.take_in(committed=(X7, alone))
+            self.sync()
+            self.prepare(X8, b"x8", b"x8-2" * 40)
+            self.prepare(X9, b"x9" * 90, b"x9-2")
+            self.together(X8, X9)
+            bench.write_journal()
+
+
+LIVES = pytest.mark.parametrize("kind", [Life, TogetherLife])
+
+
 def check(disk: FaultyFileSystem, stories: Stories, *, keeps_last: bool = True) -> None:
     """Recover a disk twice: what was promised holds both times."""
     first = opened(disk.snapshot())
@@ -173,10 +239,23 @@ def test_a_life_without_a_crash_keeps_what_it_promised() -> None:
     check(fs.snapshot(), life.snapshot())
 
 
-def moments(sync_mode: int) -> list[tuple[FaultyFileSystem, Stories]]:
+def test_a_life_of_commits_together_keeps_what_it_promised() -> None:
+    """The other scenario is what it says, too."""
+    fs = FaultyFileSystem()
+    life = TogetherLife(fs)
+    life.live()
+    story = life.stories
+    assert all(story[key].is_committed for key in (X1, X2, X3, X4, X5, X6, X7))
+    assert story[X1].together == {X1, X2, X3}
+    assert {X8, X9} == story[X8].together
+    check(fs.snapshot(), life.snapshot())
+    check(fs.crash(keep_all), life.snapshot())
+
+
+def moments(kind: type[Life], sync_mode: int) -> list[tuple[FaultyFileSystem, Stories]]:
     """Return the disk at every call of a life that changes it, and the promises."""
     fs = FaultyFileSystem()
-    life = Life(fs, sync_mode=sync_mode)
+    life = kind(fs, sync_mode=sync_mode)
     found: list[tuple[FaultyFileSystem, Stories]] = []
 
     def on_call(operation: Operation) -> None:
@@ -197,16 +276,20 @@ def random_choices(seed: int, count: int) -> Iterator[Choose]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
-def test_a_kill_at_every_call_keeps_what_was_promised(sync_mode: int) -> None:
+@LIVES
+def test_a_kill_at_every_call_keeps_what_was_promised(
+    kind: type[Life], sync_mode: int
+) -> None:
     """A process that is killed loses nothing that it wrote, in every flush mode."""
-    for disk, stories in moments(sync_mode):
+    for disk, stories in moments(kind, sync_mode):
         check(disk.crash(keep_all), stories)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
+@LIVES
 def test_a_power_cut_at_every_call_keeps_what_was_promised(
-    seed: int, rng: random.Random, sync_mode: int
+    seed: int, rng: random.Random, kind: type[Life], sync_mode: int
 ) -> None:
     """Whatever of the rest the disk kept, in each mode's own terms: with a sync at each
     verdict nothing that was answered is lost; in the other modes prepares and rollbacks
@@ -214,25 +297,28 @@ def test_a_power_cut_at_every_call_keeps_what_was_promised(
 
     A run takes two of these ends for each call, a whole one all.
     """
-    for number, (disk, stories) in enumerate(moments(sync_mode)):
+    for number, (disk, stories) in enumerate(moments(kind, sync_mode)):
         ends = (keep_none, *random_choices(seed + number * 100, 3))
         for choose in sample(ends, 2, rng):
             check(disk.crash(choose), stories, keeps_last=sync_mode == 1)
 
 
 @pytest.mark.slow
-def test_whichever_call_fails_what_was_promised_is_kept(rng: random.Random) -> None:
+@LIVES
+def test_whichever_call_fails_what_was_promised_is_kept(
+    rng: random.Random, kind: type[Life]
+) -> None:
     """For every n: after the n-th call failed, whatever was answered with success holds
     after a restart and after a power cut, and every verdict was answered.
 
     A run takes one of these ends for each call, a whole one all.
     """
     trial = FaultyFileSystem()
-    Life(trial).live()
+    kind(trial).live()
     for number, error in failures(trial.calls, (errno.EIO, errno.ENOSPC)):
         fs = FaultyFileSystem()
         fs.fail_at(number, error)
-        life = Life(fs)
+        life = kind(fs)
         life.live()
         ends = (keep_none, keep_all, keep_random(number))
         for choose in sample(ends, 1, rng):
@@ -241,12 +327,13 @@ def test_whichever_call_fails_what_was_promised_is_kept(rng: random.Random) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
-def test_an_opening_may_be_cut_too(seed: int, sync_mode: int) -> None:
+@LIVES
+def test_an_opening_may_be_cut_too(seed: int, kind: type[Life], sync_mode: int) -> None:
     """A power cut at every sync of the recovery after a power cut loses nothing, and
     doubles nothing.
     """
     fs = FaultyFileSystem()
-    life = Life(fs, sync_mode=sync_mode)
+    life = kind(fs, sync_mode=sync_mode)
     points = crash_points(fs, life.live, life.snapshot)
     for number, point in enumerate(points[::3]):
         broken = point.disk.crash(keep_random(seed + number))
@@ -260,15 +347,16 @@ def test_an_opening_may_be_cut_too(seed: int, sync_mode: int) -> None:
 
 
 @pytest.mark.slow
+@LIVES
 def test_an_opening_whose_disk_fails_loses_nothing(
-    seed: int, rng: random.Random
+    seed: int, rng: random.Random, kind: type[Life]
 ) -> None:
     """Every call of a recovery fails once: the next one finds everything.
 
     A run takes some of the moments at which the power went, a whole one all.
     """
     fs = FaultyFileSystem()
-    life = Life(fs)
+    life = kind(fs)
     points = crash_points(fs, life.live, life.snapshot)
     for number, point in sample([*enumerate(points)], 3, rng):
         broken = point.disk.crash(keep_random(seed + number))

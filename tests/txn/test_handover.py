@@ -30,7 +30,7 @@ from tests.txn.support import (
     opened,
     payloads_of,
 )
-from tests.txn.test_crashes import moments
+from tests.txn.test_crashes import LIVES, Life, moments
 
 Batches = dict[LogId, bytes]
 
@@ -119,9 +119,12 @@ def payloads_in(batches: Batches) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
-def test_a_java_broker_takes_over_behind_a_kill_at_every_call(sync_mode: int) -> None:
+@LIVES
+def test_a_java_broker_takes_over_behind_a_kill_at_every_call(
+    kind: type[Life], sync_mode: int
+) -> None:
     """Each committed transaction is there once, each prepared one is listed whole."""
-    for disk, stories in moments(sync_mode):
+    for disk, stories in moments(kind, sync_mode):
         judge(disk.crash(keep_all), stories)
 
 

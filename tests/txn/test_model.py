@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from metaq.errors import TransactionError
+from metaq.errors import MetaqError, TransactionError
 from metaq.model import LogId
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
@@ -130,6 +130,21 @@ class Transactions(RuleBasedStateMachine):
         self.bench.run()
         assert answer.is_good
         self.apply(key)
+
+    @rule(chosen=st.lists(keys, min_size=1, max_size=4))
+    def commit_together(self, chosen: list[str]) -> None:
+        """What is prepared of them is committed, the others are left as they are."""
+        prepared = [
+            key
+            for key in dict.fromkeys(chosen)
+            if key in self.open and self.open[key].is_prepared
+        ]
+        answers: list[MetaqError | None] = []
+        self.bench.coordinator.commit_together(chosen, answers.extend)
+        self.bench.run()
+        assert [error is None for error in answers] == [k in prepared for k in chosen]
+        for key in prepared:
+            self.apply(key)
 
     @rule(key=keys)
     def rollback(self, key: str) -> None:

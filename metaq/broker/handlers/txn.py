@@ -1,4 +1,4 @@
-"""`transaction` and `sync`.
+"""`transaction`, `transactions` and `sync`.
 
 Commands are carried out by the coordinator (`txn/coordinator.py`); END is never
 answered, whatever becomes of it. `sync` is how a leader replicates to a follower; a
@@ -15,6 +15,7 @@ from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
+    RemoteProtocolError,
     ServerError,
     StorageError,
     TransactionError,
@@ -24,13 +25,14 @@ from metaq.model import RANDOM_PARTITION, NullTransactionId
 from metaq.protocol import texts
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
+    CommitTogether,
     Mput,
     Put,
     Sync,
     TransactionCommand,
     TransactionType,
 )
-from metaq.protocol.transaction_ids import format_key
+from metaq.protocol.transaction_ids import decode_keys, format_key
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import BrokerTransaction
@@ -102,8 +104,32 @@ def _handle(
     return None
 
 
+def handle_commit_together(
+    command: CommitTogether, answerer: Answerer, context: BrokerContext
+) -> None:
+    """Commit several transactions; answered when the outcome of each is known.
+
+    Raises:
+        ServerError: nothing was done.
+    """
+    try:
+        ids = decode_keys(command.payload, command.count)
+        keys = [format_key(each) for each in ids]
+        _later(
+            command,
+            answerer,
+            lambda verdict: context.transactions.commit_together(
+                keys, verdict.on_outcomes
+            ),
+        )
+    except RemoteProtocolError as error:
+        raise ServerError(str(error)) from error
+    except TransactionError as error:
+        raise refusal_of(error) from error
+
+
 def _later(
-    command: TransactionCommand,
+    command: TransactionCommand | CommitTogether,
     answerer: Answerer,
     begin: Callable[[TransactionAnswer], None],
 ) -> None:

@@ -18,5 +18,6 @@ def handle_version(context: BrokerContext) -> bytes:
         spans=True,
         codes=True,
         mput_tx=True,
+        together=True,
     )
     return encode_version_body(capabilities).encode()
