@@ -20,12 +20,13 @@ from metaq.client import (
     XaTransactionId,
 )
 from metaq.client.produce.transaction_replies import (
+    parse_outcomes,
     parse_pending,
     parse_prepared,
     parse_vote,
     require_done,
 )
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, ServerError
 from metaq.protocol.commands import Result
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fake_transactions import Heuristic
@@ -449,3 +450,17 @@ def test_votes_and_lists_are_read_as_recorded() -> None:
             parse_vote(Result(200, wrong, 1), "b")
     with pytest.raises(BadReplyError, match="expected XIDs"):
         parse_prepared(Result(200, b"TX:s:1", 1), "b")
+
+
+def test_outcomes_of_several_commits_are_read_line_by_line() -> None:
+    """Each as the answer to its commit alone would be; their number has to fit."""
+    lines = b"0\r\nXAException:code=-4,msg=gone\r\nXAException:code=7,msg=\r\nno"
+    told = parse_outcomes(Result(200, lines, 1), 4, "b")
+    assert told[0] is None
+    kinds = (UnknownXidError, HeuristicError, ServerError)
+    assert [type(error) for error in told[1:]] == [*kinds]
+    for count in (3, 5):
+        with pytest.raises(BadReplyError, match=f"expected {count} outcomes, got 4"):
+            parse_outcomes(Result(200, lines, 1), count, "b")
+    with pytest.raises(ServerError, match="offline"):
+        parse_outcomes(Result(500, b"transactions are offline", 1), 2, "b")

@@ -1,6 +1,9 @@
 """`delivery=exactly-once` against real brokers and a real ZooKeeper."""
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,7 @@ def brokers(
     for broker_id in (0, 1):
         broker = EmbeddedBroker(
             tmp_path_factory.mktemp(f"broker-{broker_id}"),
-            topics={TOPIC: 2, "copy": 2, "batch": 2, "failed": 2},
+            topics={TOPIC: 2, "copy": 2, "batch": 2, "failed": 2, "whole": 1},
             zookeeper=RealZooKeeper(zookeeper),  # type: ignore[arg-type]  # it will do
             settings={"brokerId": str(broker_id)},
         )
@@ -160,3 +163,53 @@ def test_a_stream_without_a_checkpoint_of_its_own_is_refused(
             query.awaitTermination(DEADLINE_S)
     finally:
         spark.conf.unset(name)
+
+
+@contextmanager
+def watched(broker: EmbeddedBroker, topic: str) -> Iterator[list[bytes]]:
+    """Read a partition all the time, from a thread; give what each look has found."""
+    host, _, port = broker.address.partition(":")
+    question = b"get %b g 0 0 1000000 1\r\n" % topic.encode()
+    found, is_over = [b""], threading.Event()
+
+    def look() -> None:
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
+            stream = peer.makefile("rb")
+            while not is_over.is_set():
+                peer.sendall(question)
+                words = stream.readline().split()
+                size = int(words[1] if words[0] == b"value" else words[2])
+                data = stream.read(size)
+                if words[0] == b"value" and data != found[-1]:
+                    found.append(data)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_batch_of_several_tasks_in_a_partition_is_seen_whole_or_not_at_all(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker]
+) -> None:
+    """By a reader that looks all the time, at both brokers."""
+    marks = [b"<write %d>" % number for number in range(3)]
+    with ExitStack() as watching:
+        looks = [watching.enter_context(watched(broker, "whole")) for broker in brokers]
+        for number in range(len(marks)):
+            frame = spark.range(400).repartition(4)
+            frame = frame.selectExpr(
+                f"concat('<write {number}>', spark_partition_id()) AS value"
+            )
+            writer = frame.write.format("metaq").mode("append")
+            writer.options(**exactly(zookeeper, topic="whole")).save()
+    for broker, found in zip(brokers, looks, strict=True):
+        there = data_of(stored(broker, "whole"))
+        for mark in marks:
+            rows = [data for data in there if data.startswith(mark)]
+            assert len(set(rows)) > 1, "rows of several tasks"
+            assert {data.count(mark) for data in found} <= {0, len(rows)}
+    assert prepared(brokers) == []

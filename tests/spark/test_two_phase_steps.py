@@ -288,6 +288,7 @@ def dying_at(fatal: int) -> Iterator[Points]:
         mock.patch.multiple(
             Verdicts,
             tell_one=points.wrap(Verdicts.tell_one),
+            commit_at=points.wrap(Verdicts.commit_at),
             recover_each=points.wrap(Verdicts.recover_each),
         ),
     ):

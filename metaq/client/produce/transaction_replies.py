@@ -60,6 +60,7 @@ _BARE: Final = (
 )
 _NOT_STARTED: Final = re.compile(r"Local transaction '.*' has not been started\.")
 _RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) -1")
+_COMMITTED: Final = "0"
 _VOTES: Final = {"0": True, "3": False}
 
 
@@ -128,6 +129,22 @@ def parse_vote(reply: Reply, where: str) -> bool:
     if text not in _VOTES:
         raise BadReplyError(f"{where}: prepare: expected 0 or 3, got {text[:80]!r}")
     return _VOTES[text]
+
+
+def parse_outcomes(reply: Reply, count: int, where: str) -> list[MetaqError | None]:
+    """Return what became of each of several commits; None: it is committed.
+
+    Raises:
+        BadReplyError: a 200 that has not so many lines.
+        MetaqError: as `require_done`; nothing was done.
+    """
+    lines = require_done(reply, where).split("\r\n")
+    if len(lines) != count:
+        raise BadReplyError(f"{where}: expected {count} outcomes, got {len(lines)}")
+    return [
+        None if line == _COMMITTED else _error_of(line, where) or ServerError(line)
+        for line in lines
+    ]
 
 
 def parse_prepared(reply: Reply, where: str) -> tuple[XaTransactionId, ...]:

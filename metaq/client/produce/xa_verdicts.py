@@ -23,14 +23,16 @@ from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.produce.transaction_branch import CERTAIN, BranchParts
 from metaq.client.produce.transaction_replies import (
     NOTA,
+    parse_outcomes,
     parse_prepared,
     parse_vote,
     require_done,
 )
 from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
 from metaq.model import NULL_TRANSACTION, BrokerId, XaTransactionId
-from metaq.protocol.commands import Reply, TransactionType
-from metaq.protocol.transaction_ids import format_key
+from metaq.protocol.commands import CommitTogether, Reply, TransactionType
+from metaq.protocol.transaction_ids import encode_keys, format_key
+from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -186,6 +188,39 @@ class Verdicts:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
         await self._teller(xid, kind, deadline_s)(broker_id)
+
+    async def commit_at(
+        self,
+        broker_id: BrokerId,
+        xids: Collection[XaTransactionId],
+        deadline_s: float,
+    ) -> dict[XaTransactionId, MetaqError | None]:
+        """Commit prepared transactions at one broker, as one where it announced that.
+
+        Another broker commits each by itself, and shows it as soon as it is.
+
+        Returns:
+            What became of each; None: it is committed.
+        """
+
+        async def commit(xid: XaTransactionId) -> None:
+            await self.tell_one(broker_id, xid, COMMIT, deadline_s)
+
+        keys = encode_keys(xids)
+        try:
+            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+            told = connection.capabilities
+            limit = told.payload_bytes_max or PAYLOAD_BYTES_MAX
+            if len(xids) < 2 or not told.together or len(keys) > limit:
+                return await for_each(commit, xids)
+            command = CommitTogether(
+                self._parts.session_id, len(xids), connection.next_opaque(), keys
+            )
+            reply = await connection.call(command, deadline_s=deadline_s)
+            outcomes = parse_outcomes(reply, len(xids), f"broker {broker_id}")
+        except MetaqError as error:
+            return dict.fromkeys(xids, error)
+        return dict(zip(xids, outcomes, strict=True))
 
     async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
         """Tell every broker to forget an outcome; see `AsyncXa.forget`."""

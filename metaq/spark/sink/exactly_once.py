@@ -16,6 +16,7 @@ Source: client spec 9.3; broker spec 5.4 to 5.8.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import read_cluster, recorded_addresses
@@ -26,7 +27,7 @@ from metaq.client.errors import (
     UnknownXidError,
     XaRolledBackError,
 )
-from metaq.client.fan_out import failures, for_each
+from metaq.client.fan_out import all_of, failures, for_each
 from metaq.client.names import name_few
 from metaq.client.offsets.query_progress import (
     change_decision,
@@ -64,6 +65,9 @@ from metaq.spark.sink.decisions import (
 
 Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
 """Broker → what it lists as prepared, or why it does not."""
+
+Told: TypeAlias = dict[Placed, MetaqError | None]
+"""Branch → why a verdict about it failed; None: it is carried out."""
 
 LOOK_S: Final = 10.0
 """Seconds in which a broker says what it has prepared; one that does not is asked at
@@ -329,12 +333,12 @@ class TransactionManager:
 
     async def _tell(self, verdict: Verdict, branches: Iterable[Placed]) -> None:
         """Say a verdict once; what comes of it is looked at again at the next batch."""
-
-        async def tell(placed: Placed) -> None:
-            await self._say(placed, verdict, self._soon_s(LOOK_S))
-
-        told = await for_each(tell, branches)
-        for (broker_id, xid), error in failures(told).items():
+        deadline_s = self._soon_s(LOOK_S)
+        told = await all_of(
+            self._say(broker_id, xids, verdict, deadline_s)
+            for broker_id, xids in _by_broker(branches).items()
+        )
+        for (broker_id, xid), error in failures(_merge(told)).items():
             if isinstance(error, UnknownXidError):
                 continue
             _log.warning(
@@ -352,10 +356,11 @@ class TransactionManager:
             for broker_id in brokers
         ]
 
-        async def commit(placed: Placed) -> None:
-            await self._commit(placed, was_said=not is_first)
-
-        failed = failures(await for_each(commit, branches))
+        told = await all_of(
+            self._commit(broker_id, xids, was_said=not is_first)
+            for broker_id, xids in _by_broker(branches).items()
+        )
+        failed = failures(_merge(told))
         lost = [one for one, error in failed.items() if isinstance(error, LOST)]
         named = lost or list(failed)
         if not named:
@@ -375,61 +380,100 @@ class TransactionManager:
             f" for each key: {keys}"
         ) from failed[named[0]]
 
-    async def _commit(self, placed: Placed, *, was_said: bool) -> None:
-        """Commit one branch; try again until the deadline while its broker is away.
+    async def _commit(
+        self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_said: bool
+    ) -> Told:
+        """Commit branches at a broker; try again until the deadline while it is away.
 
         Args:
-            placed: which, and where.
-            was_said: it may have been committed before: then a broker that does not
-                know it has done so.
+            broker_id: where.
+            xids: which.
+            was_said: they may have been committed before: then a broker that does not
+                know one has done so.
         """
-        clock, tries, broker_id = self._context.clock, 0, placed[0]
-        while True:
+        clock, tries, outcomes = self._context.clock, 0, Told()
+        said = dict.fromkeys(xids, was_said)
+        while said:
             tries += 1
             now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
             limit_s = self._soon_s(self._context.options.request_timeout_s)
-            try:
-                start_s = await self._commit_once(placed, limit_s)
-            except LOST:
-                raise
-            except MetaqError as error:
-                if now_s + pause_s >= self._deadline_s:
-                    raise
-                was_said = was_said or not isinstance(error, NEVER_LEFT)
-                self._unknown_since_s.pop(broker_id, None)
-            else:
-                if start_s is None:
-                    return
-                since_s = self._unknown_since_s.setdefault(broker_id, now_s)
-                is_believed = now_s - since_s >= start_s
-                if is_believed and was_said:
-                    return
-                if is_believed:
-                    raise LostBranchError(
-                        f"broker {broker_id} does not know it any more, though it had"
-                        " promised to keep it"
-                    )
-            await asyncio.sleep(pause_s)
+            told, start_s = await self._commit_once(broker_id, said, limit_s)
+            for (_, xid), error in told.items():
+                if isinstance(error, UnknownXidError):
+                    since_s = self._unknown_since_s.setdefault(broker_id, now_s)
+                    if now_s - since_s < start_s:
+                        continue
+                    error = None if said[xid] else _lost(broker_id)
+                elif isinstance(error, MetaqError) and not isinstance(error, LOST):
+                    self._unknown_since_s.pop(broker_id, None)
+                    if now_s + pause_s < self._deadline_s:
+                        said[xid] |= not isinstance(error, NEVER_LEFT)
+                        continue
+                outcomes[broker_id, xid] = error
+                del said[xid]
+            if said:
+                await asyncio.sleep(pause_s)
+        return outcomes
 
-    async def _commit_once(self, placed: Placed, deadline_s: float) -> float | None:
-        """Commit one branch; return None, or what it takes to believe that it is gone.
+    async def _commit_once(
+        self,
+        broker_id: BrokerId,
+        xids: Collection[XaTransactionId],
+        deadline_s: float,
+    ) -> tuple[Told, float]:
+        """Commit branches once; return, too, what it takes to believe that one is gone.
 
         A broker of ours opens its port when it knows all that it has prepared. Of
-        another one it is the seconds for which it answers without knowing the branch.
+        another one it is the seconds for which it answers without knowing a branch.
         """
+        told = await self._say(broker_id, xids, COMMIT, deadline_s)
+        unknown = [k for k, error in told.items() if isinstance(error, UnknownXidError)]
+        if not unknown:
+            return told, 0.0
         try:
-            await self._say(placed, COMMIT, deadline_s)
-        except UnknownXidError:
-            connection = await self._parts.connect(placed[0], deadline_s=deadline_s)
-            return 0.0 if connection.capabilities.has_mput else FOREIGN_START_S
-        return None
+            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        except MetaqError as error:
+            return told | dict.fromkeys(unknown, error), 0.0
+        return told, 0.0 if connection.capabilities.has_mput else FOREIGN_START_S
 
-    async def _say(self, placed: Placed, verdict: Verdict, deadline_s: float) -> None:
+    async def _say(
+        self,
+        broker_id: BrokerId,
+        xids: Collection[XaTransactionId],
+        verdict: Verdict,
+        deadline_s: float,
+    ) -> Told:
         """Say a verdict; an operator who was faster, and right, is heard."""
-        broker_id, xid = placed
-        try:
-            await self._verdicts.tell_one(broker_id, xid, verdict, deadline_s)
-        except HeuristicError as error:
-            if error.code not in AGREEING[verdict]:
-                raise
-            await self._verdicts.tell_one(broker_id, xid, FORGET, deadline_s)
+
+        async def tell(kind: Verdict, xid: XaTransactionId) -> None:
+            await self._verdicts.tell_one(broker_id, xid, kind, deadline_s)
+
+        if verdict is COMMIT:
+            told = await self._verdicts.commit_at(broker_id, xids, deadline_s)
+        else:
+            told = await for_each(partial(tell, verdict), xids)
+        agreed = [
+            xid
+            for xid, error in told.items()
+            if isinstance(error, HeuristicError) and error.code in AGREEING[verdict]
+        ]
+        told |= await for_each(partial(tell, FORGET), agreed)
+        return {(broker_id, xid): error for xid, error in told.items()}
+
+
+def _lost(broker_id: BrokerId) -> LostBranchError:
+    return LostBranchError(
+        f"broker {broker_id} does not know it any more, though it had promised to keep"
+        " it"
+    )
+
+
+def _by_broker(branches: Iterable[Placed]) -> dict[BrokerId, list[XaTransactionId]]:
+    found: dict[BrokerId, list[XaTransactionId]] = {}
+    for broker_id, xid in branches:
+        found.setdefault(broker_id, []).append(xid)
+    return found
+
+
+def _merge(told: Iterable[Told]) -> Told:
+    return {placed: error for each in told for placed, error in each.items()}
