@@ -96,7 +96,7 @@ class MessageSink(Protocol):
             chunks: whole records in segment format, ids stamped; ownership passes.
             size_bytes: sum of the lengths of the chunks, 1 or more.
             record_count: records in the batch, 1 or more.
-            last_id: id of the last of them.
+            last_id: the largest id of them.
             ticket: told once; never after this method raised.
             before_write: called with the offset, on the thread that writes the batch,
                 before it does; raises nothing, and is quick.

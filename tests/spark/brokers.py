@@ -1,6 +1,9 @@
 """Real brokers for Spark tests, and messages in them."""
 
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -76,3 +79,30 @@ def stored(broker: EmbeddedBroker, topic: str = TOPIC) -> dict[str, list[Message
 def data_of(messages: dict[str, list[Message]]) -> list[bytes]:
     """Return the data of all messages, sorted."""
     return sorted(m.data for some in messages.values() for m in some)
+
+
+@contextmanager
+def watched(broker: EmbeddedBroker, topic: str) -> Iterator[list[bytes]]:
+    """Read a partition all the time, from a thread; give what each look has found."""
+    host, _, port = broker.address.partition(":")
+    question = b"get %b g 0 0 1000000 1\r\n" % topic.encode()
+    found, is_over = [b""], threading.Event()
+
+    def look() -> None:
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
+            stream = peer.makefile("rb")
+            while not is_over.is_set():
+                peer.sendall(question)
+                words = stream.readline().split()
+                size = int(words[1] if words[0] == b"value" else words[2])
+                data = stream.read(size)
+                if words[0] == b"value" and data != found[-1]:
+                    found.append(data)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,9 +1,7 @@
 """`delivery=exactly-once` against real brokers and a real ZooKeeper."""
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,15 @@ from pyspark.sql import SparkSession
 from metaq.broker.admin_client import call_admin
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
-from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
+from tests.spark.brokers import (
+    TOPIC,
+    data_of,
+    numbered,
+    publish,
+    stored,
+    tp,
+    watched,
+)
 from tests.spark.test_executors import RealZooKeeper
 
 pytestmark = [
@@ -163,33 +169,6 @@ def test_a_stream_without_a_checkpoint_of_its_own_is_refused(
             query.awaitTermination(DEADLINE_S)
     finally:
         spark.conf.unset(name)
-
-
-@contextmanager
-def watched(broker: EmbeddedBroker, topic: str) -> Iterator[list[bytes]]:
-    """Read a partition all the time, from a thread; give what each look has found."""
-    host, _, port = broker.address.partition(":")
-    question = b"get %b g 0 0 1000000 1\r\n" % topic.encode()
-    found, is_over = [b""], threading.Event()
-
-    def look() -> None:
-        with socket.create_connection((host, int(port)), timeout=60) as peer:
-            stream = peer.makefile("rb")
-            while not is_over.is_set():
-                peer.sendall(question)
-                words = stream.readline().split()
-                size = int(words[1] if words[0] == b"value" else words[2])
-                data = stream.read(size)
-                if words[0] == b"value" and data != found[-1]:
-                    found.append(data)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def test_a_batch_of_several_tasks_in_a_partition_is_seen_whole_or_not_at_all(

@@ -6,7 +6,7 @@ memory.
 
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import count
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
-from tests.spark.brokers import data_of, stored, tp
+from tests.spark.brokers import data_of, stored, tp, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -322,6 +322,31 @@ def test_a_driver_killed_at_any_call_loses_and_doubles_nothing(scene: Scene) -> 
         if not any(kills):
             break
     assert points.passed > 10
+
+
+@pytest.mark.parametrize("ended_by", ["its driver", "the next run", "hand"])
+def test_messages_of_several_tasks_appear_together(scene: Scene, ended_by: str) -> None:
+    """To readers that look all the time, whoever commits what was decided."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    with ExitStack() as watching:
+        looks = [
+            watching.enter_context(watched(broker, scene.topic))
+            for broker in scene.brokers
+        ]
+        run.decide()
+        if ended_by == "its driver":
+            run.complete()
+        elif ended_by == "the next run":
+            scene.run(lambda manager: manager.begin(()))
+        else:
+            scene.run(lambda manager: manager.settle())
+        scene.check(1)
+    for number, found in enumerate(looks):
+        wanted = [b"0 %d %d" % (task, number) for task in range(TASKS)]
+        counts = {sum(each in data for each in wanted) for data in found}
+        assert counts <= {0, TASKS}
 
 
 def test_a_broker_away_between_prepare_and_commit(scene: Scene) -> None:
