@@ -289,7 +289,8 @@ class Session:
         else:
             reply = dispatch(event, self, self._context)
             self._channel.queue(reply)
-            if not is_begin(event):
+            # What is answered later has its begin wait for that.
+            if reply and not is_begin(event):
                 self._channel.send_queued()
         return True
 

@@ -1,6 +1,7 @@
 """Transactions over the wire: connections that end, restarts, administration."""
 
 import asyncio
+import socket
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import pytest
 
 from metaq.broker.health import describe_health
+from metaq.broker.lone_puts import LonePuts
+from metaq.broker.session import Session
 from metaq.clock import SystemClock
 from metaq.errors import LogDirLockedError, TransactionError
+from metaq.net.channel import Channel
 from tests.rigs.broker import Peer, running_broker
 
 XID = b"XID:1:0a::uq"
@@ -252,6 +256,33 @@ def test_a_begin_is_answered_whatever_follows_it(data_dir: Path) -> None:
             ]
 
     run(scenario())
+
+
+def test_a_transaction_in_one_piece_has_one_reply(data_dir: Path) -> None:
+    """Begin, puts and verdict are answered by one packet, however they are read."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with running_broker(data_dir) as broker:
+            channel = Channel(ours, loop=loop, clock=SystemClock(), room_bytes=1 << 20)
+            lone_puts = LonePuts(broker.context, loop.call_soon)
+            session = Session(
+                channel, broker.context, lone_puts, on_closed=lambda _session: None
+            )
+            session.start()
+            # The first put of a partition goes another way than those behind it.
+            for key in (b"TX:s:1", b"TX:s:2", XID):
+                verdict = b"PREPARE" if key is XID else b"COMMIT_ONE_PHASE"
+                words = (command(key, b"BEGIN"), put(key, b"one"), put(key, b"two"))
+                theirs.send(b"".join((*words, command(key, verdict))))
+                packet = await loop.sock_recv(theirs, 1 << 16)
+                assert packet.count(b"result 200 ") == 4, packet
+            session.end("over")
+
+    with ours, theirs:
+        run(scenario())
 
 
 @pytest.mark.parametrize("first", [b"COMMIT_TWO_PHASE", b"ROLLBACK"])
