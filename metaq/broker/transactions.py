@@ -6,7 +6,7 @@ What a session puts to one partition in one transaction in one pass is a run, as
 coordinator become MetaQ's replies here. Source: broker spec 5.3 to 5.5.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
@@ -17,6 +17,7 @@ from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import CommitTogether, TransactionCommand
 from metaq.protocol.status import Status
 from metaq.protocol.transaction_ids import LINE_END
+from metaq.storage.appender import BeforeWrite
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.ports import StoredTicket
@@ -48,7 +49,7 @@ class TopicSink:
         record_count: int,
         last_id: MessageId,
         ticket: StoredTicket,
-        before_write: Callable[[Offset], None],
+        before_write: BeforeWrite,
     ) -> Offset:
         """Append one batch; see `txn/ports.py`."""
         return self._log(log_id).append(

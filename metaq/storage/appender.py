@@ -84,8 +84,9 @@ _BROKEN: Final = frozenset({"rename", "sync"})
 Task: TypeAlias = Callable[[], None]
 """Work between two groups, or on the loop; one that may fail handles that itself."""
 
-BeforeWrite: TypeAlias = Callable[[Offset], None]
-"""Takes the offset of an append whose bytes are written next."""
+BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
+"""Takes the offset of an append whose bytes are written next. What it returns is called
+behind it, each task once for all appends of a group that return it."""
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +143,8 @@ class AppendRequest(NamedTuple):
     batch: StoredBatch | None = None
     """Its note in the producer file, where a producer may send it again."""
     before_write: BeforeWrite | None = None
-    """Called on the storage thread before its bytes are written; raises nothing."""
+    """Called on the storage thread before its bytes are written; it, and what it
+    returns, raise nothing."""
     finish: Iterable[None] = ()
     """Steps that finish its bytes, done before they are written; they only compute."""
     is_light: bool = False
@@ -508,9 +510,7 @@ class Appender:
             yield from _finish(group)
             chunks = _gathered(group)
             record_count = sum(request.record_count for request in group)
-            for request in group:
-                if request.before_write is not None:
-                    request.before_write(request.offset)
+            _tell_offsets(group)
             yield from writer.write(
                 chunks,
                 record_count=record_count,
@@ -568,6 +568,16 @@ def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
             yield from request.finish
     except MemoryError as error:
         raise NoSpaceError("no memory to finish an append") from error
+
+
+def _tell_offsets(group: Sequence[AppendRequest]) -> None:
+    """Tell who wants to know where appends will lie that are written next."""
+    tasks: dict[Task, None] = {}
+    for request in group:
+        if request.before_write is not None:
+            tasks.update(dict.fromkeys(request.before_write(request.offset)))
+    for task in tasks:
+        task()
 
 
 def _gathered(group: Sequence[AppendRequest]) -> Sequence[Buffer]:

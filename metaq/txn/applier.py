@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from metaq.errors import ClosedError, MetaqError, StorageError
 from metaq.model import LogId, Offset
-from metaq.txn.journal import Journal
+from metaq.txn.journal import Journal, Task
 from metaq.txn.ports import MessageSink
 from metaq.txn.state import UNAVAILABLE, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
@@ -116,13 +116,15 @@ class Applier:
         except (StorageError, ClosedError) as error:
             self._refuse(joined, error)
 
-    def _tell_places(self, joined: _Joined, offset: Offset) -> None:
+    def _tell_places(self, joined: _Joined, offset: Offset) -> Sequence[Task]:
         """Bring commit records in step; on the thread that writes the batches next."""
+        tasks: list[Task] = []
         for tx, batch in joined:
             if batch.place_at >= 0 and offset != batch.place_told:
-                self._journal.write_place(tx.slot, batch.place_at, offset)
                 batch.place_told = offset
+                tasks += self._journal.note_place(tx.slot, batch.place_at, offset)
             offset = Offset(offset + batch.size_bytes)
+        return tasks
 
     def _on_stored(self, joined: _Joined) -> None:
         for _tx, batch in joined:

@@ -20,7 +20,7 @@ it would sync that alone. It takes everything queued at once:
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
   group are on the disk, is unknown.
-* The offsets in a commit record are rewritten in place by `write_place`, on whichever
+* The offsets in a commit record are rewritten in place (`places.py`), on whichever
   thread is about to write the batch: so at each moment a Java broker, which takes them
   for places, finds each batch there or does not find it at all.
 * `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
@@ -36,17 +36,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import AppendFile, Buffer, DirLock, FileSystem, UpdateFile
 from metaq.fs.group_thread import GroupThread, Worker
-from metaq.model import Offset, Position, SizeBytes
+from metaq.model import Offset, SizeBytes
 from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
 from metaq.txn.deletions import Deletions, write_deletions
+from metaq.txn.places import PlaceBlock, PlacesFile, make_blocks
 from metaq.txn.records import OFFSET
 from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
 
@@ -81,9 +81,7 @@ class JournalTicket(Protocol):
 class RedoFile:
     """One redo file and its side file. Owner: the journal's thread."""
 
-    __slots__ = (
-        "_lock", "_places", "end", "is_dirty", "number", "redo", "references", "sums",
-    )  # fmt: skip
+    __slots__ = ("end", "is_dirty", "number", "places", "redo", "references", "sums")
 
     def __init__(
         self, number: int, redo: AppendFile, places: UpdateFile, sums: AppendFile
@@ -94,25 +92,11 @@ class RedoFile:
         self.end = 0
         self.references = 0
         self.is_dirty = False
-        self._lock = Lock()
-        """A descriptor that is closed may be another file's by now."""
-        self._places: UpdateFile | None = places
-
-    def write_place(self, position: int, offset: Offset) -> None:
-        """Rewrite an offset, unless the file is closed; any thread.
-
-        Raises:
-            StorageError: the disk refuses.
-        """
-        with self._lock:
-            if self._places is not None:
-                self._places.write_at(Position(position), OFFSET.pack(offset))
+        self.places: Final = PlacesFile(places)
 
     def close(self) -> None:
         """Close what is open."""
-        with self._lock:
-            places, self._places = self._places, None
-        for file in (self.redo, self.sums, places):
+        for file in (self.redo, self.sums, self.places):
             if file is not None:
                 file.close()
 
@@ -120,9 +104,11 @@ class RedoFile:
 class Slot:
     """Redo file of one transaction's entries. Owner: the journal's thread."""
 
-    __slots__ = ("error", "file", "position")
+    __slots__ = ("block", "error", "file", "position")
 
     def __init__(self) -> None:
+        self.block: PlaceBlock | None = None
+        """Holds the offsets of the commit record, once it is written."""
         self.file: RedoFile | None = None
         """None before the first entry, and behind the last one."""
         self.position = 0
@@ -159,7 +145,7 @@ class JournalEntry(NamedTuple):
     is_ahead: bool = False
     """To be synced in every mode: partitions may only get it behind that."""
     bounds: Sequence[tuple[int, Offset]] = ()
-    """Byte of the chunks and value of each offset that `write_place` may rewrite."""
+    """Byte of the chunks and value of each offset that `note_place` may change."""
     gate: Gate | None = None
     """To be written behind this, which promises it."""
 
@@ -292,6 +278,8 @@ class Journal:
             file.references += 1
             file.redo.write(data)
             self._sum(file, data, _bound_entries(file.end, bounds), is_synced=False)
+            if bounds:
+                _keep_blocks(file, data, [(slot, 0, bounds)])
             file.end += len(data)
         file.redo.sync()
         self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
@@ -321,23 +309,21 @@ class Journal:
             waiting, self._waiting = self._waiting, []
             self._worker.submit(waiting)
 
-    def write_place(self, slot: Slot, position: int, offset: Offset) -> None:
-        """Say where a batch lies; on the thread that writes it next.
-
-        A failure costs a Java broker this knowledge: it would append the batch again.
+    def note_place(self, slot: Slot, position: int, offset: Offset) -> Sequence[Task]:
+        """Take note of where a batch lies; on the thread that writes it next.
 
         Args:
-            slot: of its transaction, not released.
+            slot: of its transaction, its commit record written.
             position: byte of the redo file where the offset is.
             offset: of the batch.
+
+        Returns:
+            What writes it, and all that was noted for records near it; raises nothing.
         """
-        file = slot.file
-        if file is None:
-            return
-        try:
-            file.write_place(position, offset)
-        except StorageError as error:
-            log.warning("place of a batch not written: error=%s", error)
+        if slot.block is None:
+            return ()
+        slot.block.note(position, offset)
+        return (slot.block.write,)
 
     def do_ahead(self, task: Task) -> Gate:
         """Have a task done ahead of entries, on the journal's thread.
@@ -546,12 +532,16 @@ class Journal:
             self._sync(file)
         elif has_verdict:
             file.is_dirty = True
-        position = file.end
-        bounds = []
+        start = 0
+        bounds: list[bytes] = []
+        committed = []
         for entry in group:
-            bounds += _bound_entries(position, entry.bounds)
-            position += entry.size_bytes
+            if entry.bounds:
+                bounds += _bound_entries(file.end + start, entry.bounds)
+                committed.append((entry.slot, start, entry.bounds))
+            start += entry.size_bytes
         self._sum(file, data, bounds, is_synced=is_synced)
+        _keep_blocks(file, data, committed)
         position = file.end
         for entry in group:
             if entry.slot.position < 0:
@@ -719,6 +709,27 @@ class Journal:
 
 def _bound_entries(start: int, bounds: Sequence[tuple[int, Offset]]) -> list[bytes]:
     return [encode_entry(BOUND, 0, start + at, value) for at, value in bounds]
+
+
+def _keep_blocks(
+    file: RedoFile,
+    data: Buffer,
+    committed: Sequence[tuple[Slot, int, Sequence[tuple[int, Offset]]]],
+) -> None:
+    """Keep the bytes around the offsets of commit records that were written.
+
+    Args:
+        file: where to, with its end still in front of the data.
+        data: what was written.
+        committed: slot, start of its entry in the data and bounds, in order.
+    """
+    ranges = [
+        (start + bounds[0][0], start + bounds[-1][0] + OFFSET.size)
+        for _slot, start, bounds in committed
+    ]
+    blocks = make_blocks(file.places, file.end, data, ranges)
+    for (slot, _start, _bounds), block in zip(committed, blocks, strict=True):
+        slot.block = block
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:

@@ -4,7 +4,7 @@ Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
 `broker/transactions.py` a `MessageSink`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
@@ -87,7 +87,7 @@ class MessageSink(Protocol):
         record_count: int,
         last_id: MessageId,
         ticket: StoredTicket,
-        before_write: Callable[[Offset], None],
+        before_write: Callable[[Offset], Iterable[Callable[[], None]]],
     ) -> Offset:
         """Append one contiguous batch to one partition; never blocks.
 
@@ -99,7 +99,9 @@ class MessageSink(Protocol):
             last_id: the largest id of them.
             ticket: told once; never after this method raised.
             before_write: called with the offset, on the thread that writes the batch,
-                before it does; raises nothing, and is quick.
+                before it does; raises nothing, and is quick. What it returns is called
+                behind it, before a byte is written, each function once for all batches
+                that are written together and return it.
 
         Returns:
             The offset of the batch: no other record lies between its first byte and

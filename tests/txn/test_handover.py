@@ -155,3 +155,39 @@ def test_a_place_is_right_before_the_batch_is_written() -> None:
     bench.fs.on_call(None)
     assert bench.payloads(A) == [b"in front of the second", b"x" * 300]
     assert not wrong
+
+
+def test_places_of_a_group_are_one_write() -> None:
+    """One for each partition that they lie in, and right before a batch is written."""
+    bench = opened(FaultyFileSystem())
+    for number in range(6):
+        key = f"TX:s:{number}"
+        bench.begin(key)
+        for log_id in (A, B):
+            bench.put(key, log_id, b"%b %d" % (str(log_id).encode(), number))
+        bench.commit(key)
+    bench.put_outside(A, b"in front")
+    bench.put_outside(B, b"in front")
+    wanted = sorted(
+        b"%b %d" % (str(log_id).encode(), number)
+        for log_id in (A, B)
+        for number in range(6)
+    )
+    wrong: list[list[bytes]] = []
+    places: list[Operation] = []
+
+    def on_call(operation: Operation) -> None:
+        places.extend([operation] if operation.path.name.startswith("redo") else [])
+        start = java_start(bench.fs.crash(keep_all))
+        found = sorted(payloads_in(start.logs))
+        if [each for each in found if each != b"in front"] != wanted:
+            wrong.append(found)
+
+    bench.write_journal()
+    bench.fs.on_call(on_call)
+    bench.run()
+    bench.fs.on_call(None)
+    assert not wrong
+    assert [each.name for each in places] == ["write", "write"]
+    assert bench.payloads(A) == [b"in front", *wanted[:6]]
+    assert bench.payloads(B) == [b"in front", *wanted[6:]]

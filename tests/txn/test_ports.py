@@ -36,7 +36,7 @@ def append(
     sink: MessageSink,
     log_id: LogId,
     chunks: list[bytes],
-    before_write: Callable[[Offset], None] = lambda _offset: None,
+    before_write: Callable[[Offset], list[Callable[[], None]]] = lambda _offset: [],
 ) -> tuple[Offset, Ticket]:
     ticket = Ticket()
     offset = sink.append(
@@ -69,13 +69,19 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
 
 
 def test_the_offset_is_told_before_a_byte_is_written() -> None:
-    """Once for each append that is written, and not for one that is refused."""
+    """Once for each append that is written, and not for one that is void; what is
+    returned for many is done once, behind them.
+    """
     bench = opened(FaultyFileSystem())
     sink = sink_of(bench)
     told: list[tuple[Offset, int]] = []
 
-    def before_write(offset: Offset) -> None:
+    def before_write(offset: Offset) -> list[Callable[[], None]]:
         told.append((offset, log_of(bench).writer.end))
+        return [behind]
+
+    def behind() -> None:
+        told.append((Offset(-1), log_of(bench).writer.end))
 
     for payload in (b"one", b"two"):
         append(sink, LOG, batch(payload), before_write)
@@ -86,7 +92,8 @@ def test_the_offset_is_told_before_a_byte_is_written() -> None:
     append(sink, LOG, batch(b"void"), before_write)
     bench.fs.set_capacity(1 << 40)  # type: ignore[attr-defined]
     bench.run()
-    assert told == [(0, 0), (23, 0), (46, 46), (46, 46)]
+    first = [(0, 0), (23, 0), (-1, 0)]
+    assert told == [*first, (46, 46), (-1, 46), (46, 46), (-1, 46)]
     bench.close()
 
 
@@ -157,7 +164,7 @@ def test_a_closed_sink_takes_nothing() -> None:
             record_count=1,
             last_id=MessageId(1),
             ticket=ticket,
-            before_write=lambda _offset: None,
+            before_write=lambda _offset: (),
         )
     assert not ticket.is_answered
 
