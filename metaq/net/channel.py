@@ -231,15 +231,21 @@ class Channel:
             self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
-        """Send bytes within this call if nothing is queued before them; else `send`.
+        """Send bytes within this call, or `send` them if what is queued has to wait.
 
         For a reply that no other will join: the wait for the end of the turn would be a
-        tenth of a lone put's latency. Nothing is called back from here: the rest, and
-        any error of the socket, is left to the flush.
+        tenth of a lone put's latency. What was queued to leave with it leaves before
+        it. Nothing is called back from here: the rest, and any error of the socket, is
+        left to the flush.
         """
-        if self._queue or not data or self._state is not ChannelState.OPEN:
+        if not data or self._state is not ChannelState.OPEN:
             self.send(data)
             return
+        if self._queue:
+            if not self._has_joinable:
+                self.send(data)
+                return
+            data = self._take_queued() + data
         try:
             sent = self._sock.send(data)
         except OSError:
@@ -397,6 +403,21 @@ class Channel:
     def _hold(self, change_bytes: int) -> None:
         self.held_bytes += change_bytes
         self._on_held(change_bytes)
+
+    @property
+    def _has_joinable(self) -> bool:
+        """Tell whether what is queued is bytes, and waits for the next ones alone."""
+        if self._is_flush_due or self._is_writing or self._room_below:
+            return False
+        return not any(isinstance(part, QueuedRange) for part in self._queue)
+
+    def _take_queued(self) -> bytes:
+        """Take all bytes that are queued."""
+        data = b"".join(self._queue)  # type: ignore[arg-type]  # without ranges
+        self._queue.clear()
+        self.queued_bytes -= len(data)
+        self._hold(-len(data))
+        return data
 
     def _flush_soon(self) -> None:
         if self.queued_bytes >= self._room_bytes:

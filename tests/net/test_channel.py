@@ -74,6 +74,8 @@ def test_queued_bytes_leave_with_the_next() -> None:
         await asyncio.sleep(0)
         assert rig.channel.statistics().sent_bytes == 0
         rig.channel.send_now(b"second,")
+        assert rig.channel.statistics().sent_bytes == 13
+        assert (rig.channel.queued_bytes, rig.channel.held_bytes) == (0, 0)
         assert await rig.read(13) == b"first,second,"
         rig.channel.queue(b"third,")
         rig.channel.send_now(b"")
@@ -81,6 +83,19 @@ def test_queued_bytes_leave_with_the_next() -> None:
         rig.channel.queue(b"fourth,")
         rig.channel.send_queued()
         assert await rig.read(7) == b"fourth,"
+
+    run(scenario)
+
+
+def test_an_owner_that_waits_for_an_empty_queue_is_told() -> None:
+    """Also when what is queued leaves with a reply that leaves at once."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.queue(b"first,")
+        rig.channel.want_empty()
+        rig.channel.send_now(b"second,")
+        assert await rig.read(13) == b"first,second,"
+        await rig.until(lambda: rig.events == ["room"])
 
     run(scenario)
 
