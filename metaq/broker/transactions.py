@@ -35,6 +35,9 @@ class TopicSink:
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
+        self._logs: dict[LogId, PartitionLog] = {}
+        """Those that were found under this version of the topics."""
+        self._version = topics.version
 
     def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
         """Return a bound for the next append; see `txn/ports.py`."""
@@ -67,9 +70,16 @@ class TopicSink:
         Raises:
             StorageError: the topic was deleted, or is not in the settings any more.
         """
-        if not self._topics.may_appear(log_id.topic, log_id.partition):
-            raise StorageError(f"partition {log_id} is not served any more")
-        return self._topics.log_for_put(log_id.topic, log_id.partition)
+        if self._version != self._topics.version:
+            self._version = self._topics.version
+            self._logs.clear()
+        log = self._logs.get(log_id)
+        if log is None:
+            if not self._topics.may_appear(log_id.topic, log_id.partition):
+                raise StorageError(f"partition {log_id} is not served any more")
+            log = self._topics.log_for_put(log_id.topic, log_id.partition)
+            self._logs[log_id] = log
+        return log
 
 
 class PutRunTicket:
