@@ -80,7 +80,7 @@ class GroupThread(Generic[R]):
         """A hint: neither is handed a request nor at work."""
         self._gathered: list[R] = []
         # Unbounded here: the broker bounds the bytes in flight and stops reading.
-        self._queue: SimpleQueue[R | None] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[R] | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class GroupThread(Generic[R]):
         is_wanted = self._is_idle and not joins and not self._gathered
         if self._post is None or is_wanted:
             self._is_idle = False
-            self._queue.put(request)
+            self._queue.put((request,))
             return
         self._gathered.append(request)
         if len(self._gathered) == 1:
@@ -108,9 +108,9 @@ class GroupThread(Generic[R]):
         self._thread.join(timeout_s)
 
     def _hand_over(self) -> None:
-        for request in self._gathered:
-            self._queue.put(request)
-        self._gathered.clear()
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._queue.put(gathered)
 
     def _run_thread(self) -> None:
         is_last = has_more = False
@@ -120,13 +120,13 @@ class GroupThread(Generic[R]):
             while not self._queue.empty():
                 taken.append(self._queue.get())
             is_last = is_last or None in taken
-            requests = [each for each in taken if each is not None]
+            requests = [each for some in taken if some is not None for each in some]
             if requests or has_more:
                 has_more = self._run(requests)
             # They hold the bytes of groups: let go before waiting.
             del taken, requests
 
-    def _next(self) -> R | None:
+    def _next(self) -> Sequence[R] | None:
         self._is_idle = self._queue.empty()
         try:
             return self._queue.get(timeout=REST_DELAY_S)
