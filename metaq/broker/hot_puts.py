@@ -66,7 +66,7 @@ from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
-from metaq.txn.records import PutFramer
+from metaq.txn.records import encode_put_head
 from metaq.txn.transaction import BrokerTransaction
 
 ROW_MAX: Final = 256
@@ -142,23 +142,28 @@ class _AnyPartition:
 class _Head:
     """A resolved head: how long the payload is, and where it goes."""
 
-    __slots__ = ("any", "flag", "length", "reader", "run")
+    __slots__ = ("any", "flag", "is_canonical", "length", "reader", "run")
 
     def __init__(
-        self, run: _Run | None, any_: _AnyPartition | None, length: int, flag: int
+        self,
+        name: bytes,
+        run: _Run | None,
+        any_: _AnyPartition | None,
+        *,
+        length: int,
+        flag: int,
     ) -> None:
         self.run = run
         self.any = any_
         self.length = length
         self.flag = flag
+        self.is_canonical = False
+        """Of one partition, its numbers spelt as replies would spell them."""
         self.reader: PutRowReader | None = None
-
-    def is_canonical(self, name: bytes) -> bool:
-        """Tell whether its numbers are spelt as replies would spell them."""
-        assert self.run is not None, "of one partition"
-        log_id = self.run.log.log_id
-        words = log_id.topic.encode(), log_id.partition, self.length, self.flag
-        return name == b"put %b %d %d %d" % words
+        if run is not None:
+            log_id = run.log.log_id
+            words = log_id.topic.encode(), log_id.partition, length, flag
+            self.is_canonical = name == b"put %b %d %d %d" % words
 
 
 class HotPuts:
@@ -177,7 +182,6 @@ class HotPuts:
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
-        self._framer = PutFramer()
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
@@ -347,8 +351,8 @@ class HotPuts:
             chunks += (pack(length, crc, next_id, flag), payload)
             if commands is not None:
                 line = b"%b %b %b %b\r\n" % (name, token, key, opaque)
-                frame = self._framer.frame(next_id, len(line) + length)
-                commands += (frame, line, payload)
+                front = encode_put_head(next_id, len(line) + length)
+                commands += (front, line, payload)
             opaques.append(opaque)
             ids.append(next_id)
             offsets.append(offset)
@@ -393,7 +397,7 @@ class HotPuts:
         if head is None or (run := head.run or self._choose(head)) is None:
             return None
         if key:
-            found = self._find_transaction_run(key, name, head, active)
+            found = self._find_transaction_run(key, head, active)
             return None if found is None else (name, token, head, found)
         if not run.chunks:
             run.offset = run.log.next_offset
@@ -445,14 +449,14 @@ class HotPuts:
         )
 
     def _find_transaction_run(
-        self, key: bytes, name: bytes, head: _Head, active: list[_Run]
+        self, key: bytes, head: _Head, active: list[_Run]
     ) -> _TransactionRun | None:
         """Return the run of a transaction in this pass; None: the general path looks.
 
         The journal gets the words of the put as they are, so all must be spelt as MetaQ
         spells them.
         """
-        if head.run is None or not head.is_canonical(name):
+        if head.run is None or not head.is_canonical:
             return None
         try:
             # Transactions are kept under their keys as MetaQ spells them.
@@ -522,7 +526,7 @@ class HotPuts:
                 return None
         if len(self._heads) >= HEADS_MAX:
             self._heads.clear()
-        head = self._heads[name] = _Head(run, any_, length, flag)
+        head = self._heads[name] = _Head(name, run, any_, length=length, flag=flag)
         return head
 
     def _find_run(self, topic: str, partition: int) -> _Run | None:

@@ -41,7 +41,8 @@ def with_crc(packed: bytes) -> bytes:
     Args:
         packed: fields, big-endian, the last of four bytes; what is in that is ignored.
     """
-    return packed[:-CRC_BYTES] + crc32(packed[:-CRC_BYTES]).to_bytes(CRC_BYTES, "big")
+    fields = packed[:-CRC_BYTES]
+    return fields + crc32(fields).to_bytes(CRC_BYTES, "big")
 
 
 def has_crc(packed: BytesLike) -> bool:

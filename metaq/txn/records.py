@@ -144,10 +144,12 @@ class RecordError(ValueError):
 # -- writing --------------------------------------------------------------------------
 
 
+@lru_cache(1024)
 def varint(number: int) -> bytes:
-    """Return a number, taken as unsigned 64 bits, in protobuf's encoding."""
-    if 0 <= number < 0x80:
-        return bytes((number,))
+    """Return a number, taken as unsigned 64 bits, in protobuf's encoding.
+
+    Most are lengths, or what the ids of one millisecond have in common.
+    """
     number &= _U64
     out = bytearray()
     while number >= 0x80:
@@ -171,38 +173,26 @@ def encode_put(message_id: MessageId, command: bytes) -> bytes:
     return b"".join((length.to_bytes(LENGTH_BYTES, "big"), body, head, command))
 
 
-class PutFramer:
-    """Makes what stands in front of a put in its record, many times over.
+def encode_put_head(message_id: int, size: int) -> bytes:
+    """Return what stands in front of a put in its record.
 
-    Of one run of puts most have one length, and their ids differ in the lowest bits.
+    Args:
+        message_id: of the put, above 127.
+        size: of the put in its eight-word form, line and body.
     """
+    upper = varint(message_id >> 7)
+    before, behind = _around_id(size, len(upper))
+    return b"%b%c%b%b" % (before, message_id & 0x7F | 0x80, upper, behind)
 
-    def __init__(self) -> None:
-        self._upper = -1
-        self._upper_bytes = b""
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def frame(self, message_id: int, size: int) -> bytes:
-        """Return the bytes between which and the next record the put stands.
-
-        Args:
-            message_id: of the put, above 127.
-            size: of the put in its eight-word form, line and body.
-        """
-        upper = message_id >> 7
-        if upper != self._upper:
-            self._upper, self._upper_bytes = upper, varint(upper)
-            self._frames.clear()
-        found = self._frames.get(size)
-        if found is None:
-            behind = b"\x12" + varint(size)
-            content = 2 + len(self._upper_bytes) + len(behind) + size
-            body = _APPEND_TAG + varint(content)
-            length = (len(body) + content).to_bytes(LENGTH_BYTES, "big")
-            found = self._frames[size] = (length + body + b"\x08", behind)
-        before, behind = found
-        low = message_id & 0x7F | 0x80
-        return b"%b%c%b%b" % (before, low, self._upper_bytes, behind)
+@lru_cache(1024)
+def _around_id(size: int, upper_bytes: int) -> tuple[bytes, bytes]:
+    """Return what stands before and behind an id, whose first byte is not counted."""
+    behind = b"\x12" + varint(size)
+    content = 2 + upper_bytes + len(behind) + size
+    body = _APPEND_TAG + varint(content)
+    length = (len(body) + content).to_bytes(LENGTH_BYTES, "big")
+    return length + body + b"\x08", behind
 
 
 def encode_batch(
@@ -225,14 +215,14 @@ def encode_batch(
     """
     head = b"put %b %d" % (log_id.topic.encode(), log_id.partition)
     tail = b"%b %d\r\n" % (key, opaque)
-    unpack, frame = HEADER.unpack_from, PutFramer().frame
+    unpack = HEADER.unpack_from
     pieces: list[bytes] = []
     for position in positions:
         length, crc, message_id, flag = unpack(records, position)
         line = b"%b %d %d %d %b" % (head, length, flag, crc, tail)
         start = position + HEADER_BYTES
         payload = bytes(records[start : start + length])
-        pieces += (frame(message_id, len(line) + length), line, payload)
+        pieces += (encode_put_head(message_id, len(line) + length), line, payload)
     return pieces
 
 
@@ -259,12 +249,17 @@ def encode_places(places: Iterable[BatchPlace]) -> bytes:
     """Return the attachment of a commit."""
     parts = []
     for place in places:
-        name = str(place.log_id).encode()
+        name = _name_of(place.log_id)
         parts += [
             PLACE.pack(place.offset, place.size_bytes, place.checksum, len(name)),
             name,
         ]
     return b"".join(parts)
+
+
+@lru_cache(1024)
+def _name_of(log_id: LogId) -> bytes:
+    return str(log_id).encode()
 
 
 def bounds_of(places: Sequence[BatchPlace], end: int) -> list[tuple[int, Offset]]:
@@ -414,7 +409,7 @@ def offset_positions(places: Sequence[BatchPlace], end: int) -> list[int]:
     """Return where the offsets in an attachment begin that ends at `end`."""
     found = []
     for place in reversed(places):
-        end -= PLACE.size + len(str(place.log_id).encode())
+        end -= PLACE.size + len(_name_of(place.log_id))
         found.append(end)
     return found[::-1]
 

@@ -213,7 +213,7 @@ def advance(
     found = table.get((state, event))
     if found is None:
         raise _refusal(key, state, event)
-    if (state, event) == (S.COMMITTING, E.REFUSED):
+    if event is E.REFUSED and state is S.COMMITTING:
         return S.PREPARED if was_prepared else S.FINISHED
     return found
 
