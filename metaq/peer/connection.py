@@ -448,7 +448,12 @@ class BrokerConnection:
                 if protocol.is_between_frames:
                     if self._puts and (receipts := take_receipts(protocol.buffer)):
                         self._on_receipts(receipts)
-                    self._on_replies(take_results(protocol.buffer))
+                    results = take_results(protocol.buffer)
+                    if results and not protocol.buffer.unread_bytes:
+                        # Nearly always. Nothing behind it: see `Delivery._on_reply`.
+                        self._on_replies(results)
+                        return
+                    self._on_replies(results)
                 if self._reason is not None:  # a callback may have closed it
                     return
                 reply = protocol.next_event()

@@ -41,7 +41,7 @@ from metaq.protocol.texts import says_disk_failed, says_unregistered
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
-_RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
+_RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
 _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NO_ROOM: NoRoomError,
@@ -122,13 +122,13 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
         BadReplyError: a 200 that is no receipt for this partition.
     """
     result = require_ok(reply)
-    found = _RECEIPT.fullmatch(result.text)
-    wanted = "partition" if partition is None else partition
+    found = _RECEIPT.fullmatch(result.body)
     if found is not None:
         message_id, chosen, offset = map(int, found.groups())
         is_ours = partition in {None, chosen} and chosen <= I32_MAX
         if is_ours and abs(message_id) <= MAX_OFFSET >= offset:
             return PutReceipt(MessageId(message_id), chosen, Offset(offset))
+    wanted = "partition" if partition is None else partition
     raise BadReplyError(f"put: expected 'id {wanted} offset', got {result.text[:80]!r}")
 
 

@@ -18,6 +18,7 @@ Keep the table in README.md in step. Source: broker spec 1.2 to 1.11, 11.1.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias, assert_never
 
 from metaq.errors import LocalProtocolError, RemoteProtocolError
@@ -63,6 +64,9 @@ QUIT: Final = b"quit\r\n"
 
 PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 """A producer's name in an `mput`; a lone '-' says that there is none."""
+
+WORDS_REMEMBERED_MAX: Final = 1024
+"""Partitions, and producers, whose words in an `mput` are remembered."""
 
 _NO_PRODUCER: Final = b"-"
 _TOGETHER: Final = b"COMMIT_TOGETHER"
@@ -440,7 +444,7 @@ def encode_puts(
     Raises:
         LocalProtocolError: as `encode`.
     """
-    head = _line(["put", topic, _i32(partition)]).removesuffix(b"\r\n")
+    head = _words(["put", topic, _i32(partition)])
     count = len(payloads)
     values: list[int | bytes] = [0] * (5 * count)
     values[0::5] = sizes = list(map(len, payloads))
@@ -452,7 +456,7 @@ def encode_puts(
         _in_range(max(numbers), I32_MIN, I32_MAX)
     key = b""
     if transaction is not None:
-        key = b" " + _line([_key(transaction)]).removesuffix(b"\r\n")
+        key = b" " + _words([_key(transaction)])
     head, key = head.replace(b"%", b"%%"), key.replace(b"%", b"%%")
     put = b"%b %%d %%d %%d%b %%d\r\n%%b" % (head, key)
     return put * count % tuple(values)
@@ -582,18 +586,39 @@ def _encode_put(put: Put) -> bytes:
 def _encode_mput(mput: Mput) -> bytes:
     if mput.producer is None:
         _in_range(mput.sequence, NO_SEQUENCE, NO_SEQUENCE)
-    elif mput.producer == "-" or not PRODUCER.fullmatch(mput.producer):
-        raise LocalProtocolError(f"producer: {mput.producer!r} is not a name")
     else:
         _in_range(mput.sequence, 0, I64_MAX)
-    tokens = ["mput", mput.topic, _i32(mput.partition), _length(mput.payload)]
-    tokens += [str(_in_range(mput.count, 0, I32_MAX)), _i32(mput.checksum)]
-    tokens += [mput.producer or "-", str(mput.sequence)]
+    key = b""
     if mput.transaction is not None:
         if mput.producer is not None:
             raise LocalProtocolError("a batch of a transaction has no producer")
-        tokens.append(_key(mput.transaction))
-    return _line([*tokens, _i32(mput.opaque)]) + mput.payload
+        key = _words([_key(mput.transaction)]) + b" "
+    line = b"%b %d %d %d %b %d %b%d\r\n" % (
+        _mput_words(mput.topic, mput.partition),
+        _in_range(len(mput.payload), 0, I32_MAX),
+        _in_range(mput.count, 0, I32_MAX),
+        _in_range(mput.checksum, I32_MIN, I32_MAX),
+        _producer_word(mput.producer),
+        mput.sequence,
+        key,
+        _in_range(mput.opaque, I32_MIN, I32_MAX),
+    )
+    return line + mput.payload
+
+
+# Nearly all batches of a client are of one producer, to few partitions.
+@lru_cache(WORDS_REMEMBERED_MAX)
+def _mput_words(topic: str, partition: int) -> bytes:
+    return _words(["mput", topic, _i32(partition)])
+
+
+@lru_cache(WORDS_REMEMBERED_MAX)
+def _producer_word(producer: str | None) -> bytes:
+    if producer is None:
+        return _NO_PRODUCER
+    if producer == "-" or not PRODUCER.fullmatch(producer):
+        raise LocalProtocolError(f"producer: {producer!r} is not a name")
+    return producer.encode()
 
 
 def _encode_stats(stats: Stats) -> bytes:
@@ -634,11 +659,15 @@ def _key(transaction: TransactionId) -> str:
 
 
 def _line(tokens: list[str]) -> bytes:
+    return _words(tokens) + b"\r\n"
+
+
+def _words(tokens: list[str]) -> bytes:
     for token in tokens:
         if not token or " " in token or "\r" in token or "\n" in token:
             raise LocalProtocolError(f"{token!r} cannot travel as a token")
     try:
-        return " ".join(tokens).encode() + b"\r\n"
+        return " ".join(tokens).encode()
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"{tokens!r} cannot travel as UTF-8") from error
 

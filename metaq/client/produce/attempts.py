@@ -17,7 +17,7 @@ import enum
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.client.errors import OutcomeUnknownError
 from metaq.errors import (
@@ -72,8 +72,7 @@ class Verdict(enum.Enum):
     """Its senders get the error."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSpan:
+class BatchSpan(NamedTuple):
     """Neighbours of a batch that leave together."""
 
     first: int
@@ -179,6 +178,15 @@ def plan_spans(
     """
     bytes_max = capabilities.batch_bytes_max
     count_max = capabilities.batch_records_max or end - first
+    size_bytes = ends[end] - ends[first]
+    # A part of the batch is judged below; nearly always none has to be.
+    if (
+        capabilities.has_mput
+        and end - first <= count_max
+        and size_bytes <= (size_bytes if bytes_max is None else bytes_max)
+        and size_bytes <= _record_bytes_max(capabilities)
+    ):
+        return [BatchSpan(first, end, is_mput=True)]
     if not capabilities.has_mput:
         bytes_max, count_max = PUTS_BYTES_MAX, puts_max
     spans = []
@@ -189,7 +197,7 @@ def plan_spans(
             limit = ends[first] + bytes_max
             stop = max(first + 1, bisect_right(ends, limit, first, stop + 1) - 1)
             fits = ends[stop] <= limit
-        refused = _first_refused(ends, first, stop, capabilities.payload_bytes_max)
+        refused = _first_refused(ends, first, stop, _record_bytes_max(capabilities))
         if refused is not None:
             stop, fits = max(first + 1, refused), fits and refused > first
         spans.append(BatchSpan(first, stop, is_mput=fits and capabilities.has_mput))
@@ -198,12 +206,15 @@ def plan_spans(
 
 
 def _first_refused(
-    ends: Sequence[int], first: int, stop: int, payload_bytes_max: int | None
+    ends: Sequence[int], first: int, stop: int, limit: int
 ) -> int | None:
-    """Return the first message whose payload is over a limit; None: there is none."""
-    limit = HEADER_BYTES + (payload_bytes_max or PAYLOAD_BYTES_MAX)
+    """Return the first message whose record is over a limit; None: there is none."""
     if ends[stop] - ends[first] <= limit:
-        return None  # nearly always: the limits of batches are lower
+        return None
     return next(
         (at for at in range(first, stop) if ends[at + 1] - ends[at] > limit), None
     )
+
+
+def _record_bytes_max(capabilities: Capabilities) -> int:
+    return HEADER_BYTES + (capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX)

@@ -335,6 +335,10 @@ def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> by
         flags: one for each payload; None when all are 0.
     """
     size = len(payloads[0])
+    if len(payloads) == 1 and flags is None:
+        # A message that was sent alone is waited for.
+        crc = crc32(payloads[0]) & CHECKSUM_MASK
+        return HEADER.pack(size, crc, 0, 0) + payloads[0]
     sizes = list(map(len, payloads))
     if (
         flags is not None

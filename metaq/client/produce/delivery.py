@@ -427,9 +427,11 @@ class Delivery:
             queue.note_success()
             is_in_doubt = part.is_in_doubt and not _recognises(connection, part)
             outcome = BatchOutcome(part.span.first, result, None)
+            self._fill_behind(queue, connection)
+            # Last: a sender in another thread wakes up and wants the interpreter.
             self._succeed(part, [outcome], is_in_doubt=is_in_doubt)
-        self._fill(queue)
-        self._fill_crowded(connection)
+            return
+        self._fill_behind(queue, connection)
 
     def _on_stored(
         self,
@@ -440,10 +442,9 @@ class Delivery:
     ) -> None:
         queue.end(run.part, count)
         queue.note_success()
+        self._fill_behind(queue, connection)
         if not run.left:
             self._succeed_run(run)
-        self._fill(queue)
-        self._fill_crowded(connection)
 
     def _on_puts_failed(
         self,
@@ -457,8 +458,7 @@ class Delivery:
             self._on_failure(queue, part, connection, error)
         if isinstance(error, RemoteProtocolError):
             connection.close_for(error)
-        self._fill(queue)
-        self._fill_crowded(connection)
+        self._fill_behind(queue, connection)
 
     def _cut(
         self, queue: PartitionQueue, run: PutRun, opaques: Sequence[int]
@@ -486,7 +486,9 @@ class Delivery:
             each.is_in_doubt = True
             self._fail(queue, each, error)
 
-    def _fill_crowded(self, connection: PutConnection) -> None:
+    def _fill_behind(self, queue: PartitionQueue, connection: PutConnection) -> None:
+        """Send what waited for an answer: the queue's own, and what found no room."""
+        self._fill(queue)
         crowded = self._crowded.get(connection)
         while crowded and connection.has_room:
             queue = next(iter(crowded))
