@@ -25,7 +25,9 @@ are received together, and kept for some reads of a stream: many small runs woul
 what one large one saves, and puts of others would find every log busy.
 
 A put that was received alone is not appended here: `take_lone` checks it, and it is
-appended with those of other connections (`lone_puts.py`).
+appended with those of other connections (`lone_puts.py`). A batch of one message, which
+is what a producer sends that waits for each reply, is looked up like a put of the
+length of its record (`take_lone_batch`).
 
 A head that many messages in a row had is expected again: what follows is tried as a
 *row* first (`put_row.py`), which goes without the loop; rows that follow each other in
@@ -36,7 +38,8 @@ row is expected until there was one again.
     general path (tests/broker/test_hot_puts.py compares them).
     Invariant: heads resolved under an older `topics.version` are never used.
 
-Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
+Keep in step: `handlers/put.py`, `handlers/mput.py`, `record/layout.py`,
+`record/ids.py`.
 """
 
 from collections.abc import Sequence
@@ -44,6 +47,7 @@ from typing import Final, Protocol
 from zlib import crc32
 
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
+from metaq.broker.batches import append_batch
 from metaq.broker.context import BrokerContext
 from metaq.broker.lone_puts import (
     LONE_OVERHEAD_BYTES,
@@ -57,15 +61,22 @@ from metaq.broker.put_row import (
     PutRowReader,
 )
 from metaq.broker.transactions import put_run
-from metaq.errors import RemoteProtocolError, TransactionError, WireError
+from metaq.errors import (
+    RemoteProtocolError,
+    SequenceError,
+    TransactionError,
+    WireError,
+)
 from metaq.fs import Buffer
-from metaq.model import LogId, MessageId
+from metaq.model import LogId, MessageId, SizeBytes
+from metaq.protocol.codec import parse_producer
 from metaq.protocol.java import parse_i32
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put_head
 from metaq.txn.transaction import BrokerTransaction
 
@@ -85,6 +96,10 @@ HEADS_MAX: Final = 4096
 _ZERO: Final = ord("0")
 _DIGITS_END: Final = b":"
 """Sorts behind every number, and before the key of every transaction."""
+_BATCH_WORDS: Final = 9
+"""Words of an `mput` that is in no transaction."""
+_SEQUENCE_DIGITS_MAX: Final = 18
+"""Digits of numbers that have 64 bits, whichever they are."""
 
 
 class UnparsedBytes(Protocol):
@@ -182,7 +197,9 @@ class HotPuts:
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
-        self._length_max = context.config.limits.payload_bytes_max
+        limits = context.config.limits
+        self._length_max = limits.payload_bytes_max
+        self._lone_batch_max = min(LONE_PAYLOAD_BYTES_MAX, limits.batch_bytes_max)
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
         self.turn_ends_s = 0.0
@@ -240,6 +257,67 @@ class HotPuts:
         self._lone_puts.add(run.log, put)
         return LONE_OVERHEAD_BYTES + len(payload)
 
+    def take_lone_batch(self, data: bytes) -> bool:
+        """Append a batch of one message that was received alone, if all is ordinary.
+
+            mput topic partition length 1 checksum producer sequence opaque CRLF record
+
+        Args:
+            data: as for `take_lone`.
+
+        Returns:
+            Whether it was taken; it is held and answered by its ticket then.
+        """
+        line_end = data.find(b"\r\n")
+        words = data[:line_end].split(b" ")
+        if len(words) != _BATCH_WORDS or words[0] != b"mput" or words[4] != b"1":
+            return False
+        _, topic, partition, length, _, token, producer, number, opaque = words
+        self._forget_outdated()
+        name = b"put %b %b %b 0" % (topic, partition, length)
+        head = self._heads.get(name) or self._resolve(name)
+        record = data[line_end + 2 :]
+        if (
+            head is None
+            or head.run is None
+            or not HEADER_BYTES <= head.length == len(record) <= self._lone_batch_max
+            or not _is_plain(opaque)
+            or not (number.isdigit() and len(number) <= _SEQUENCE_DIGITS_MAX)
+            or (writer := parse_producer(producer)) is None
+        ):
+            return False
+        payload, log = record[HEADER_BYTES:], head.run.log
+        payload_bytes, crc, _, flag = HEADER.unpack_from(record)
+        whole = crc32(record) & CHECKSUM_MASK
+        if (
+            payload_bytes != len(payload)
+            or crc != crc32(payload) & CHECKSUM_MASK
+            or token not in (b"%d" % whole, UNCHECKED)
+        ):
+            return False
+        sequence, checksum = int(number), int(token)
+        try:
+            if log.producers.find(writer, sequence, 1, checksum) is not None:
+                return False
+        except SequenceError:
+            return False
+        count_puts(
+            self._context, log.log_id.topic, count=1, payload_bytes=payload_bytes
+        )
+        first_id, size_bytes = self._context.ids.reserve(1), SizeBytes(len(record))
+        append_batch(
+            log,
+            (HEADER.pack(payload_bytes, crc, first_id, flag), payload),
+            StoredBatch(
+                writer, sequence, 1, checksum, first_id, log.next_offset, size_bytes
+            ),
+            self._answerer,
+            self._context,
+            opaque=int(opaque),
+            finish=(),
+        )
+        return True
+
     def take(self, buffer: UnparsedBytes) -> int:
         """Append every ordinary put that stands at the buffer's position.
 
@@ -249,17 +327,21 @@ class HotPuts:
         Returns:
             The number of puts taken; each is answered by its run's ticket.
         """
+        self._forget_outdated()
+        self.has_more = False
+        count = self._take_row(buffer)
+        if self.has_more:
+            return count
+        return count + self._take_each(buffer)
+
+    def _forget_outdated(self) -> None:
+        """Forget what was resolved before topics or partitions changed."""
         if self._version != self._context.topics.version:
             self._heads.clear()
             self._runs.clear()
             self._any.clear()
             self._expected = None
             self._version = self._context.topics.version
-        self.has_more = False
-        count = self._take_row(buffer)
-        if self.has_more:
-            return count
-        return count + self._take_each(buffer)
 
     def _take_row(self, buffer: UnparsedBytes) -> int:
         """Take rows of puts that all have the head of those before them, as one run."""
@@ -554,3 +636,8 @@ def read_opaque(token: bytes) -> int | None:
         return parse_i32(token, "opaque")
     except RemoteProtocolError:
         return None
+
+
+def _is_plain(digits: bytes) -> bool:
+    """Tell whether a number of nine digits at most is written as replies write it."""
+    return digits.isdigit() and len(digits) <= 9 and digits[0] != _ZERO

@@ -218,17 +218,19 @@ class Session:
     def _take_lone(self, data: bytes) -> bool:
         """Take a put that came alone, nothing else being under way on this connection.
 
-        Most connections send nothing else, so it goes without what `_process` looks at.
+        Or a batch of one. Most connections send nothing else, so it goes without what
+        `_process` looks at.
         """
         load = self._context.load
         if self._channel.queued_bytes or load.is_full:
             return False
         size_bytes = self._hot.take_lone(data)
-        if not size_bytes:
+        if size_bytes:
+            self._owed += 1
+            self._in_flight_bytes += size_bytes
+            load.hold(size_bytes)
+        elif not self._hot.take_lone_batch(data):
             return False
-        self._owed += 1
-        self._in_flight_bytes += size_bytes
-        load.hold(size_bytes)
         if self._in_flight_bytes >= self._in_flight_max or load.is_full:
             self._pause()
         return True

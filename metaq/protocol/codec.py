@@ -606,6 +606,12 @@ def _encode_mput(mput: Mput) -> bytes:
     return line + mput.payload
 
 
+def parse_producer(word: bytes) -> str | None:
+    """Return the name of a producer in an `mput`; None where the word is none."""
+    name = word.decode("latin-1")
+    return name if word != _NO_PRODUCER and PRODUCER.fullmatch(name) else None
+
+
 # Nearly all batches of a client are of one producer, to few partitions.
 @lru_cache(WORDS_REMEMBERED_MAX)
 def _mput_words(topic: str, partition: int) -> bytes:

@@ -116,6 +116,7 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
         if not is_hot:
             peer.session._hot.take = lambda _buffer: 0
             peer.session._hot.take_lone = lambda _data: 0
+            peer.session._hot.take_lone_batch = lambda _data: False
         answers = []
         for piece in pieces:
             answers.append(await peer.ask(piece))
@@ -135,7 +136,7 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
         found += [
             broker.context.realtime.describe(name) for name in ("put", "put_failed")
         ]
-    for path in sorted(data.glob("*/*.meta")):
+    for path in sorted({*data.glob("*/*.meta"), *data.glob("*/producers")}):
         found += [path.name, path.read_bytes()]
     return found
 
