@@ -75,6 +75,7 @@ class TransactionBench:
         sync_mode: int = 1,
         file_bytes_max: int = 1 << 20,
         limits: TransactionLimits | None = None,
+        log_bytes_max: int = 0,
         **system: int,
     ) -> None:
         self.fs = fs
@@ -82,7 +83,7 @@ class TransactionBench:
         fs.set_wall_ms(self.clock.wall_ms())
         config = BrokerConfig(
             system=SystemConfig(data_path=str(DATA), partition_count=4, **system),  # type: ignore[arg-type]
-            limits=LimitsConfig(free_bytes_min=0),
+            limits=LimitsConfig(free_bytes_min=0, log_bytes_max=log_bytes_max),
             topics={"test": TOPIC},
         )
         self.logs = StorageBench(fs, config, self.clock)

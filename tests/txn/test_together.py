@@ -119,7 +119,7 @@ def test_a_reader_sees_all_of_them_in_one_step(size: int) -> None:
 
 
 def test_what_a_partition_refuses_keeps_all_of_them_prepared() -> None:
-    """Also where there is room for each of them alone."""
+    """Nothing is written, and nothing decided."""
     fs = FaultyFileSystem()
     bench = opened(fs)
     prepared(bench, X1, X2, size=100)
@@ -134,6 +134,21 @@ def test_what_a_partition_refuses_keeps_all_of_them_prepared() -> None:
     again = bench.commit_together(X1, X2)
     bench.run()
     assert all(answer.is_good for answer in again.values())
+
+
+def test_a_partition_has_to_have_room_for_all_of_them() -> None:
+    """It has some for each of them alone: no half goes first."""
+    bench = opened(FaultyFileSystem(), log_bytes_max=1000, segment_bytes_max=1000)
+    prepared(bench, X1, X2, size=80)
+    answers = bench.commit_together(X1, X2)
+    bench.run()
+    for key in (X1, X2):
+        assert code_of(answers[key].error) == -7
+        assert "expected at most 2000 bytes" in str(answers[key].error)
+    assert bench.payloads() == []
+    alone = bench.commit_together(X1)
+    bench.run()
+    assert alone[X1].is_good
 
 
 def test_without_room_for_the_side_file_they_stay_prepared() -> None:
