@@ -82,8 +82,7 @@ class LatestTable:
             done = table.transaction_version(name)
         if done is not None and done >= number:
             return
-        rows = _latest_of(batch).toArrow()
-        _require_keys(rows)
+        rows = _keyed(_latest_of(batch).toArrow())
         if rows.num_rows:
             with told(self.root):
                 self._merge(table, rows, Transaction(name, number))
@@ -138,12 +137,20 @@ def _require_columns(table: DeltaTable, root: str) -> None:
         )
 
 
-def _require_keys(rows: pa.Table) -> None:
-    for row in rows.filter(rows["key"].is_null()).slice(0, 1).to_pylist():
+def _keyed(rows: pa.Table) -> pa.Table:
+    """Return a copy of the rows, which all have a key.
+
+    PySpark before 4.2 sends lists without elements and leaves their offsets out, which
+    `deltalake` reads all the same. A copy has them.
+    """
+    keyed = rows.filter(rows["key"].is_valid())
+    if keyed.num_rows < rows.num_rows:
+        (row,) = rows.filter(rows["key"].is_null()).slice(0, 1).to_pylist()
         raise RowError(
             f"{partition_of(row)}: message at offset {row['offset']} has no key: a"
             " table of the latest messages needs one"
         )
+    return keyed
 
 
 def read_latest(spark: SparkSession, path: str) -> DataFrame:

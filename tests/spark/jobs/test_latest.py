@@ -15,6 +15,7 @@ from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs import latest
 from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
 from metaq.spark.schema import ROW_DDL
+from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, options_of, stored
 
@@ -90,14 +91,13 @@ def test_a_topic_is_followed_through_a_batch_that_is_repeated(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """Its driver dies when the batch is in the table, and Spark does not know it."""
+    last = 1 if HAS_LIMITS else 0  # then a run has one batch
     path = tmp_path / "latest"
     table = LatestTable(str(path))
-    written: list[int] = []
 
     def die_behind_it(batch: DataFrame, number: int) -> None:
         table.write(batch, number)
-        written.append(number)
-        if written == [0, 1]:
+        if number == last:
             raise InterruptedError("killed here")
 
     put(broker, *changes(100))
@@ -113,10 +113,12 @@ def test_a_topic_is_followed_through_a_batch_that_is_repeated(
         again.append(number)
 
     follow(spark, broker, path, note)
-    assert again[0] == 1
+    assert again[0] == last
     assert held(spark, path) == expected(broker)
     put(broker, *changes(60, 500))
     follow(spark, broker, path, table.write)
+    if not HAS_LIMITS:
+        follow(spark, broker, path, table.write)
     assert held(spark, path) == expected(broker)
 
 
