@@ -21,8 +21,9 @@ from pathlib import Path
 import pyspark
 
 STORE = Path(__file__).parents[2] / ".cache"
-FILE = STORE / f"spark-{version('pyspark')}.jsa"
-HOME = STORE / "spark"
+NAME = f"spark-{version('pyspark')}"
+FILE = STORE / f"{NAME}.jsa"
+HOME = STORE / NAME
 SETTINGS = "PYSPARK_SUBMIT_ARGS"
 
 

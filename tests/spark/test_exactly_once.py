@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.broker.admin_client import call_admin
+from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.brokers import (
@@ -144,6 +145,9 @@ def test_a_stream_is_there_once(
         path.unlink()
     publish(brokers[0], numbered(100, 1000), partition=tp(1))
     copy(spark, zookeeper, tmp_path)
+    if not HAS_LIMITS:
+        # The one batch of a run was the one that had no commit.
+        copy(spark, zookeeper, tmp_path)
     assert all_of(brokers, "copy") == numbered(1100)
     assert prepared(brokers) == []
 
