@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +39,7 @@ BATCH_WIDTHS: Final = {
     "lag_bytes": 12,
 }  # fmt: skip
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
+INSTALL: Final = "pip install 'metaq[pipelines]'"
 CONNECT: Final = "sc://"
 """Begins the address of a Spark Connect server, which is there already."""
 TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # its name
@@ -48,8 +51,11 @@ def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
     """Write a new project.
 
     Raises:
-        ConfigError: the directory is not empty, or its name is no name of a group.
+        ConfigError: the directory is not empty, its name is no name of a group, or an
+            installed PySpark is too old for the project.
     """
+    # A watermark in SQL came with it.
+    _require_version((4, 2), "a new project")
     if target.brokers:
         raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
     scaffold.write_project(
@@ -163,13 +169,25 @@ def _connect_server(job: JobRun, directory: Path) -> Iterator[str]:
 
 
 def _require_libraries() -> None:
+    _require_version((4, 1), "a declared pipeline")
     wanted = ("pyspark", "grpc", "yaml")
-    if any(find_spec(name) is None for name in wanted) or not find_spec(
-        "pyspark.pipelines"
-    ):
+    if any(find_spec(name) is None for name in wanted):
         raise ConfigError(
-            "declared pipelines take PySpark 4.2 with Spark Connect, which is not"
-            " installed: pip install 'metaq[pipelines]'"
+            "a declared pipeline takes PySpark 4.1 or newer with Spark Connect, which"
+            f" is not installed: {INSTALL}"
+        )
+
+
+def _require_version(least: tuple[int, int], what: str) -> None:
+    """Refuse an installed PySpark that is older."""
+    try:
+        found = installed_version("pyspark")
+    except PackageNotFoundError:
+        return
+    if tuple(map(int, found.split(".")[:2])) < least:
+        raise ConfigError(
+            f"{what} takes PySpark {least[0]}.{least[1]} or newer, and {found} is"
+            f" installed: {INSTALL}"
         )
 
 

@@ -85,6 +85,37 @@ def test_wrong_words_are_refused(
     assert what in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "installed", "sentence"),
+    [
+        (
+            ("init", "new"),
+            "4.1.4",
+            "a new project takes PySpark 4.2 or newer, and 4.1.4 is installed",
+        ),
+        (
+            ("run", "."),
+            "4.0.5",
+            "a declared pipeline takes PySpark 4.1 or newer, and 4.0.5 is installed",
+        ),
+    ],
+)
+def test_a_pyspark_that_is_too_old_is_named(
+    words: tuple[str, ...],
+    installed: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the one that it takes; before Spark starts and before a file is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline_project, "installed_version", lambda _name: installed)
+    result = run("pipeline", *words)
+    assert result.exit_code == 1
+    assert sentence in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def commit(version: Path, batch: int, moment_s: int) -> None:
     path = version / "commits" / str(batch)
     path.parent.mkdir(parents=True, exist_ok=True)

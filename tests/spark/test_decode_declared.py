@@ -12,7 +12,7 @@ import pytest
 from metaq.spark.versions import HAS_ARROW_UDF
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, publish, stored
-from tests.spark.conftest import ROOT
+from tests.spark.conftest import ROOT, VERSION
 
 pytestmark = [
     pytest.mark.spark,
@@ -70,8 +70,24 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield found
 
 
+@pytest.mark.parametrize(
+    ("command", "tables"),
+    [
+        (
+            ["spark-pipelines", "run", "--conf", "spark.ui.enabled=false"],
+            "spark-warehouse",
+        ),
+        pytest.param(
+            ["metaq", "pipeline", "run", "--once", "--master", "local[1]", "."],
+            "tables",
+            marks=pytest.mark.skipif(
+                VERSION >= (4, 2), reason="declared/test_project.py runs it"
+            ),
+        ),
+    ],
+)
 def test_a_declared_pipeline_has_rows_and_dead_letters(
-    broker: EmbeddedBroker, tmp_path: Path
+    broker: EmbeddedBroker, tmp_path: Path, command: list[str], tables: str
 ) -> None:
     """The schema is parsed, and columns made, without a JVM in the process."""
     publish(broker, [b'{"level": "INFO", "code": %d}' % n for n in range(20)] + BAD)
@@ -83,7 +99,7 @@ def test_a_declared_pipeline_has_rows_and_dead_letters(
     scripts = Path(sys.executable).parent
     path = os.pathsep.join([str(scripts), os.environ["PATH"]])
     done = subprocess.run(
-        [scripts / "spark-pipelines", "run", "--conf", "spark.ui.enabled=false"],
+        [scripts / command[0], *command[1:]],
         check=False,
         cwd=tmp_path,
         env={
@@ -98,7 +114,5 @@ def test_a_declared_pipeline_has_rows_and_dead_letters(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert data_of(stored(broker, "dead")) == sorted(BAD)
-    table = ds.dataset(
-        tmp_path / "spark-warehouse" / "lines", exclude_invalid_files=True
-    )
+    table = ds.dataset(tmp_path / tables / "lines", exclude_invalid_files=True)
     assert sorted(table.to_table()["code"].to_pylist()) == list(range(20))
