@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,12 @@ WARM_UPS = 3
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
-    """Run a session on two cores, whose Python workers find this checkout."""
+def session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """Run a session on two cores, whose Python workers find this checkout.
+
+    Args:
+        settings: Spark's own, beside those of all figures.
+    """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -35,6 +39,7 @@ def session() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
+        .config(map=settings or {})
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

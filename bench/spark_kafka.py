@@ -1,0 +1,211 @@
+"""Spark with Kafka and with ours: the same rows, aggregate and session, broker and all.
+
+Kafka runs as it is by default, on one node: its broker acknowledges what it has handed
+to the system, and the producer of Spark's connector waits for that (`acks=all`). Ours
+acknowledges what is on the disk. With `flush.messages=1` Kafka's topic does the same.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from bench import load
+from bench.figures import TOPIC, Figure
+from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
+from bench.spark_wire import RECORDS, TASKS, register_all, seconds_to_write, where
+from metaq.spark.jobs.session import end_java
+from metaq.testing.ports import reserve_port
+from metaq.zk.embedded import find_java
+from tests.java.jars import Artifact, find_jars
+from tests.rigs.process import BrokerProcess
+
+SERVER = Artifact("org.apache.kafka", "kafka_2.13", "4.4.0")
+CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0")
+"""The newest that there is; it runs with PySpark 4.2 and 4.3."""
+ADDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
+"""Jars of the connector that are not Spark's own."""
+HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
+"""As Kafka's own script starts it."""
+CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+READ_BATCHES = 500
+WRITE_COUNT, SYNCED_COUNT = 1_000_000, 100_000
+"""Rows of a sample; Kafka syncs for each 16 KiB of a partition."""
+WRITE_PARTITIONS = 4
+
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+
+
+class KafkaBroker:
+    """One node, broker and controller, in a process of its own. A context manager."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True)
+        self.address = f"127.0.0.1:{reserve_port(self)}"
+        self._log = home / "kafka.log"
+        self._properties = home / "server.properties"
+        self._properties.write_text(
+            PROPERTIES.format(
+                port=self.address.partition(":")[2],
+                controller=reserve_port(self),
+                data=home / "data",
+            )
+        )
+        classpath = os.pathsep.join(map(str, find_jars(SERVER)))
+        self._java = [find_java(), *HEAP, "-cp", classpath]
+
+    def __enter__(self) -> Self:
+        config = str(self._properties)
+        new = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID]
+        done = subprocess.run(
+            [*self._java, *new, "-c", config],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                [*self._java, "kafka.Kafka", config], stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+@contextmanager
+def kafka_session() -> Iterator[SparkSession]:
+    """Run a session that has both formats, in a Java process of its own."""
+    jars = [str(p) for p in find_jars(CONNECTOR) if p.name.startswith(ADDED)]
+    end_java()
+    try:
+        with session({"spark.driver.extraClassPath": os.pathsep.join(jars)}) as spark:
+            register_all(spark)
+            yield spark
+    finally:
+        end_java()
+
+
+def make_topic(
+    spark: SparkSession, kafka: KafkaBroker, partitions: int, **settings: str
+) -> None:
+    """Make the topic in Kafka; waits until its broker is up."""
+    admin = spark._jvm.org.apache.kafka.clients.admin
+    client = admin.Admin.create({"bootstrap.servers": kafka.address})
+    topic = admin.NewTopic(TOPIC, partitions, 1).configs(settings)
+    client.createTopics([topic]).all().get()
+    client.close()
+
+
+def read(directory: Path, rounds: int) -> Figure:
+    """Read a topic of one partition into a count and a checksum over value.
+
+    Raises:
+        NoJarsError: the jars cannot be had here.
+    """
+    count = RECORDS * READ_BATCHES
+    figure = Figure(
+        "Spark: batch read, 200 B values (floor: Kafka's connector and broker)",
+        "rows/s",
+        [],
+        [],
+        at_least="1.0",
+    )
+    frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
+    with (
+        KafkaBroker(directory / "kafka") as kafka,
+        BrokerProcess(directory / "read", topic=TOPIC) as broker,
+        kafka_session() as spark,
+    ):
+        work = load.Blocks([frame] * READ_BATCHES, 1)
+        load.pipeline(broker.port, work, 8, load.ok_counter())
+        make_topic(spark, kafka, 1)
+        seconds_to_write(values(spark, count), "kafka", of_kafka(kafka, topic=TOPIC))
+        theirs, ours = (
+            spark.read.format(name).options(**place, subscribe=TOPIC).load()
+            for name, place in (
+                ("kafka", of_kafka(kafka, minPartitions=TASKS)),
+                ("metaq", where(broker, minPartitions=TASKS)),
+            )
+        )
+        for sample in range(-WARM_UPS, rounds):
+            floor = rows_per_second(theirs, count)
+            rate = rows_per_second(ours, count)
+            if sample >= 0:
+                figure.floor.append(floor)
+                figure.broker.append(rate)
+    return figure
+
+
+def write(directory: Path, rounds: int) -> Figure:
+    """Write rows to a topic of four partitions; Kafka leaves the disk to the system.
+
+    Raises:
+        NoJarsError: the jars cannot be had here.
+    """
+    return _write(directory, rounds, "Kafka's connector and broker", WRITE_COUNT)
+
+
+def write_synced(directory: Path, rounds: int) -> Figure:
+    """The same, and Kafka acknowledges what is on the disk, as ours does.
+
+    Raises:
+        NoJarsError: the jars cannot be had here.
+    """
+    what = "Kafka's, which syncs before it answers"
+    sync = {"flush.messages": "1"}
+    return _write(directory, rounds, what, SYNCED_COUNT, **sync)
+
+
+def _write(
+    directory: Path, rounds: int, floor: str, count: int, **settings: str
+) -> Figure:
+    figure = Figure(
+        f"Spark: batch write, 200 B values (floor: {floor})",
+        "rows/s",
+        [],
+        [],
+        at_least="0.8",
+    )
+    with (
+        KafkaBroker(directory / "kafka") as kafka,
+        BrokerProcess(
+            directory / "write", topic=TOPIC, partition_count=WRITE_PARTITIONS
+        ) as broker,
+        kafka_session() as spark,
+    ):
+        make_topic(spark, kafka, WRITE_PARTITIONS, **settings)
+        rows = values(spark, count)
+        theirs, ours = of_kafka(kafka, topic=TOPIC), where(broker, topic=TOPIC)
+        for sample in range(-WARM_UPS, rounds):
+            floor_s = seconds_to_write(rows, "kafka", theirs)
+            seconds = seconds_to_write(rows, "metaq", ours)
+            if sample >= 0:
+                figure.floor.append(count / floor_s)
+                figure.broker.append(count / seconds)
+    return figure
+
+
+def values(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(0, count, numPartitions=2).select(sf.lit(VALUE).alias("value"))
+
+
+def of_kafka(kafka: KafkaBroker, **more: Any) -> dict[str, Any]:
+    return {"kafka.bootstrap.servers": kafka.address, **more}
