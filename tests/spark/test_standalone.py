@@ -1,7 +1,8 @@
 """A standalone cluster of Spark, with this package sent along as docs/spark.md says.
 
 A master and two workers are processes of their own, as PySpark's wheel brings them; the
-driver is another one. All of it runs once for the tests of this module.
+drivers, of a job and of a declared pipeline behind it, are two more. All of it runs
+once for the tests of this module.
 """
 
 import json
@@ -13,12 +14,15 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
 import pyspark
 import pytest
 
+from metaq.client import Client
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.test_executors import RealZooKeeper
@@ -34,8 +38,46 @@ ROOT = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 WORKERS = 2
 COUNT = 20_000
+HAS_PIPELINES = all(find_spec(name) for name in ("pyspark.pipelines", "grpc", "yaml"))
 START_S = 120.0
 JOB_S = 400.0
+
+
+SPEC = """
+name: declared
+storage: {storage}
+libraries:
+  - glob:
+      include: transformations/**
+"""
+TABLES = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+wire = dict(zookeeper={zookeeper!r})
+
+
+@dp.table
+def lines():
+    source = spark.readStream.format("metaq").options(**wire, subscribe="copy")
+    return source.option("startingOffsets", "earliest").load().select("value")
+
+
+dp.create_sink("declared", "metaq", dict(**wire, topic="declared"))
+
+
+@dp.append_flow(target="declared")
+def flow():
+    return spark.readStream.table("lines")
+"""
+SMALL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+}
 
 
 @contextmanager
@@ -98,34 +140,67 @@ def zip_packages(path: Path) -> None:
             zipped.write(source, source.relative_to(ROOT))
 
 
+def run_python(*words: str) -> str:
+    """Run a module of this checkout, whose executors have the same interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=JOB_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def declare(place: Path, zookeeper: str) -> None:
+    """Write a pipeline from the topic `copy` by a table to the topic `declared`."""
+    (place / "transformations").mkdir(parents=True)
+    (place / "transformations" / "tables.py").write_text(
+        TABLES.format(zookeeper=zookeeper)
+    )
+    spec = SPEC.format(storage=(place / "storage").as_uri())
+    (place / "spark-pipeline.yml").write_text(spec)
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the job on a cluster, and return what it prints."""
+    """Run job and pipeline on a cluster; return what the job prints, and what is there
+    behind them."""
     place = tmp_path_factory.mktemp("standalone")
     zip_packages(place / "metaq.zip")
     with ExitStack() as stack:
         zookeeper = stack.enter_context(EmbeddedZooKeeper(place / "zookeeper"))
         broker = EmbeddedBroker(
             place / "broker",
-            topics={"many": 4, "copy": 2},
+            topics={"many": 4, "copy": 2, "declared": 2},
             zookeeper=RealZooKeeper(zookeeper.address),  # type: ignore[arg-type]  # it will do
         )
         broker.start()
         stack.callback(broker.stop)
         master = stack.enter_context(cluster(place))
-        job = ["-m", "tests.spark.standalone_job", master, zookeeper.address]
-        done = subprocess.run(
-            [sys.executable, *job, str(place / "metaq.zip"), str(place), str(COUNT)],
-            cwd=ROOT,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-            timeout=JOB_S,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        job = ("tests.spark.standalone_job", master, zookeeper.address)
+        out = run_python(*job, str(place / "metaq.zip"), str(place), str(COUNT))
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        if HAS_PIPELINES:
+            declare(place / "project", zookeeper.address)
+            settings = [f"--conf={name}={value}" for name, value in SMALL.items()]
+            update = ("metaq", "pipeline", "run", str(place / "project"), "--once")
+            run_python(*update, "--master", master, *settings)
+            found["declared"] = values_of(broker, "declared")
+            found["table"] = place / "project" / "tables" / "lines"
     return found
+
+
+def values_of(broker: EmbeddedBroker, topic: str) -> list[bytes]:
+    with Client(brokers=[broker.address]) as client:
+        return [message.data for message in client.browse(topic)]
 
 
 WHOLE = {"rows": COUNT, "distinct": COUNT, "sum": COUNT * (COUNT - 1) // 2}
@@ -147,3 +222,14 @@ def test_a_stream_writes_exactly_once_and_is_archived(told: dict[str, Any]) -> N
     """In more than one micro-batch; the archive has each message of the copy."""
     assert told["batches"] >= 2
     assert told["archive"] == WHOLE
+
+
+@pytest.mark.skipif(not HAS_PIPELINES, reason="pipelines take PySpark's own extra")
+def test_a_declared_pipeline_reads_and_writes_on_executors(
+    told: dict[str, Any],
+) -> None:
+    """A topic goes to a table, and the table to a topic."""
+    whole = [b"message %07d" % number for number in range(COUNT)]
+    assert sorted(told["declared"]) == whole
+    table = ds.dataset(told["table"], exclude_invalid_files=True).to_table()
+    assert sorted(table["value"].to_pylist()) == whole
