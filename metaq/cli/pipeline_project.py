@@ -97,9 +97,9 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
         KeyboardInterrupt: Ctrl-C before the one update was done.
         SystemExit: SIGTERM before the one update was done.
     """
-    _require_libraries()
     # They speak of the way in which PySpark calls itself.
     warnings.filterwarnings("ignore", module="pyspark")
+    _require_libraries()
     from metaq.spark.declared.progress import BatchProgress, PipelineCounters
     from metaq.spark.declared.updates import PipelineRun, Refresh, read_project
     from metaq.spark.errors import JobError
@@ -176,6 +176,15 @@ def _require_libraries() -> None:
             "a declared pipeline takes PySpark 4.1 or newer with Spark Connect, which"
             f" is not installed: {INSTALL}"
         )
+    try:
+        # It takes functions of PySpark that are not public.
+        import metaq.spark.declared.updates  # noqa: F401  # to see that they are there
+    except ImportError as error:
+        raise ConfigError(
+            f"a declared pipeline takes PySpark 4.1 to 4.3, and"
+            f" {installed_version('pyspark')} has it otherwise ({error}): run it with"
+            " spark-pipelines"
+        ) from error
 
 
 def _require_version(least: tuple[int, int], what: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,23 @@ def test_a_pyspark_that_is_too_old_is_named(
     assert result.exit_code == 1
     assert sentence in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("words", [("run", "."), ("status", ".")])
+def test_a_pyspark_without_the_functions_is_named(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not public, so the next PySpark may have others."""
+    for name in ("yaml", "grpc"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "metaq.spark.declared.updates", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark.pipelines.cli", None)
+    result = run("pipeline", *words)
+    assert result.exit_code == 1
+    assert "takes PySpark 4.1 to 4.3" in result.output
+    assert "run it with spark-pipelines" in result.output
 
 
 def commit(version: Path, batch: int, moment_s: int) -> None:
