@@ -10,6 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.sampling import IS_WHOLE
 from tests.spark.classes import use_stored
 
 use_stored()
@@ -17,6 +18,20 @@ use_stored()
 ROOT = Path(__file__).parents[2]
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 """Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""
+
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming" + (
+    ".checkpointing" if VERSION >= (4, 1) else ""
+)
+CHEAP = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        f"{CHECKPOINTS}.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""Settings of queries of few rows: these take longer to plan anew and to compile than
+to run, and Spark starts a process of the system for each file of a checkpoint that it
+renames. A whole run and sessions of other processes have Spark's own."""
 
 # Of the sessions of child processes as well: not every machine knows its own name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -40,8 +55,11 @@ def spark() -> Iterator[SparkSession]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), before])))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         interrupt = signal.getsignal(signal.SIGINT)
+        builder = SparkSession.builder
+        for name, value in ({} if IS_WHOLE else CHEAP).items():
+            builder = builder.config(name, value)
         session = (
-            SparkSession.builder.master("local[2]")
+            builder.master("local[2]")
             .appName("metaq tests")
             .config("spark.ui.enabled", "false")
             # It lives as long as the run, and keeps something of each query.
