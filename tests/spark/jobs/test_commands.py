@@ -1,6 +1,8 @@
 """`metaq pipeline` as commands: a process each, a real broker, what a person sees.
 
-Each command is here once; what else it says is in `test_command_output.py`.
+Each command is here once; what else it says is in `test_command_output.py`. Starting a
+JVM takes most of a command's time: where its start and its end are not the question,
+commands find one that is there (`warm_jvm`), and start and stop their Spark in it.
 """
 
 import json
@@ -19,6 +21,7 @@ from typing import IO
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.java_gateway import launch_gateway
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.brokers import until
@@ -49,6 +52,30 @@ Process = subprocess.Popen[str]
 def broker() -> Iterator[EmbeddedBroker]:
     with embedded_broker(topics={TOPIC: 2, "copy": 2}) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[dict[str, str]]:
+    """Run a JVM; return the variables by which PySpark finds it."""
+    found = launch_gateway()
+    try:
+        where = found.java_parameters
+        yield {
+            "PYSPARK_GATEWAY_PORT": str(where.port),
+            "PYSPARK_GATEWAY_SECRET": where.auth_token,
+        }
+    finally:
+        found.shutdown()
+        # The end of its input is its sign.
+        found.proc.stdin.close()
+        found.proc.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def warm_jvm(gateway: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands use that JVM, one after the other."""
+    for name, value in gateway.items():
+        monkeypatch.setenv(name, value)
 
 
 def command(*words: str, master: str = "local[1]") -> list[str]:
@@ -82,7 +109,10 @@ def facts(done: Done) -> dict[str, int]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("master", ["local[1]", "local-cluster[1,1,1024]"])
 def test_a_topic_is_archived_replayed_measured_and_audited(
-    broker: EmbeddedBroker, tmp_path: Path, master: str
+    broker: EmbeddedBroker,
+    tmp_path: Path,
+    master: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Tables for people and pipes, objects for machines; with executors apart too."""
     publish(broker, numbered(100))
@@ -92,6 +122,7 @@ def test_a_topic_is_archived_replayed_measured_and_audited(
     done = pipeline("archive", TOPIC, "--to", path, *wire, *executors, master=master)
     found = facts(done)
     assert (found["messages"], found["archive messages"]) == (150, 150)
+    request.getfixturevalue("warm_jvm")
     done = pipeline("audit", TOPIC, "--archive", path, *wire)
     assert facts(done) == {
         **dict.fromkeys(("lost", "doubled", "corrupted", "reordered", "extra"), 0),
@@ -107,6 +138,7 @@ def test_a_topic_is_archived_replayed_measured_and_audited(
     assert data_of(stored(broker, "copy")) == numbered(150)
 
 
+@pytest.mark.usefixtures("warm_jvm")
 def test_damage_is_an_exit_code_and_a_place(broker: EmbeddedBroker) -> None:
     """Of who checks the files of a broker."""
     publish(broker, numbered(100))
@@ -181,6 +213,7 @@ def on_terminal() -> Iterator[tuple[int, bytearray]]:
         os.close(screen)
 
 
+@pytest.mark.usefixtures("warm_jvm")
 def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
     """While a task works; what is shown of its progress is taken back."""
     value = "reflect('java.lang.Thread', 'sleep', 600000L)"
@@ -209,6 +242,7 @@ def test_ctrl_c_ends_a_start_of_spark_with_one_line(tmp_path: Path) -> None:
     assert (process.returncode, *ended) == INTERRUPTED
 
 
+@pytest.mark.usefixtures("warm_jvm")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["archive", "stats"])
 def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
@@ -228,7 +262,7 @@ def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
 
 
 def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
-    broker: EmbeddedBroker, tmp_path: Path
+    broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """While Spark stops; the next run finds each message once."""
     words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
@@ -248,10 +282,12 @@ def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
 
     # The end may be over when a busy machine lets this process look.
     until(is_interrupted, TIMEOUT_S)
+    request.getfixturevalue("warm_jvm")
     found = facts(pipeline(*words))
     assert (found["messages"], found["archive messages"]) == (0, count)
 
 
+@pytest.mark.usefixtures("warm_jvm")
 def test_an_archive_goes_on_until_ctrl_c(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -273,6 +309,7 @@ def test_an_archive_goes_on_until_ctrl_c(
     assert (found["messages"], found["archive_messages"]) == (15, 15)
 
 
+@pytest.mark.usefixtures("warm_jvm")
 def test_windows_are_printed_until_ctrl_c(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
