@@ -23,7 +23,8 @@ from tests.sampling import SEED, examples, unchosen
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES_MAX = examples(50)
-LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
+LONG_MARKS = {"slow": 1, "zookeeper": 1, "crash": 1, "spark": 2}
+"""Marks of tests that take long, and how much each one weighs."""
 
 LATE_WORKER = "Python worker failed to connect back"
 """Spark's word when a Python of its own takes 10 s to begin, as on a busy machine: it
@@ -73,26 +74,30 @@ def pytest_collection_modifyitems(
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     weights: dict[Path, int] = defaultdict(int)
+    slow_counts: dict[Path, int] = defaultdict(int)
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()} & LONG_MARKS
+        marks = {mark.name for mark in item.iter_markers()} & {*LONG_MARKS}
+        weight = sum(LONG_MARKS[name] for name in marks)
         # Nothing is as long as all files of Spark's session one after another.
-        count = 1 + len(LONG_MARKS) if _uses_session(item.path) else len(marks)
-        weights[item.path] = max(weights[item.path], count)
-    items.sort(key=lambda item: -weights[item.path])
+        weight += sum(LONG_MARKS.values()) if _uses_session(item.path) else 0
+        weights[item.path] = max(weights[item.path], weight)
+        slow_counts[item.path] += bool(marks)
+    items.sort(key=lambda item: (-weights[item.path], -slow_counts[item.path]))
 
 
 class Scheduling(LoadFileScheduling):
     """Files stay with one worker, for the servers that their tests share.
 
-    So do all files that use the session of Spark, and those of the house: each worker
-    that has tests of them starts a session, or parses all sources.
+    So do the files of a directory that use the session of Spark, and those of the
+    house: each worker that has tests of them starts a session, or parses all sources.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        if file.startswith("tests/house/"):
-            return "house"
-        return "spark" if _uses_session(self.config.rootpath / file) else file
+        is_shared = file.startswith("tests/house/") or _uses_session(
+            self.config.rootpath / file
+        )
+        return file.rpartition("/")[0] if is_shared else file
 
 
 @lru_cache
