@@ -89,7 +89,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "segments": set(),
         "decode": {"source"},
         "top": {"sink", "source", "segments"},
-        "jobs": {"segments", "top"},
+        "jobs": {"source", "segments", "top"},
         "declared": set(),
     },
 }
@@ -133,7 +133,11 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
-    "deltalake": {"spark.jobs.archive_store", "spark.jobs.latest"},
+    "deltalake": {
+        "spark.jobs.archive_store",
+        "spark.jobs.day_files",
+        "spark.jobs.latest",
+    },
     "fastavro": {"spark.decode.avro_values"},
     "sqlalchemy": {"client.sql_offsets"},
     "pytest": {"testing.pytest_plugin"},
@@ -159,6 +163,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("spark.source.task_reader", "spark.source.dead_letters"): "few values are bad",
     ("spark", "spark.register"): "the package takes no Spark; this function of it does",
     ("spark.decode", "spark.decode.avro_values"): "fastavro is optional",
+    ("spark.jobs.day_files", "deltalake"): "tasks need it for remote stores alone",
     ("zk.embedded", "pyspark"): "find_spec only; the wheel carries ZooKeeper's jars",
 }
 

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from metaq.model import Offset
+from metaq.spark.jobs.day_files import write_task
 from metaq.spark.options import SinkOptions, SourceOptions
 from metaq.spark.plan import ReadRange
 from metaq.spark.sink.exact_sink import ExactSink
 from metaq.spark.sink.stream_writer import stream_writer
 from metaq.spark.sink.writer import batch_writer
 from metaq.spark.source.batch import BatchReader
-from metaq.spark.source.read_task import ReadTask
+from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.source.stream import StreamReader
 from metaq.spark.versions import tasks_of
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -88,6 +90,27 @@ def test_a_task_that_reads_imports_no_client(broker: EmbeddedBroker) -> None:
             task,
         )
         assert found & (LIBRARIES | OF_THE_DRIVER) == set()
+
+
+def test_a_task_of_an_archive_imports_no_library_of_tables(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """It reads as others do, and writes files alone."""
+    (log,) = stored(broker).values()
+    if not log:
+        publish(broker, numbered(10))
+        (log,) = stored(broker).values()
+    task = ReadTask(ReadRange(tp(0), Offset(0), Offset(log[-1].offset)), broker.address)
+    options = SourceOptions.from_map(wire(broker, subscribe=TOPIC), is_stream=True)
+    read = partial(read_rows, options=options)
+    write = partial(write_task, read=read, root=str(tmp_path), staging="staging")
+    found = modules_after(
+        "write, task = pickle.load(sys.stdin.buffer)\n"
+        f"assert sum(file.message_count for file in write(task)) == {len(log) - 1}",
+        write,
+        task,
+    )
+    assert found & (LIBRARIES | OF_THE_DRIVER) == set()
 
 
 def test_a_task_that_writes_imports_no_client_with_zookeeper(

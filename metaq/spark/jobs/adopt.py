@@ -4,9 +4,9 @@ Before archives were tables, they were Parquet files and numbered manifests:
 
     topic=orders/date=2026-01-31/….parquet      as today
     _metaq/manifest/00000000000000000012.json   which files count; the highest is true
-    _metaq/checkpoint/                          as today
+    _metaq/checkpoint/                          how far a query of Spark has come
 
-A manifest has `query`, the `batch` that is the last one, `files` as [path, bytes,
+A manifest has the `batch` that is the last one, `files` as [path, bytes,
 messages], and `logs`: for each path what it holds of each partition, as [topic, broker,
 number, messages, first offset, last offset]. The oldest ones have no `logs`.
 """
@@ -25,12 +25,11 @@ from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.archive_store import (
     CHECKPOINT,
     MANIFESTS,
-    NS_PER_MS,
     ArchiveStore,
-    file_system,
     told,
 )
 from metaq.spark.jobs.data_files import DataFile, stats_of
+from metaq.spark.jobs.day_files import NS_PER_MS, file_system
 
 VERSION: Final = 1
 SUFFIX: Final = ".json"
@@ -89,16 +88,16 @@ def _take_over(store: ArchiveStore, name: str, there: FileSystem) -> None:
             _file_of(there, where, size_bytes, count, logs.get(where, ()))
             for where, size_bytes, count in manifest["files"]
         ]
-        query_id, batch = str(manifest["query"]), int(manifest["batch"])
+        batch = int(manifest["batch"])
     except (ValueError, KeyError, TypeError) as error:
         raise ArchiveError(f"{root}/{name} is no manifest: {error!r}") from error
     # Batches without messages made no manifest.
     batches = filter(str.isdecimal, store.names_in(f"{CHECKPOINT}/commits"))
     batch = max([batch, *map(int, batches)])
-    store.claim(query_id)
+    store.claim()
     if store.batch < 0:
         ends = _ends(files, chain.from_iterable(logs.values()))
-        store.commit(batch, files, ends)
+        store.commit(batch, files, ends=ends)
 
 
 def _file_of(

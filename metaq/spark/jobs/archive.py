@@ -2,33 +2,38 @@
 
     archive(spark, "/archive", {"zookeeper": "zk:2181", "subscribe": "orders"})
 
-A streaming query reads; each of its batches becomes data files and one commit of the
-table, which has the number of the batch. A batch that is repeated after a kill is
-either in the table, and then left out, or not, and then written again.
+It goes in batches. The driver asks where the logs end, one Spark job reads up to there
+and writes data files, and one commit of the table names them, with the next byte to
+read of each partition. So there is no progress but the table's: a batch that was not
+committed is planned anew, from the same place.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
+from metaq.model import Offset, TopicPartition
 from metaq.spark.errors import JobError, OptionError
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
-from metaq.spark.jobs.failures import job_errors
+from metaq.spark.jobs.day_files import Read
+from metaq.spark.jobs.failures import SPARK_ERRORS, job_errors
 from metaq.spark.jobs.waiting import run_apart
+from metaq.spark.offsets import Offsets
 from metaq.spark.options import SourceOptions, ValueFormat
+from metaq.spark.source.read_task import ReadTask, read_rows
+from metaq.spark.source.stream import StreamProgress
 
 SMALL_FILES_MAX: Final = 32
 """When a topic and day has so many small files, they are put together."""
 STOP_LOOK_S: Final = 1
 """Interval of looks whether a run is to stop, seconds."""
-QUERY_ID: Final = "sql.streaming.queryId"
-"""Local property that Spark sets while a batch is written."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +70,30 @@ class ArchiveSummary:
     """Bytes of all its files."""
 
 
+class ArchiveSource(Protocol):
+    """The log that is archived; of topics it is `StreamProgress`."""
+
+    def start(self) -> dict[TopicPartition, Offset]:
+        """Return where a new archive starts."""
+        ...
+
+    def freeze(self) -> None:
+        """Take the ends of this moment for all that will ever be read."""
+        ...
+
+    def advance(self, stand: Offsets) -> dict[TopicPartition, Offset]:
+        """Return where the next batch ends; `stand` when there is nothing to read."""
+        ...
+
+    def tasks(self, start: Offsets, end: Offsets) -> Sequence[ReadTask]:
+        """Return the tasks that read a batch, each a part of one partition."""
+        ...
+
+    def commit(self, end: Offsets) -> None:
+        """Take notice that everything before `end` is archived."""
+        ...
+
+
 def archive(
     spark: SparkSession,
     path: str,
@@ -83,36 +112,35 @@ def archive(
         options: Of a streaming read with `format("metaq")`. A new archive starts at
             the earliest offsets unless they say otherwise.
         interval_s: Go on for ever, a batch at least that long after the last, until
-            Ctrl-C or until the query is stopped; None: end when everything is archived
-            that was there at the start.
+            Ctrl-C or `stop`; None: end when everything is archived that was there at
+            the start.
         file_bytes: Small files are put together up to about that size, 2 or more.
         on_progress: Called on the driver after each batch.
-        stop: Set by another thread, it ends the run where it is: a batch that is being
-            written is left to the next run.
+        stop: Set by another thread, or by Ctrl-C, it ends the run where it is: a batch
+            that is being written is left to the next run.
 
     Raises:
         ArchiveError: The archive is damaged, or of an older version, or another job
             writes it.
-        JobError: Reading or writing failed; the sentence names partition and offsets.
+        JobError: A task failed; the sentence names partition and offsets.
         KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
+        MetaqError: The cluster cannot be asked, or messages are lost.
         OptionError: An option is wrong.
     """
     asked = {"startingOffsets": "earliest"}
-    # Of two spellings of one name Spark would take either.
+    # Of two spellings of one name the options would take either.
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
-    asked |= options
-    # Refused before Spark does anything.
-    values = SourceOptions.from_map(asked, is_stream=True).values
-    if values.format is not ValueFormat.BINARY:
+    wanted = SourceOptions.from_map(asked | dict(options), is_stream=True)
+    if wanted.values.format is not ValueFormat.BINARY:
         raise OptionError(
             f"an archive has values as they are: expected valueFormat=binary, got"
-            f" {values.format.value}"
+            f" {wanted.values.format.value}"
         )
-    with job_errors("archive"):
-        rows = spark.readStream.format("metaq").options(**asked).load()
-    return archive_stream(
-        rows,
+    return archive_source(
+        spark,
         path,
+        StreamProgress(wanted),
+        partial(read_rows, options=wanted),
         interval_s=interval_s,
         file_bytes=file_bytes,
         on_progress=on_progress,
@@ -120,132 +148,132 @@ def archive(
     )
 
 
-def archive_stream(
-    rows: DataFrame,
+def archive_source(
+    spark: SparkSession,
     path: str,
+    source: ArchiveSource,
+    read: Read,
     *,
     interval_s: float | None = None,
     file_bytes: int = FILE_BYTES,
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Run `archive` on a given stream of rows.
+    """Run `archive` on a given source.
 
     Args:
-        rows: A streaming frame with the columns of the source; a batch that is
-            repeated has the same rows.
+        spark: As for `archive`.
         path: As for `archive`.
+        source: Plans the batches.
+        read: Reads the rows of a task.
         interval_s: As for `archive`.
         file_bytes: As for `archive`.
         on_progress: As for `archive`.
         stop: As for `archive`.
     """
     store = open_archive(path, may_be_new=True)
-    writer = _BatchWriter(store, file_bytes, on_progress)
-    stream = rows.writeStream.foreachBatch(writer.write)
-    stream = stream.option("checkpointLocation", store.checkpoint)
-    if interval_s is None:
-        stream = stream.trigger(availableNow=True)
-    else:
-        interval = f"{round(interval_s * 1000)} milliseconds"
-        stream = stream.trigger(processingTime=interval)
-    stop = stop or threading.Event()
-    with job_errors("archive"):
-        query = stream.start()
-        _wait(query, writer, stop, ends=interval_s is None)
-        writer.end(str(query.id))
-    return writer.summary()
+    run = _Run(spark, store, source, read, file_bytes, on_progress, stop)
+    interrupted = threading.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        run.stop.set()
+
+    run_apart(lambda: run.go(interval_s), on_interrupt=interrupt)
+    if interval_s is None and interrupted.is_set():
+        raise KeyboardInterrupt
+    return run.summary()
 
 
-def _wait(
-    query: StreamingQuery, writer: "_BatchWriter", stop: threading.Event, *, ends: bool
-) -> None:
-    """Wait until a query ends, or end it; the error of a batch is raised as it is.
-
-    Ctrl-C is the end of a query that does not end by itself.
-    """
-
-    def wait() -> None:
-        while not (stop.is_set() or query.awaitTermination(STOP_LOOK_S)):
-            pass
-
-    try:
-        run_apart(wait)
-    except KeyboardInterrupt:
-        if ends:
-            raise
-    except Exception:
-        if writer.failure is not None:
-            raise writer.failure from None
-        raise
-    finally:
-        query.stop()
-
-
-class _BatchWriter:
-    """Writes the batches of one query, one after the other."""
+class _Run:
+    """One run: batch after batch, in one thread."""
 
     def __init__(
         self,
+        spark: SparkSession,
         store: ArchiveStore,
+        source: ArchiveSource,
+        read: Read,
         file_bytes: int,
         on_progress: Callable[[ArchiveProgress], None],
+        stop: threading.Event | None,
     ) -> None:
+        self._spark = spark
         self._store = store
+        self._source = source
+        self._read = read
         self._file_bytes = file_bytes
         self._on_progress = on_progress
-        self._turn = threading.Lock()
-        self._is_claimed = False
-        self._is_ended = False
+        self.stop = stop or threading.Event()
+        """Set to end the run; also in the middle of a batch."""
+        self._ended = threading.Event()
+        self._group = f"metaq archive {store.root}"
+        self._batch = 0
         self._message_count = 0
         self._written_bytes = 0
         self._batch_count = 0
         self._compacted_count = 0
-        self.failure: Exception | None = None
-        """Error raised by `write`; Spark hands on its text alone."""
 
-    def write(self, batch: DataFrame, number: int) -> None:
-        """Write one batch; one that is in the archive already is left out."""
-        with self._turn:
-            if self._is_ended:
-                # Returning would tell Spark that the batch is archived.
-                raise JobError(f"batch {number} comes after the end of its query")
-            try:
-                self._write(batch, number)
-            except Exception as error:
-                self.failure = error
+    def go(self, interval_s: float | None) -> None:
+        """Archive until there is nothing left, or until the run is stopped."""
+        threading.Thread(target=self._cancel_when_stopped, daemon=True).start()
+        try:
+            self._go(interval_s)
+        except JobError as error:
+            if not self.stop.is_set():
                 raise
+            _log.info("stopped in the middle of a batch: %s", error)
+        finally:
+            self._ended.set()
 
-    def end(self, query_id: str) -> None:
-        """Let no batch be written any more; an archive without any is made as well.
+    def _go(self, interval_s: float | None) -> None:
+        source, store = self._source, self._store
+        store.claim()
+        stand = store.positions()
+        # Counted here: the table may have a batch of another job by then.
+        self._batch = store.batch + 1
+        if interval_s is None:
+            source.freeze()
+        start = stand or source.start()
+        while not self.stop.is_set():
+            end = source.advance(start)
+            if end != stand:
+                self._write(start, end)
+                stand = start = end
+            elif interval_s is None:
+                return
+            if interval_s is not None:
+                self.stop.wait(interval_s)
 
-        A query that is stopped does not wait for the thread that writes its batch.
+    def _cancel_when_stopped(self) -> None:
+        """End the Spark job of a run that is to stop.
+
+        Again and again: a job that begins at the same moment is not ended.
         """
-        with self._turn:
-            self._is_ended = True
-            self._claim(query_id)
+        while not self._ended.wait(STOP_LOOK_S):
+            if self.stop.is_set():
+                with suppress(*SPARK_ERRORS, OSError):
+                    self._spark.sparkContext.cancelJobGroup(self._group)
 
-    def _claim(self, query_id: str) -> None:
-        if not self._is_claimed:
-            self._store.claim(query_id)
-            self._is_claimed = True
-
-    def _write(self, batch: DataFrame, number: int) -> None:
+    def _write(self, start: Offsets, end: Offsets) -> None:
+        """Write one batch, and commit it."""
         store = self._store
-        query_id = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-        self._claim(query_id or "")
-        if store.has_batch(number):
-            _log.info("batch %d is in %s already", number, store.root)
-            return
-        files = store.write(batch, number)
-        store.commit(number, files)
+        batch = self._batch
+        tasks = self._source.tasks(start, end)
+        with job_errors("archive"):
+            context = self._spark.sparkContext
+            context.setJobGroup(self._group, f"archive {store.root}", True)
+            files = store.write(self._spark, tasks, self._read, batch)
+        store.commit(batch, files, positions=end)
+        self._batch += 1
+        self._source.commit(end)
         if not files:
             return
         self._batch_count += 1
         self._message_count += sum(file.message_count for file in files)
         self._written_bytes += sum(file.size_bytes for file in files)
         self._on_progress(
-            ArchiveProgress(number, self._message_count, self._written_bytes)
+            ArchiveProgress(batch, self._message_count, self._written_bytes)
         )
         done = compact_store(
             store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX

@@ -1,14 +1,21 @@
-"""An archive: a Delta table of messages, which one streaming query writes.
+"""An archive: a Delta table of messages, with the progress of the job that writes it.
 
     _delta_log/                                which files count, and what they hold
     topic=orders/date=2026-01-31/….parquet     messages, in the columns of the source
-    _metaq/checkpoint/                         how far the streaming query has come
     _metaq/staging/0000000007-…/               files on their way in
 
-A batch is one commit of the table. It names the files of the batch, its number, and the
-last offset of each partition, as versions of Delta's application transactions: a batch
-is in the archive as a whole, with the progress that it means, or not at all. Files
-that no commit names were left by killed jobs.
+A batch is one commit of the table. It names the files of the batch, its number, and of
+each partition the last offset and the next byte to read, as versions of Delta's
+application transactions: a batch is in the archive as a whole, with the progress that
+it means, or not at all. Files that no commit names were left by killed jobs.
+
+    application             version
+    metaq archive           number of the last batch
+    orders/0-1              offset of the last message of partition 1 on broker 0
+    orders/0-1 next         where the next batch begins in it
+
+The format does not list its applications, so the partitions are a property of the
+table. It is set before the first commit that has one of them.
 """
 
 import json
@@ -17,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
 from typing import Any, Final
 from urllib.parse import unquote
@@ -27,35 +34,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
-from pyarrow.fs import (
-    FileInfo,
-    FileSelector,
-    FileSystem,
-    LocalFileSystem,
-    PyFileSystem,
-    SubTreeFileSystem,
-)
+from pyarrow.fs import FileSelector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from metaq.model import Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
-from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile, stats_of
+from metaq.spark.errors import ArchiveError, OffsetTextError
+from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile
+from metaq.spark.jobs.day_files import Read, file_system, write_task
+from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
 from metaq.spark.schema import ROW_DDL
+from metaq.spark.source.read_task import ReadTask
 
-CHECKPOINT: Final = "_metaq/checkpoint"
+OWN: Final = "_metaq"
 """Readers and clean-up of the table leave out names with an underscore."""
+CHECKPOINT: Final = "_metaq/checkpoint"
+"""Here an archive of an older version has its progress, as a query of Spark."""
 STAGING: Final = "_metaq/staging"
 """Files of a batch are here until they are whole."""
 MANIFESTS: Final = "_metaq/manifest"
 """Here an archive of an older version says which files count."""
 APPLICATION: Final = "metaq archive"
 """Name under which the table has the number of the last batch."""
-QUERY_ID: Final = "metaq.archive.query"
-"""Property of the table: the streaming query that writes it."""
+PARTITIONS: Final = "metaq.archive.partitions"
+"""Property of the table: partitions that have a next byte, as offsets are written."""
 TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
 """A row of an archive: that of the source, and the UTC day of its timestamp."""
 PARTITIONED_BY: Final = ("topic", "date")
@@ -71,27 +75,9 @@ READER_VERSION: Final = 1
 """Of Delta's protocol. Later ones may hide rows of a file, and rename its columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
-NS_PER_MS: Final = 1_000_000
 FILES_AT_ONCE: Final = 8
 """Files that are looked at together."""
 
-WRITER_SETTINGS: Final = {
-    # Delta has no other timestamps; Spark's default has no statistics besides.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A task that has fewer partitions and days does not sort its rows by them.
-    "spark.sql.maxConcurrentOutputFileWriters": "8",
-    "spark.sql.parquet.compression.codec": "zstd",
-}
-WRITER_OPTIONS: Final = {
-    # Nothing stays of a run that failed, whatever the session says.
-    "partitionOverwriteMode": "static",
-    # A task has a row group in memory for each file that it writes.
-    "parquet.block.size": str(32 << 20),
-}
-DATE_OF_TIMESTAMP: Final = (
-    "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
-)
-"""The UTC day, whatever the session's zone is; null where there is no timestamp."""
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
 """A row of an archive, as Spark declares it."""
 COLUMNS: Final = (*ROW_SCHEMA.names, "date")
@@ -130,11 +116,6 @@ class ArchiveStore:
         return self._table is not None
 
     @property
-    def checkpoint(self) -> str:
-        """URL of the checkpoint of the query that archives here."""
-        return self._url_of(CHECKPOINT)
-
-    @property
     def batch(self) -> int:
         """Number of the last batch in the archive; -1: none."""
         with told(self.root):
@@ -147,13 +128,46 @@ class ArchiveStore:
             last = self._open.transaction_version(str(partition))
         return None if last is None else Offset(last)
 
-    def claim(self, query_id: str) -> None:
-        """See to it that the archive is there, and is that of a query.
-
-        What killed jobs have staged of batches that are in the archive is deleted.
+    def positions(self) -> dict[TopicPartition, Offset]:
+        """Return the next byte to read of each partition that is known.
 
         Raises:
-            ArchiveError: Another query archived here.
+            ArchiveError: An older version has written here, and its progress is gone.
+        """
+        found = {}
+        with told(self.root):
+            for partition in self._known():
+                position = self._open.transaction_version(_next_of(partition))
+                if position is not None:
+                    found[partition] = Offset(position)
+        if found or self.batch < 0:
+            return found
+        return self._checkpointed()
+
+    def _known(self) -> dict[TopicPartition, Offset]:
+        text = self._open.metadata().configuration.get(PARTITIONS)
+        return {} if text is None else parse_offsets(text)
+
+    def _checkpointed(self) -> dict[TopicPartition, Offset]:
+        """Return where the streaming query of an older version stands.
+
+        Its file has three lines: version, settings, and the offsets of its one source.
+        """
+        path = f"{CHECKPOINT}/offsets/{self.batch}"
+        try:
+            with told(self.root), self._files.open_input_file(path) as stream:
+                text = stream.read().decode()
+            return parse_offsets(text.splitlines()[2])
+        except (ArchiveError, OffsetTextError, IndexError, UnicodeError) as error:
+            raise ArchiveError(
+                f"{self.root}: was written by an older version, and {path} does not"
+                " tell how far it came: without it messages would be archived twice"
+            ) from error
+
+    def claim(self) -> None:
+        """See to it that the table is there.
+
+        What killed jobs have staged of batches that are in the archive is deleted.
         """
         if self._table is None:
             with told(self.root):
@@ -161,73 +175,51 @@ class ArchiveStore:
                     self.root,
                     TABLE_SCHEMA,
                     partition_by=list(PARTITIONED_BY),
-                    configuration={**PROPERTIES, QUERY_ID: query_id},
-                    raise_if_key_not_exists=False,
+                    configuration=dict(PROPERTIES),
                 )
-        known = self._table.metadata().configuration.get(QUERY_ID)
-        if known != query_id:
-            raise ArchiveError(
-                f"{self.root}: was written by query {known}, not {query_id}: its"
-                f" checkpoint {CHECKPOINT} is gone, and without it messages would be"
-                " archived twice"
-            )
+        with told(self.root):
+            self._files.create_dir(STAGING, recursive=True)
         self._clear_staging()
 
-    def has_batch(self, number: int) -> bool:
-        """Look whether a batch of the query is in the archive by now.
+    def write(
+        self, spark: SparkSession, tasks: Sequence[ReadTask], read: Read, batch: int
+    ) -> tuple[DataFile, ...]:
+        """Write what tasks read as new data files; they count from the commit on.
 
-        Raises:
-            ArchiveError: Batches before it are not.
-        """
-        with told(self.root):
-            self._open.update_incremental()
-        if number > self.batch + 1:
-            raise ArchiveError(
-                f"{self.root}: expected batch {self.batch + 1} of the query, got"
-                f" {number}: the table has been set back behind its checkpoint"
-            )
-        return number <= self.batch
-
-    def write(self, rows: DataFrame, batch: int) -> tuple[DataFile, ...]:
-        """Write the rows of a batch as new data files; they count from its commit on.
-
-        Each file has rows of one task, in their order.
+        One Spark job, in which each task writes the files of its rows in their order.
 
         Args:
-            rows: The columns of the source.
+            spark: The session.
+            tasks: Each reads a part of one partition.
+            read: Reads the rows of a task, on an executor.
             batch: Number of the batch.
 
         Raises:
             ArchiveError: The file system refused.
-            PySparkException: Writing failed.
+            PySparkException: A task failed.
         """
-        spark = rows.sparkSession
+        if not tasks:
+            return ()
         staging = f"{STAGING}/{batch:010}-{spark.sparkContext.applicationId}"
-        date = sf.expr(DATE_OF_TIMESTAMP).alias("date")
-        staged = rows.select(*ROW_SCHEMA.names, date).write.mode("overwrite")
-        staged = staged.options(**WRITER_OPTIONS)
-        with _settings(spark, WRITER_SETTINGS):
-            staged.partitionBy(*PARTITIONED_BY).parquet(self._url_of(staging))
-        with told(self.root):
-            top = FileSelector(staging, recursive=True)
-            found = [f for f in self._files.get_file_info(top) if is_data(f.base_name)]
-            with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-                return tuple(pool.map(lambda file: self._move_in(file, staging), found))
+        write = partial(write_task, read=read, root=self.root, staging=staging)
+        parts = spark.sparkContext.parallelize(tasks, len(tasks))
+        files = list(chain.from_iterable(parts.map(write).collect()))
+        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            for _ in pool.map(lambda file: self._move_in(file, staging), files):
+                pass
+        return tuple(files)
 
-    def _move_in(self, file: FileInfo, staging: str) -> DataFile:
+    def _move_in(self, file: DataFile, staging: str) -> None:
         """Give a staged file its place in the table."""
-        with self._files.open_input_file(file.path) as stream:
-            metadata = pq.read_metadata(stream)
-        path = file.path.removeprefix(f"{staging}/")
-        self._files.create_dir(path.rpartition("/")[0], recursive=True)
-        self._files.move(file.path, path)
-        modified_ms = file.mtime_ns // NS_PER_MS
-        return DataFile.from_path(path, file.size, stats_of(metadata), modified_ms)
+        self._files.create_dir(file.path.rpartition("/")[0], recursive=True)
+        self._files.move(f"{staging}/{file.path}", file.path)
 
     def commit(
         self,
         batch: int,
         files: Sequence[DataFile],
+        *,
+        positions: Offsets | None = None,
         ends: Mapping[TopicPartition, Offset] | None = None,
     ) -> None:
         """Make files part of the archive, and their batch its last one, in one step.
@@ -235,15 +227,25 @@ class ArchiveStore:
         Args:
             batch: Number of the batch.
             files: Those that `write` returned for it.
+            positions: Next byte to read of each partition that has gone on.
             ends: Offset of the last message of each partition; None: of the files.
 
         Raises:
             ArchiveError: Another job has committed a batch meanwhile.
         """
+        if batch <= self.batch:
+            raise ArchiveError(
+                f"{self.root}: another job writes this archive: expected batch"
+                f" {self.batch + 1}, got {batch}"
+            )
         if ends is None:
-            found = sorted(chain.from_iterable(map(self._ends_in, files)))
-            ends = dict(found)
-        progress = [Transaction(str(partition), end) for partition, end in ends.items()]
+            lasts = sorted((file.log.partition, file.log.last) for file in files)
+            ends = dict(lasts)
+        marks = {str(partition): offset for partition, offset in ends.items()}
+        if positions:
+            self._make_known(positions)
+            marks |= {_next_of(partition): at for partition, at in positions.items()}
+        progress = [Transaction(name, version) for name, version in marks.items()]
         with told(self.root):
             self._open.create_write_transaction(
                 [_action_of(file) for file in files],
@@ -257,22 +259,16 @@ class ArchiveStore:
             self._open.update_incremental()
         self._clear_staging()
 
-    def _ends_in(self, file: DataFile) -> list[tuple[TopicPartition, Offset]]:
-        """Return the last offset of each partition in a file."""
-        if file.log.up_to is None:
-            return [(file.log.partition, file.log.last)]
-        # A task that reads several partitions is none of our source.
-        names = ["broker_id", "partition", "offset"]
-        with told(self.root), self._files.open_input_file(file.path) as stream:
-            rows = pq.read_table(stream, columns=names)
-        ends = rows.group_by(names[:2]).aggregate([("offset", "max")]).to_pylist()
-        return [
-            (
-                TopicPartition(file.topic, each["broker_id"], each["partition"]),
-                Offset(each["offset_max"]),
+    def _make_known(self, positions: Offsets) -> None:
+        """Have partitions in the property of the table, which has its own commit."""
+        with told(self.root):
+            known = self._known()
+            if known.keys() >= positions.keys():
+                return
+            names = dict.fromkeys([*known, *positions], Offset(0))
+            self._open.alter.set_table_properties(
+                {PARTITIONS: format_offsets(names)}, raise_if_not_exists=False
             )
-            for each in ends
-        ]
 
     def _clear_staging(self) -> None:
         """Delete what was staged of batches that are in the archive."""
@@ -415,10 +411,10 @@ def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
             f"{root}: an archive of an older version: take it over with"
             f" `metaq pipeline adopt {root}`"
         )
-    if not store.exists and store.names_in(f"{CHECKPOINT}/commits"):
+    if not store.exists and store.names_in(OWN):
         raise ArchiveError(
-            f"{root}: has the checkpoint of an archive, but no _delta_log that says"
-            " which files count"
+            f"{root}: has the directory {OWN} of an archive, but no _delta_log that"
+            " says which files count"
         )
     if not (store.exists or may_be_new):
         raise ArchiveError(f"{root}: no archive: there is no _delta_log")
@@ -448,18 +444,6 @@ def root_of(path: str) -> str:
     return os.path.abspath(rest)
 
 
-def file_system(root: str) -> FileSystem:
-    """Return the files of an archive; of a store as the table's library reaches it."""
-    if root.startswith("/"):
-        return SubTreeFileSystem(root, LocalFileSystem())
-    return PyFileSystem(DeltaStorageHandler(root))
-
-
-def is_data(name: str) -> bool:
-    """Whether Spark gives data files such a name; marks and checksums have others."""
-    return name.endswith(".parquet") and name[0] not in "._"
-
-
 def require_plain(table: DeltaTable, root: str) -> None:
     """Refuse a table whose Parquet files are not all there is to its rows.
 
@@ -475,20 +459,9 @@ def require_plain(table: DeltaTable, root: str) -> None:
         )
 
 
-@contextmanager
-def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Have settings in a session while the body runs."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    try:
-        for name, text in settings.items():
-            spark.conf.set(name, text)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+def _next_of(partition: TopicPartition) -> str:
+    """Return the application whose version is the next byte to read."""
+    return f"{partition} next"
 
 
 def _action_of(file: DataFile) -> AddAction:

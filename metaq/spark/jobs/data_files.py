@@ -22,6 +22,8 @@ NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """Name of the directory for messages without a timestamp."""
 
 _ESCAPED: Final = re.compile(r"%([0-9A-Fa-f]{2})")
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+"""Spark escapes them, and nothing else, in names of directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class DataFile:
     def from_path(
         cls, path: str, size_bytes: int, stats: Mapping[str, Any], modified_ms: int
     ) -> "DataFile":
-        """Return a file that Spark has written; its directories have topic and day."""
+        """Return a file by its place: the directories have topic and day."""
         names = (step.partition("=")[2] for step in path.split("/")[:2])
         topic, date = map(unescaped, names)
         day = None if date == NO_VALUE else date
@@ -106,6 +108,12 @@ class DataFile:
         Spark takes each escaped byte for a character; other writers escape UTF-8.
         """
         return unescaped(self.path.partition("/")[0].removeprefix("topic="))
+
+
+def directory_of(topic: str, date: str | None) -> str:
+    """Return the directory of a topic and day, below that of the archive."""
+    name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", topic)
+    return f"topic={name}/date={date or NO_VALUE}"
 
 
 def unescaped(name: str) -> str:

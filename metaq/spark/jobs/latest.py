@@ -18,13 +18,14 @@ from pyspark.sql import functions as sf
 
 from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import ArchiveError, RowError
-from metaq.spark.jobs.archive import QUERY_ID
 from metaq.spark.jobs.archive_store import require_plain, root_of, told
 from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.schema import ROW_DDL
 
 APPLICATION: Final = "metaq latest"
 """Start of the name under which the table has the last batch of a query."""
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Local property that Spark sets while a batch is written."""
 SMALL_FILES_MAX: Final = 32
 """When the table has so many smaller files than `FILE_BYTES`, they are put together."""
 

@@ -37,6 +37,7 @@ from metaq.spark.source.batch import plan_tasks, settle_all
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
 from metaq.spark.source.read_bounds import NOTHING, resolve_starts
+from metaq.spark.source.read_task import ReadTask
 from metaq.spark.source.task_reader import TaskReader
 from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 
@@ -194,6 +195,15 @@ class StreamProgress:
         there = {p: span for p, span in wanted.items() if p in logs}
         settled = settle_all(there, logs, self._options, self._facts)
         return {**wanted, **settled}
+
+    def tasks(
+        self,
+        start: Mapping[TopicPartition, Offset],
+        end: Mapping[TopicPartition, Offset],
+    ) -> list[ReadTask]:
+        """Return the range of each task of a micro-batch; raises as `spans`."""
+        spans = self.spans(start, end)
+        return plan_tasks(self._cluster, self._facts, self._options, spans, EVERYTHING)
 
     def behind(self) -> dict[str, Behind]:
         """Return what the next micro-batch leaves for later ones, of each topic.
@@ -384,11 +394,7 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
             DataLossError: bytes are gone, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
-        cluster = shared_cluster(self._options.wire)
-        spans = self.progress.spans(offsets_from_json(start), offsets_from_json(end))
-        tasks = plan_tasks(
-            cluster, PlanningFacts(cluster), self._options, spans, EVERYTHING
-        )
+        tasks = self.progress.tasks(offsets_from_json(start), offsets_from_json(end))
         return [InputPartition(task) for task in tasks]
 
     @one_sentence

@@ -1,7 +1,9 @@
-"""Rows for the tests of pipeline jobs, and streams that give them without a broker."""
+"""Rows for the tests of pipeline jobs, and feeds that give them without a broker."""
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,15 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.record.flags import encode_payload
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.jobs.archive import ArchiveSummary, archive_source
+from metaq.spark.jobs.day_files import Read
+from metaq.spark.offsets import Offsets
+from metaq.spark.plan import ReadRange
 from metaq.spark.schema import ROW_DDL
+from metaq.spark.source.read_task import ReadTask
 
 DAY = dt.datetime(2026, 1, 31, 23, 59, 58, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)
@@ -54,28 +63,86 @@ def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 
 
 class Feed:
-    """A directory that a stream reads: each file is one batch."""
+    """A directory of batches, which stands for topics: each file is one batch."""
 
-    def __init__(self, spark: SparkSession, directory: Path) -> None:
-        self._spark = spark
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
         self._directory = directory
-        self._count = 0
+
+    @property
+    def read(self) -> Read:
+        """Return what reads the rows of a task, in any process."""
+        return partial(read_fed, directory=str(self._directory))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add a batch."""
-        name = f"{self._count:05}"
-        staged = self._directory.parent / f"{self._directory.name}-{name}"
-        frame(self._spark, rows).coalesce(1).write.parquet(str(staged))
-        self._directory.mkdir(exist_ok=True)
-        (part,) = staged.glob("*.parquet")
-        part.rename(self._directory / f"{name}.parquet")
-        self._count += 1
+        """Add a batch; in each partition offsets go up from one to the next."""
+        count = len(fed(self._directory))
+        (self._directory / f"{count:05}").write_bytes(pickle.dumps(list(rows)))
 
-    def stream(self) -> DataFrame:
-        """Return the stream."""
-        self._directory.mkdir(exist_ok=True)
-        reader = self._spark.readStream.schema(ROW_DDL)
-        return reader.option("maxFilesPerTrigger", 1).parquet(str(self._directory))
+    def start(self) -> dict[TopicPartition, Offset]:
+        return {}
+
+    def freeze(self) -> None:
+        """Nothing comes in between, where that counts."""
+
+    def advance(self, stand: Offsets) -> dict[TopicPartition, Offset]:
+        """Return the end of the next batch; that of a row is behind its offset."""
+        for rows in fed(self._directory):
+            ends = {place_of(row): Offset(row[3] + 1) for row in rows}
+            if any(end > stand.get(place, 0) for place, end in ends.items()):
+                return {**stand, **ends}
+        return dict(stand)
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
+        """Return a task for each partition that goes on."""
+        spans = ((p, start.get(p, Offset(0)), at) for p, at in sorted(end.items()))
+        return [
+            ReadTask(ReadRange(p, first, at), None)
+            for p, first, at in spans
+            if first < at
+        ]
+
+    def commit(self, end: Offsets) -> None:
+        """Keep nothing: the archive does."""
+
+
+def fed(directory: Path) -> list[list[Row]]:
+    """Return the batches of a feed."""
+    return [pickle.loads(file.read_bytes()) for file in sorted(directory.iterdir())]
+
+
+def read_fed(task: ReadTask, *, directory: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task that a feed has planned."""
+    span = task.range
+    for rows in fed(Path(directory)):
+        its = [
+            row
+            for row in rows
+            if place_of(row) == span.partition and span.start <= row[3] < span.end
+        ]
+        if its:
+            yield arrow(its)
+
+
+def place_of(row: Row) -> TopicPartition:
+    """Return the partition of a row."""
+    return TopicPartition(row[0], BrokerId(row[1]), row[2])
+
+
+def arrow(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a task of the source has them."""
+    named = [dict(zip(ROW_SCHEMA.names, row, strict=True)) for row in rows]
+    for each in named:
+        if each["headers"] is not None:
+            each["headers"] = [{"key": k, "value": v} for k, v in each["headers"]]
+    return pa.RecordBatch.from_pylist(named, ROW_SCHEMA)
+
+
+def archive_feed(
+    spark: SparkSession, feed: Feed, path: str, **words: Any
+) -> ArchiveSummary:
+    """Archive what a feed has."""
+    return archive_source(spark, path, feed, words.pop("read", feed.read), **words)
 
 
 def places(rows: Iterable[Any]) -> list[Place]:

@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 from metaq.model import BrokerId, TopicPartition
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.adopt import adopt
-from metaq.spark.jobs.archive import archive_stream
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive, read_archive
 from metaq.spark.jobs.compact import compact
+from metaq.spark.offsets import Offsets, format_offsets
 from tests.spark.jobs.archives import (
     Feed,
     Row,
+    archive_feed,
     frame,
     log_rows,
     places,
@@ -34,7 +35,7 @@ DAY = "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
 
 
 def old_archive(
-    spark: SparkSession, path: Path, rows: Sequence[Row], batch: int, query_id: str
+    spark: SparkSession, path: Path, rows: Sequence[Row], batch: int
 ) -> list[str]:
     """Write an archive as old versions did; return its files."""
     dated = frame(spark, rows).selectExpr("*", f"{DAY} AS date").coalesce(1)
@@ -52,7 +53,7 @@ def old_archive(
         logs[name] = [[*key, len(at), min(at), max(at)] for key, at in held.items()]
         count = sum(map(len, held.values()))
         names.append([name, found.stat().st_size, count])
-    fields = {"version": 1, "number": 3, "query": query_id, "batch": batch}
+    fields = {"version": 1, "number": 3, "query": "q", "batch": batch}
     manifests = path / "_metaq" / "manifest"
     manifests.mkdir(parents=True)
     (manifests / f"{2:020}.json").write_text("of an earlier moment")
@@ -73,25 +74,26 @@ ROWS = [
 ]
 
 
+def keep_offsets(path: Path, batch: int, offsets: Offsets) -> Path:
+    """Write what the query of an old version knows of a batch; return the file."""
+    kept = path / "_metaq" / "checkpoint" / "offsets" / f"{batch}"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(f'v1\n{{"batchWatermarkMs":0}}\n{format_offsets(offsets)}')
+    return kept
+
+
 def test_an_archive_is_taken_over_where_it_lies(
     spark: SparkSession, tmp_path: Path, path: Path
 ) -> None:
-    """Not a file moves; its query goes on; every reader has the same rows."""
-    feed = Feed(spark, tmp_path / "feed")
+    """Not a file moves; the job goes on; every reader has the same rows."""
+    feed = Feed(tmp_path / "feed")
     feed.add(ROWS)
-    archive_stream(feed.stream(), str(path))
-    store = open_archive(str(path))
-    query_id = DeltaTable(path).metadata().configuration["metaq.archive.query"]
-    for file in store.files():
-        (path / file.path).unlink()
-    for each in (path / "_delta_log").iterdir():
-        each.unlink()
-    (path / "_delta_log").rmdir()
-    names = old_archive(spark, path, ROWS, 0, query_id)
+    names = old_archive(spark, path, ROWS, 0)
+    keep_offsets(path, 0, feed.advance({}))
     before = {name: (path / name).stat() for name in names}
 
     command = f"metaq pipeline adopt {path}"
-    for use in (open_archive, compact, lambda p: archive_stream(feed.stream(), p)):
+    for use in (open_archive, compact, lambda p: archive_feed(spark, feed, p)):
         with pytest.raises(ArchiveError, match=command):
             use(str(path))
     found = adopt(str(path))
@@ -99,7 +101,7 @@ def test_an_archive_is_taken_over_where_it_lies(
     assert {name: (path / name).stat() for name in names} == before
     more = log_rows("orders", 1, 3, start=2)
     feed.add(more)
-    assert archive_stream(feed.stream(), str(path)).message_count == 3
+    assert archive_feed(spark, feed, str(path)).message_count == 3
     wanted = places_of([*ROWS, *more])
     for _ in range(2):
         assert {*map(tuple, places_elsewhere(str(path)).values())} == {tuple(wanted)}
@@ -116,9 +118,28 @@ def test_an_archive_is_taken_over_where_it_lies(
         adopt(str(path))
 
 
+def test_an_archive_without_its_progress_is_refused(
+    spark: SparkSession, tmp_path: Path, path: Path
+) -> None:
+    """Starting from scratch would archive everything again."""
+    feed = Feed(tmp_path / "feed")
+    feed.add(ROWS)
+    old_archive(spark, path, ROWS, 0)
+    adopt(str(path))
+    broken = ("", "v1\n{}", "v1\n{}\n{}", "v1\n{}\n-")
+    with pytest.raises(ArchiveError, match=r"offsets/0 does not tell how far"):
+        archive_feed(spark, feed, str(path))
+    kept = keep_offsets(path, 0, {})
+    for text in broken:
+        kept.write_text(text)
+        with pytest.raises(ArchiveError, match=r"offsets/0 does not tell how far"):
+            archive_feed(spark, feed, str(path))
+    assert places(read_archive(spark, str(path)).collect()) == places_of(ROWS)
+
+
 def test_a_table_has_what_the_manifest_said(spark: SparkSession, path: Path) -> None:
     """Of a file that is gone as well: that is what an audit goes by."""
-    names = old_archive(spark, path, ROWS, 5, "q")
+    names = old_archive(spark, path, ROWS, 5)
     commits = path / "_metaq" / "checkpoint" / "commits"
     commits.mkdir(parents=True)
     (commits / "7").write_text("{}")
@@ -141,7 +162,7 @@ def test_the_oldest_manifests_leave_it_to_the_files(
     spark: SparkSession, path: Path
 ) -> None:
     """Their footers tell."""
-    old_archive(spark, path, ROWS[:4], 0, "q")
+    old_archive(spark, path, ROWS[:4], 0)
     manifest = path / "_metaq" / "manifest" / f"{3:020}.json"
     fields = json.loads(manifest.read_text())
     del fields["logs"]
@@ -156,15 +177,15 @@ def test_a_take_over_that_is_killed_is_run_again(
     spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the table, before its commit, and behind it; no job takes it for one."""
-    old_archive(spark, path, ROWS, 0, "q")
+    old_archive(spark, path, ROWS, 0)
 
     commit = ArchiveStore.commit
 
-    def die(*_words: Any) -> None:
+    def die(*_words: Any, **_named: Any) -> None:
         raise KeyboardInterrupt
 
-    def die_late(*words: Any) -> None:
-        commit(*words)
+    def die_late(*words: Any, **named: Any) -> None:
+        commit(*words, **named)
         raise KeyboardInterrupt
 
     for name, dying in (("claim", die), ("commit", die), ("commit", die_late)):

@@ -1,5 +1,6 @@
 """Archiving: each message once, whatever is killed when."""
 
+import errno
 import os
 import random
 import signal
@@ -12,20 +13,22 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
 
 from metaq.spark.errors import ArchiveError, JobError
 from metaq.spark.jobs import archive
-from metaq.spark.jobs.archive import ArchiveProgress, archive_stream
+from metaq.spark.jobs.archive import ArchiveProgress
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive, read_archive
 from metaq.spark.jobs.compact import compact
+from metaq.spark.source.read_task import ReadTask
 from tests.sampling import IS_WHOLE, sample
 from tests.spark.jobs.archives import (
     Feed,
     Row,
+    archive_feed,
     log_rows,
     places,
     places_elsewhere,
@@ -42,8 +45,8 @@ LEFT = 8 * 24 * 3600
 
 
 @pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    return Feed(spark, tmp_path / "feed")
+def feed(tmp_path: Path) -> Feed:
+    return Feed(tmp_path / "feed")
 
 
 @pytest.fixture
@@ -89,7 +92,7 @@ def test_topics_are_archived_by_topic_and_day(
     for each in rows:
         feed.add(each)
     seen: list[ArchiveProgress] = []
-    found = archive_stream(feed.stream(), path, on_progress=seen.append)
+    found = archive_feed(spark, feed, path, on_progress=seen.append)
     everything = joined(rows)
     assert (found.message_count, found.batch_count) == (28, 3)
     assert found.total_message_count == 28
@@ -117,13 +120,13 @@ def test_the_next_run_goes_on(spark: SparkSession, feed: Feed, path: str) -> Non
     """Nothing new is nothing new; what is new is added."""
     one, two, three = batches()
     feed.add(one)
-    archive_stream(feed.stream(), path)
-    again = archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
+    again = archive_feed(spark, feed, path)
     assert (again.message_count, again.batch_count) == (0, 0)
     assert again.total_message_count == len(one)
     feed.add(two)
     feed.add(three)
-    assert archive_stream(feed.stream(), path).message_count == len(two + three)
+    assert archive_feed(spark, feed, path).message_count == len(two + three)
     check(spark, path, one + two + three)
 
 
@@ -134,41 +137,32 @@ def test_any_name_of_a_topic_comes_back(
     topics = ("a:b", "50%", "007", "x y", "k=v", "größe→")
     rows = [row(topic, 0, 0) for topic in topics]
     feed.add(rows)
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     assert places(read_archive(spark, path).collect()) == places_of(rows)
     assert [file.message_count for file in open_archive(path).files()] == [1] * 6
     feed.add([row(topic, 0, 50) for topic in topics])
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     # Delta's own writer names directories in a way that Spark reads otherwise.
     assert compact(path).written_count == 6
     check(spark, path, rows + [row(topic, 0, 50) for topic in topics])
 
 
-def test_it_goes_on_until_the_query_is_stopped(
+def test_it_goes_on_until_it_is_stopped(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
     """Later messages are archived as well; then the summary is returned."""
     one, two = batches(2)
     feed.add(one)
-    has_all = threading.Event()
+    stop = threading.Event()
     count = len(one + two)
 
     def take(progress: ArchiveProgress) -> None:
         if progress.message_count == count:
-            has_all.set()
+            stop.set()
         else:
             feed.add(two)
 
-    def stop() -> None:
-        # A query cannot be stopped from inside of its batch: it waits for the batch.
-        assert has_all.wait(400)
-        for query in spark.streams.active:
-            query.stop()
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    found = archive_stream(feed.stream(), path, interval_s=0.1, on_progress=take)
-    stopper.join()
+    found = archive_feed(spark, feed, path, interval_s=0.1, on_progress=take, stop=stop)
     assert (found.message_count, found.batch_count) == (count, 2)
     check(spark, path, one + two)
 
@@ -184,11 +178,11 @@ def test_ctrl_c_is_no_end_of_a_run_that_ends_by_itself(
         signal.pthread_kill(waiting, signal.SIGINT)
 
     feed.add(one)
-    found = archive_stream(feed.stream(), path, interval_s=0.1, on_progress=interrupt)
+    found = archive_feed(spark, feed, path, interval_s=0.1, on_progress=interrupt)
     assert found.message_count == len(one)
     feed.add(two)
     with pytest.raises(KeyboardInterrupt):
-        archive_stream(feed.stream(), path, on_progress=interrupt)
+        archive_feed(spark, feed, path, on_progress=interrupt)
 
 
 def test_an_empty_topic_gives_an_empty_archive(
@@ -197,9 +191,13 @@ def test_an_empty_topic_gives_an_empty_archive(
     """It exists, and has no rows; where there is none, that is an error."""
     with pytest.raises(ArchiveError, match="no archive"):
         read_archive(spark, path)
-    found = archive_stream(feed.stream(), path)
+    found = archive_feed(spark, feed, path)
     assert found.total_message_count == found.total_file_count == 0
     assert read_archive(spark, path).count() == 0
+
+
+def no_space(_task: ReadTask) -> Iterator[pa.RecordBatch]:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_batch_that_fails_says_why(
@@ -207,16 +205,15 @@ def test_a_batch_that_fails_says_why(
 ) -> None:
     """Spark alone would say that a function failed; whatever the reason is."""
     feed.add(batches(1)[0])
-    full = sf.expr("CAST(raise_error('no space left') AS BINARY)")
-    with pytest.raises(JobError, match=r"^archive: .*no space left") as failed:
-        archive_stream(feed.stream().withColumn("value", full), path)
+    with pytest.raises(JobError, match=r"^archive: .*No space left") as failed:
+        archive_feed(spark, feed, path, read=no_space)
     assert "\n" not in str(failed.value)
 
     def fail(_progress: ArchiveProgress) -> None:
         raise LookupError("of the caller")
 
     with pytest.raises(LookupError, match=r"^of the caller$"):
-        archive_stream(feed.stream(), path, on_progress=fail)
+        archive_feed(spark, feed, path, on_progress=fail)
     check(spark, path, batches(1)[0])
 
 
@@ -237,9 +234,9 @@ def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
     def dying(name: str) -> Any:
         real = getattr(ArchiveStore, name)
 
-        def call(*words: Any) -> Any:
+        def call(*words: Any, **named: Any) -> Any:
             reach(f"the begin of {name}")
-            result = real(*words)
+            result = real(*words, **named)
             reach(f"the end of {name}")
             return result
 
@@ -269,7 +266,7 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
         rows.extend(batch)
 
     add()
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     last = 2 * len(STEPS)
     some = range(last) if IS_WHOLE else sorted(sample(range(last), 3, rng))
     for step in chain(some, count(last)):
@@ -277,7 +274,7 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
         is_through = True
         for _ in kill_points(monkeypatch, step):
             try:
-                archive_stream(feed.stream(), path)
+                archive_feed(spark, feed, path)
             except (Killed, JobError):
                 is_through = False
         found = [tuple(p) for p in places(read_archive(spark, path).collect())]
@@ -285,48 +282,37 @@ def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
         assert set(found) <= set(places_of(rows)), step
         if is_through:
             break
-        archive_stream(feed.stream(), path)
+        archive_feed(spark, feed, path)
         check(spark, path, rows)
     assert step == last
     check(spark, path, rows)
     assert not list(Path(path, "_metaq", "staging").iterdir())
 
 
-def test_a_table_that_was_set_back_is_refused(
+def test_a_table_that_was_set_back_goes_on_from_there(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """The query has gone on behind its batches; they would be missing for good."""
+    """Its progress was set back with it, so nothing is missing."""
     for batch in batches(2):
         feed.add(batch)
-    archive_stream(feed.stream(), path)
-    Path(path, "_delta_log", f"{2:020}.json").unlink()
-    feed.add(log_rows("orders", 2, 1))
-    with pytest.raises(ArchiveError, match="expected batch 1 of the query, got 2"):
-        archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
+    max(Path(path, "_delta_log").glob("*.json")).unlink()
+    check(spark, path, batches(1)[0])
+    assert archive_feed(spark, feed, path).message_count == len(batches(2)[1])
+    check(spark, path, joined(batches(2)))
 
 
 def test_a_table_with_features_is_refused(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
     """Spark's Parquet reader would show rows that are deleted."""
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     alter = DeltaTable(path).alter
     feature = TableFeatures.DeletionVectors
     alter.add_feature(feature, allow_protocol_versions_increase=True)
     for use in (lambda: read_archive(spark, path), lambda: compact(path)):
         with pytest.raises(ArchiveError, match="readers of version 1, got 3"):
             use()
-
-
-def test_a_lost_checkpoint_is_refused(
-    spark: SparkSession, feed: Feed, path: str, tmp_path: Path
-) -> None:
-    """Starting from scratch would archive everything again."""
-    feed.add(batches(1)[0])
-    archive_stream(feed.stream(), path)
-    Path(path, "_metaq/checkpoint").rename(tmp_path / "elsewhere")
-    with pytest.raises(ArchiveError, match=r"checkpoint .* is gone"):
-        archive_stream(feed.stream(), path)
 
 
 def test_files_of_others_stay_where_they_are(
@@ -338,7 +324,7 @@ def test_files_of_others_stay_where_they_are(
     other.write_bytes(b"of somebody else")
     for batch in batches(2):
         feed.add(batch)
-        archive_stream(feed.stream(), path)
+        archive_feed(spark, feed, path)
         assert other.read_bytes() == b"of somebody else"
     assert places(read_archive(spark, path).collect()) == places_of(joined(batches(2)))
 
@@ -349,9 +335,9 @@ def test_a_lost_log_is_refused(
     """Without it every file would pass for what a killed job left."""
     for batch in batches(2):
         feed.add(batch)
-        archive_stream(feed.stream(), path)
+        archive_feed(spark, feed, path)
     Path(path, "_delta_log").rename(tmp_path / "elsewhere")
-    for use in (lambda: archive_stream(feed.stream(), path), lambda: compact(path)):
+    for use in (lambda: archive_feed(spark, feed, path), lambda: compact(path)):
         with pytest.raises(ArchiveError, match="but no _delta_log that says which"):
             use()
     assert not Path(path, "_delta_log").exists()
@@ -363,7 +349,7 @@ def test_what_a_killed_job_left_is_not_read(
     """A file counts when the table names it; it is deleted when it is old."""
     one, two = batches(2)
     feed.add(one)
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     real = Path(path, data_files(path)[0])
     old, young = real.with_name("old.parquet"), real.with_name("young.parquet")
     for left in (old, young):
@@ -371,7 +357,7 @@ def test_what_a_killed_job_left_is_not_read(
     os.utime(old, (time.time() - LEFT, time.time() - LEFT))
     assert places(read_archive(spark, path).collect()) == places_of(one)
     feed.add(two)
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     compact(path)
     assert (old.exists(), young.exists()) == (False, True)
     check(spark, path, one + two)
@@ -381,10 +367,10 @@ def test_small_files_are_put_together(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
     """A reader that has begun before reads on; large files stay."""
-    rows = [log_rows("orders", n % 2, 3, start=3 * (5 - n)) for n in range(6)]
+    rows = [log_rows("orders", n % 2, 3, start=3 * n) for n in range(6)]
     for each in rows:
         feed.add(each)
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     assert len(data_files(path)) == 7
     before = read_archive(spark, path)
     found = compact(path)
@@ -401,20 +387,18 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
-from metaq.spark.jobs.archive import archive_stream
 from metaq.spark.jobs.archive_store import ArchiveStore
-from tests.spark.jobs.archives import Feed
+from tests.spark.jobs.archives import Feed, archive_feed
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = spark.config("spark.sql.session.timeZone", "Asia/Tokyo")
 spark = spark.config("spark.sql.shuffle.partitions", "1").getOrCreate()
 commit = ArchiveStore.commit
-def dying(store, batch, files):
+def dying(store, batch, files, **named):
     if batch == {victim}:
         os.kill(os.getpid(), signal.SIGKILL)
-    commit(store, batch, files)
+    commit(store, batch, files, **named)
 ArchiveStore.commit = dying
-archive_stream(Feed(spark, Path({feed!r})).stream(), {path!r})
+archive_feed(spark, Feed(Path({feed!r})), {path!r})
 """
 
 
@@ -440,5 +424,5 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert places(read_archive(spark, path).collect()) == places_of(rows[0])
     assert len(list(Path(path).glob("topic=*/**/*.parquet"))) > len(data_files(path))
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
     check(spark, path, joined(rows))

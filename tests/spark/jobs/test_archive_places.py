@@ -6,10 +6,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import ArchiveError, OptionError
-from metaq.spark.jobs.archive import archive, archive_stream
+from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import open_archive, read_archive
 from metaq.spark.jobs.compact import compact
-from tests.spark.jobs.archives import Feed, log_rows, places, places_of
+from tests.spark.jobs.archives import Feed, archive_feed, log_rows, places, places_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,13 +23,13 @@ def test_an_archive_is_the_same_wherever_it_lies(
 ) -> None:
     """Written twice, put together, and read."""
     place = url.format(tmp_path / ODD)
-    feed = Feed(spark, tmp_path / "feed")
+    feed = Feed(tmp_path / "feed")
     rows = [log_rows("orders", 0, 4, start=4 * n) for n in range(3)]
     for batch in rows[:2]:
         feed.add(batch)
-    archive_stream(feed.stream(), place)
+    archive_feed(spark, feed, place)
     feed.add(rows[2])
-    found = archive_stream(feed.stream(), place)
+    found = archive_feed(spark, feed, place)
     assert (found.message_count, found.total_message_count) == (4, 12)
     everything = [row for batch in rows for row in batch]
     assert places(read_archive(spark, place).collect()) == places_of(everything)
@@ -55,10 +55,12 @@ def test_an_archive_takes_values_as_they_are(
         archive(spark, str(tmp_path), {**wire, **options})
 
 
-def test_a_store_that_nobody_knows_is_one_sentence(spark: SparkSession) -> None:
-    """Before a query starts."""
-    rows = spark.readStream.format("rate").load()
-    for use in (open_archive, lambda path: archive_stream(rows, path)):
+def test_a_store_that_nobody_knows_is_one_sentence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Before a job starts."""
+    feed = Feed(tmp_path / "feed")
+    for use in (open_archive, lambda path: archive_feed(spark, feed, path)):
         with pytest.raises(ArchiveError, match="nobody://x") as failed:
             use("nobody://x")
         assert "\n" not in str(failed.value)

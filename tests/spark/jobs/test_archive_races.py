@@ -5,14 +5,19 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive import archive_stream
 from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
-from metaq.spark.jobs.compact import compact
-from tests.spark.jobs.archives import Feed, frame, log_rows, places, places_of
+from metaq.spark.jobs.compact import FILE_BYTES, compact
+from metaq.spark.jobs.data_files import DataFile
+from tests.spark.jobs.archives import Feed, archive_feed, log_rows, places, places_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    return Feed(tmp_path / "feed")
 
 
 @pytest.fixture
@@ -20,70 +25,67 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "archive")
 
 
+def staged(
+    spark: SparkSession, feed: Feed, store: ArchiveStore, batch: int
+) -> tuple[DataFile, ...]:
+    """Write what a feed has behind the archive's own place, as a batch."""
+    stand = store.positions()
+    return store.write(spark, feed.tasks(stand, feed.advance(stand)), feed.read, batch)
+
+
 def test_of_two_that_write_one_batch_the_second_fails(
-    spark: SparkSession, path: str
+    spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """Its files count nowhere, and it finds the batch in the archive then."""
+    """Its files count nowhere; also where it has seen the other's batch by then."""
     rows = log_rows("orders", 0, 4)
+    feed.add(rows)
     slow = ArchiveStore(path)
-    slow.claim("query")
+    slow.claim()
     quick = ArchiveStore(path)
-    assert not slow.has_batch(0)
-    late = slow.write(frame(spark, rows), 0)
-    assert not quick.has_batch(0)
-    quick.commit(0, quick.write(frame(spark, rows), 0))
-    with pytest.raises(ArchiveError, match="another job writes this archive"):
-        slow.commit(0, late)
-    assert slow.has_batch(0)
+    late = staged(spark, feed, slow, 0)
+    quick.commit(0, staged(spark, feed, quick, 0), positions=feed.advance({}))
+    for _ in range(2):
+        with pytest.raises(ArchiveError, match="another job writes this archive"):
+            slow.commit(0, late, positions=feed.advance({}))
+        slow.compact(FILE_BYTES)
     assert places(read_archive(spark, path).collect()) == places_of(rows)
+    assert ArchiveStore(path).positions() == feed.advance({})
 
 
-def test_a_job_that_slept_goes_on_where_the_archive_is(
-    spark: SparkSession, path: str
+def test_the_progress_of_each_partition_is_kept(
+    spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """It leaves out what another one has archived meanwhile."""
-    one, two = log_rows("orders", 0, 4), log_rows("orders", 0, 4, start=4)
-    slow = ArchiveStore(path)
-    slow.claim("query")
-    quick = ArchiveStore(path)
-    for batch, rows in enumerate((one, two)):
-        quick.commit(batch, quick.write(frame(spark, rows), batch))
-    assert [slow.has_batch(batch) for batch in range(3)] == [True, True, False]
-    slow.commit(2, ())
-    assert quick.has_batch(2)
-    assert places(read_archive(spark, path).collect()) == places_of(one + two)
-
-
-def test_the_end_of_each_partition_is_kept(spark: SparkSession, path: str) -> None:
-    """Also of those that one task has written to one file."""
-    rows = frame(spark, log_rows("orders", 1, 2) + log_rows("orders", 0, 2))
+    """The last message, and the next byte, whatever a batch does not have."""
+    one, two, other = (TopicPartition("orders", BrokerId(0), n) for n in range(3))
+    feed.add(log_rows("orders", 1, 2) + log_rows("orders", 0, 2))
+    feed.add(log_rows("orders", 0, 1, start=2))
+    archive_feed(spark, feed, path)
     store = ArchiveStore(path)
-    store.claim("query")
-    store.commit(0, store.write(rows.coalesce(1), 0))
-    store.commit(1, store.write(frame(spark, log_rows("orders", 0, 1, start=2)), 1))
-    ends = [store.end(TopicPartition("orders", BrokerId(0), n)) for n in range(3)]
-    assert ends == [100, 50, None]
+    assert [store.end(p) for p in (one, two, other)] == [100, 50, None]
+    assert store.positions() == {one: 101, two: 51}
+    store.commit(store.batch + 1, (), positions={other: Offset(7)})
+    assert ArchiveStore(path).positions() == {one: 101, two: 51, other: 7}
 
 
 def test_of_two_that_begin_an_archive_one_does(spark: SparkSession, path: str) -> None:
     """The other one says so."""
     one, two = ArchiveStore(path), ArchiveStore(path)
-    one.claim("query")
+    one.claim()
     with pytest.raises(ArchiveError, match="exists"):
-        two.claim("query")
+        two.claim()
 
 
 def test_a_batch_goes_in_while_small_files_are_put_together(
-    spark: SparkSession, tmp_path: Path, path: str
+    spark: SparkSession, feed: Feed, path: str
 ) -> None:
     """By whichever engine; neither takes anything from the other."""
-    feed = Feed(spark, tmp_path / "feed")
     rows = [log_rows("orders", 0, 4, start=4 * n) for n in range(3)]
     for batch in rows[:2]:
         feed.add(batch)
-    archive_stream(feed.stream(), path)
+    archive_feed(spark, feed, path)
+    feed.add(rows[2])
     store = ArchiveStore(path)
-    late = store.write(frame(spark, rows[2]), 2)
+    late = staged(spark, feed, store, 2)
     assert compact(path).replaced_count > 0
     store.commit(2, late)
     wanted = [row for batch in rows for row in batch]

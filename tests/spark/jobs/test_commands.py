@@ -248,13 +248,13 @@ def test_ctrl_c_ends_a_start_of_spark_with_one_line(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
     broker: EmbeddedBroker, tmp_path: Path, name: str
 ) -> None:
-    """While Spark makes the checkpoint, which is before the first batch."""
+    """While the table, or the checkpoint, is made, which is before the first batch."""
     words = {
         "archive": ("archive", TOPIC, "--to", str(tmp_path)),
         "stats": ("stats", TOPIC, "--conf", f"{CHECKPOINTS}={tmp_path / 'stats'}"),
     }[name]
     process = start(*words, "--every", "0.1", "--broker", broker.address)
-    made = tmp_path / ("_metaq/checkpoint" if name == "archive" else name)
+    made = tmp_path / ("_metaq/staging" if name == "archive" else name)
     said, errors = interrupt(process, made.exists)
     assert (process.returncode, errors) == (130, "metaq: interrupted\n")
     # What an archive has done until then is told all the same.

@@ -37,7 +37,7 @@ def test_directories_have_topic_and_day(
 def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
     """The largest number decides; a file of that size is not small."""
     store = ArchiveStore(str(tmp_path))
-    store.claim("query")
+    store.claim()
     assert store.count_small(50) == 0
     ends = {"broker_id": 0, "partition": 0, "offset": 0}
     stats = {"numRecords": 1, "minValues": ends, "maxValues": ends}
@@ -67,10 +67,10 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
         "maxValues": {} if lacking == "max" else part,
     }
     store = ArchiveStore(str(tmp_path))
-    store.claim("query")
+    store.claim()
     path = "topic=a/date=2026-01-31/x.parquet"
     file = DataFile.from_path(path, 1, stats, 0)
-    store.commit(0, [file], {})
+    store.commit(0, [file], ends={})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
 
@@ -78,7 +78,7 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
 def test_an_archive_is_no_table_of_latest_messages(tmp_path: Path) -> None:
     """A merge into it would replace and delete what is archived."""
     store = ArchiveStore(str(tmp_path))
-    store.claim("query")
+    store.claim()
     context = SimpleNamespace(getLocalProperty=lambda _name: "other")
     batch = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
     with pytest.raises(ArchiveError, match=r"table of latest messages.*got.* date"):

@@ -303,10 +303,10 @@ def dying_archive() -> Iterator[None]:
 
 
 def _dying_call(call: Any, before: str | None, behind: str) -> Any:
-    def dying(*words: Any) -> Any:
+    def dying(*words: Any, **named: Any) -> Any:
         if before is not None:
             reach(before)
-        found = call(*words)
+        found = call(*words, **named)
         reach(behind)
         return found
 

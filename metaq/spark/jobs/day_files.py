@@ -1,0 +1,157 @@
+"""Rows of a task as Parquet files of an archive, one for each day.
+
+    piece of the log  ->  Arrow batch  ->  waiting  ->  row group of the day's file
+
+It runs in the task that reads, in its own process: no row crosses to the JVM. A task
+has no more in memory than what waits, the row group that is encoded of it, and what
+reads ahead. Executors import neither the table's library nor any client.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date
+from functools import partial
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import ArchiveError, one_sentence
+from metaq.spark.jobs.data_files import MEASURED, DataFile, directory_of, stats_of
+from metaq.spark.source.read_task import ReadTask
+
+FILE_SCHEMA: Final = ROW_SCHEMA.remove(ROW_SCHEMA.get_field_index("topic"))
+"""Columns of a file; topic and day are in the names of its directories."""
+ROW_GROUP_BYTES: Final = 32 << 20
+"""Rows of so many bytes wait in a task, in Arrow's form, until they are written."""
+OPEN_MAX: Final = 8
+"""Files that a task has open; a day that comes again behind so many has a new one."""
+NS_PER_MS: Final = 1_000_000
+DAY_TYPE: Final = pa.date32()
+DELTAS: Final = ("offset", "message_id", "timestamp")
+"""They grow slowly from row to row, and are written as differences."""
+PARQUET: Final = {
+    "compression": "zstd",
+    # Messages are seldom equal to the byte, and then zstd sees it as well.
+    "use_dictionary": ["broker_id", "partition", "flag", "attribute"],
+    "column_encoding": dict.fromkeys(DELTAS, "DELTA_BINARY_PACKED"),
+    "write_statistics": list(MEASURED),
+    "store_schema": False,
+}
+
+Read: TypeAlias = Callable[[ReadTask], Iterator[pa.RecordBatch]]
+"""Yields the rows of a task, of one partition; goes to executors in pickled form."""
+
+
+def file_system(root: str) -> FileSystem:
+    """Return the files of an archive; of a store as the table's library reaches it."""
+    if root.startswith("/"):
+        return SubTreeFileSystem(root, LocalFileSystem())
+    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  # see the top
+
+    return PyFileSystem(DeltaStorageHandler(root))
+
+
+@one_sentence
+def write_task(
+    task: ReadTask, *, read: Read, root: str, staging: str
+) -> list[DataFile]:
+    """Write the rows of a task as new files.
+
+    Args:
+        task: Range to read.
+        read: Reads it.
+        root: Directory of the archive, as `ArchiveStore` has it.
+        staging: Directory below, of which the files have their paths.
+
+    Raises:
+        ArchiveError: The file system refused.
+        MetaqError: As `read`.
+    """
+    try:
+        days = _Days(file_system(root), staging, task.range.partition.topic)
+        for batch in read(task):
+            days.add(batch)
+        return days.close()
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveError(f"{root}/{staging}: {error}") from error
+
+
+class _Days:
+    """Open files of one task. One thread."""
+
+    def __init__(self, there: FileSystem, staging: str, topic: str) -> None:
+        """Write nothing yet."""
+        self._begin = partial(_DayFile, there, staging, topic)
+        self._open: dict[date | None, _DayFile] = {}
+        self._done: list[DataFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; they are written when enough of them wait, or at the end."""
+        for day, rows in _by_day(batch):
+            file = self._open.pop(day, None) or self._begin(day)
+            file.add(rows)
+            self._open[day] = file  # the last one is the one used last
+            if len(self._open) > OPEN_MAX:
+                self._done.append(self._open.pop(next(iter(self._open))).close())
+        if sum(file.waiting_bytes for file in self._open.values()) >= ROW_GROUP_BYTES:
+            for file in self._open.values():
+                file.flush()
+
+    def close(self) -> list[DataFile]:
+        """Write what waits; return all files."""
+        return self._done + [file.close() for file in self._open.values()]
+
+
+class _DayFile:
+    """One file while it is written."""
+
+    def __init__(
+        self, there: FileSystem, staging: str, topic: str, day: date | None
+    ) -> None:
+        self.waiting_bytes = 0
+        self._there, self._staging = there, staging
+        directory = directory_of(topic, None if day is None else day.isoformat())
+        there.create_dir(f"{staging}/{directory}", recursive=True)
+        self._path = f"{directory}/part-{uuid4()}.parquet"
+        self._waiting: list[pa.RecordBatch] = []
+        self._footers: list[pq.FileMetaData] = []
+        self._stream = there.open_output_stream(f"{staging}/{self._path}")
+        settings: dict[str, Any] = {**PARQUET, "metadata_collector": self._footers}
+        self._writer = pq.ParquetWriter(self._stream, FILE_SCHEMA, **settings)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._waiting.append(rows.select(FILE_SCHEMA.names))
+        self.waiting_bytes += rows.nbytes
+
+    def flush(self) -> None:
+        """Write what waits as one row group."""
+        if self._waiting:
+            rows = pa.Table.from_batches(self._waiting, FILE_SCHEMA)
+            self._waiting, self.waiting_bytes = [], 0
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+
+    def close(self) -> DataFile:
+        self.flush()
+        self._writer.close()
+        self._stream.close()
+        info = self._there.get_file_info(f"{self._staging}/{self._path}")
+        (footer,) = self._footers
+        return DataFile.from_path(
+            self._path, info.size, stats_of(footer), info.mtime_ns // NS_PER_MS
+        )
+
+
+def _by_day(batch: pa.RecordBatch) -> Iterable[tuple[date | None, pa.RecordBatch]]:
+    """Yield the rows of each UTC day; None for those without a timestamp."""
+    days = batch.column("timestamp").cast(DAY_TYPE)
+    bounds = pc.min_max(days)
+    if not days.null_count and bounds["min"] == bounds["max"]:
+        yield bounds["min"].as_py(), batch
+        return
+    for day in days.unique():
+        is_its = pc.equal(days, day) if day.is_valid else pc.is_null(days)
+        yield day.as_py(), batch.filter(is_its)
