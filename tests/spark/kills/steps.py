@@ -26,11 +26,16 @@ from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_verdicts import Verdicts
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
+from metaq.spark.jobs import archive, archive_store, day_files
 from metaq.spark.jobs.archive_store import ArchiveStore
+from metaq.spark.jobs.data_files import DataFile
+from metaq.spark.jobs.day_files import write_task
+from metaq.spark.options import SourceOptions
 from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.stream_writer import StreamWriter
 from metaq.spark.sink.writer import BatchWriter
 from metaq.spark.source.batch import BatchReader
+from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.source.stream import StreamReader
 from metaq.spark.source.task_reader import TaskReader
 
@@ -60,6 +65,8 @@ ARCHIVE_STEPS = (
     "before batch committed",
     "batch committed",
 )
+FILE_STEPS = (*READ_STEPS, "files closed")
+"""Of a task of an archive; its file has each piece of rows when the next is read."""
 SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
 
 
@@ -286,9 +293,22 @@ def _dying_verdicts() -> Iterator[None]:
         yield
 
 
+def dying_read(task: ReadTask, *, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """Read a task of an archive, and maybe die."""
+    return _rows(read_rows(task, options))
+
+
+def dying_write(task: ReadTask, **words: Any) -> list[DataFile]:
+    """Write the files of a task of an archive, and maybe die."""
+    with mock.patch.object(day_files, "ROW_GROUP_BYTES", 1):
+        found = write_task(task, **words)
+    reach("files closed")
+    return found
+
+
 @contextmanager
 def dying_archive() -> Iterator[None]:
-    """Pass the steps of a batch of an archive."""
+    """Pass the steps of a batch of an archive, and those of its tasks."""
     around = {
         "claim": (None, "archive claimed"),
         "write": ("before files", "files written"),
@@ -298,7 +318,11 @@ def dying_archive() -> Iterator[None]:
         name: _dying_call(getattr(ArchiveStore, name), *steps)
         for name, steps in around.items()
     }
-    with mock.patch.multiple(ArchiveStore, **calls):
+    with (
+        mock.patch.multiple(ArchiveStore, **calls),
+        mock.patch.object(archive, "read_rows", dying_read),
+        mock.patch.object(archive_store, "write_task", dying_write),
+    ):
         yield
 
 

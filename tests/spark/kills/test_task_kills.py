@@ -6,9 +6,11 @@ longer, METAQ_SEED repeats it.
 
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.sampling import SEED
@@ -24,6 +26,7 @@ from tests.spark.kills.harness import (
 from tests.spark.kills.steps import (
     COMMIT_STEPS,
     EXECUTOR,
+    FILE_STEPS,
     PLAN_STEPS,
     PROGRESS_STEPS,
     READ_STEPS,
@@ -132,23 +135,22 @@ def test_a_batch_write_loses_and_doubles_nothing(
 
 
 def test_an_archive_has_each_message_once(
-    cluster: Driver, broker: EmbeddedBroker, killing: Killing, tmp_path: Path
+    cluster: Driver, broker: EmbeddedBroker, killing: Killing
 ) -> None:
-    """Whichever task is killed, and whichever batch is planned."""
+    """A half of a file that is there is not in the table, and does not stay."""
     ledger = Ledger(broker, "logs")
-    path = str(tmp_path / "archive")
-    for step in killing.some_of((*READ_STEPS, *PLAN_STEPS, *PROGRESS_STEPS), 1):
-        words = {"path": path, "options": source(broker, step)}
-        ledger.publish(150)
-        is_task = step in TASK_STEPS
-        killing.order(step, victim_at(step, killing), skip_max=int(is_task))
+    path = killing.directory / "archive"
+    words = {"path": str(path), "options": wire(broker, subscribe="logs")}
+    deaths = [*product(FILE_STEPS, (SELF, EXECUTOR))]
+    for step, victim in killing.some_of(deaths, 2):
+        ledger.publish(300)
+        killing.order(step, victim, skip_max=1)
         answer = cluster.ask("archive", **words)
         killing.assert_done(answer)
-        if not is_task:
-            assert answer["error"].startswith("JobError: archive: ")
-            answer = cluster.ask("archive", **words)
         assert answer["done"]["total_message_count"] == ledger.count
-        assert cluster.ask("archived", path=path)["done"] == ledger.texts
+        assert cluster.ask("archived", path=str(path))["done"] == ledger.texts
+        there = {f"{file}" for file in path.rglob("*.parquet")}
+        assert there == {*DeltaTable(path).file_uris()}
 
 
 def test_a_replay_keeps_order_and_doubles_nothing(
