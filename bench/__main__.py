@@ -46,6 +46,7 @@ FIGURES = {
     "spark-archive-first": spark_archive.first,
     "spark-archive-warm": spark_archive.warm,
     "spark-archive": spark_archive.rate,
+    "spark-archive-memory": spark_archive.memory,
     "spark-read": spark_wire.read,
     "spark-write": spark_wire.write,
     "spark-kafka-read": spark_kafka.read,

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -17,9 +17,10 @@ from metaq.spark.jobs.archive import archive
 from metaq.spark.register import register
 from tests.rigs.process import BrokerProcess
 
-FEW, MANY = 10_000, 2_000_000
+FEW, QUARTER, MANY = 10_000, 500_000, 2_000_000
 RECORDS = 2000
 TASKS = 4
+LOOK_S = 0.2
 
 
 def first(directory: Path, rounds: int) -> Figure:
@@ -82,6 +83,63 @@ def timed(directory: Path, count: int, rounds: int, *, warm_ups: int) -> list[fl
     return seconds[warm_ups:]
 
 
+def memory(directory: Path, rounds: int) -> Figure:
+    """Archive 2,000,000 messages; the floor is a quarter of them.
+
+    The most that all processes of Spark but the broker have had in memory at a time, of
+    the whole run, the session and its warm-up included.
+    """
+    figure = Figure(
+        "Spark: memory for an archive of 2,000,000 messages (floor: 500,000)",
+        "MiB",
+        [],
+        [],
+        at_least="floor",
+        aim="floor",
+    )
+    for number, samples in ((QUARTER, figure.floor), (MANY, figure.broker)):
+        with filled(directory / str(number), number) as broker:
+            for turn in range(rounds):
+                place = str(directory / f"{number}-{turn}")
+                words = [sys.executable, "-m", __name__, str(broker.port), place]
+                samples.append(peak_mib([*words, str(number)]))
+    return figure
+
+
+def peak_mib(words: list[str]) -> float:
+    """Run a command; return the most that its processes had in memory at a time."""
+    peak_bytes = 0
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
+        while running.poll() is None:
+            family = descendants(running.pid)
+            peak_bytes = max(peak_bytes, sum(map(resident_bytes, family)))
+            time.sleep(LOOK_S)
+    assert running.returncode == 0, words
+    return peak_bytes / (1 << 20)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it has started, and they."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Return its share of the memory that it has; of pages of several, a part."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
 @contextmanager
 def filled(directory: Path, count: int) -> Iterator[BrokerProcess]:
     """Run a broker that has so many messages."""
@@ -107,10 +165,11 @@ def seconds_to_archive(
     return seconds
 
 
-def main(port: str, place: str) -> None:
+def main(port: str, place: str, count: str = str(FEW)) -> None:
     with session() as spark:
         register(spark)
-        print(seconds_to_archive(spark, int(port), Path(place), FEW), flush=True)
+        seconds = seconds_to_archive(spark, int(port), Path(place), int(count))
+        print(seconds, flush=True)
 
 
 if __name__ == "__main__":
