@@ -5,6 +5,8 @@ and how many times the step is passed before. Every process of the driver reads 
 comes by. Passes are counted by directories, so that of many processes one dies, once.
 
     format("metaq")  ->  DyingDataSource, which does what MetaqDataSource does
+
+The directory `formats`, first in Python's path, makes Spark find it by its name.
 """
 
 import json
@@ -67,6 +69,15 @@ ARCHIVE_STEPS = (
 )
 FILE_STEPS = (*READ_STEPS, "files closed")
 """Of a task of an archive; its file has each piece of rows when the next is read."""
+UPDATE_STEPS = (
+    "definitions sent",
+    "flow queued",
+    "flow starting",
+    "flow running",
+    "flow completed",
+    "run completed",
+)
+"""Of an update of a declared pipeline."""
 SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
 
 
@@ -106,6 +117,7 @@ def _kill(victim: str, directory: Path) -> None:
     if victim == EXECUTOR:
         pids = [java_above(own), own]
     elif victim == DRIVER:
+        # A group of processes has a number below 0.
         pids = [*json.loads((directory / DRIVER_PIDS).read_text()), own]
     elif victim != SELF:
         pids = [json.loads((directory / SERVER_PIDS).read_text())[victim]]

@@ -1,0 +1,148 @@
+"""Processes of a declared pipeline are killed at every step of an update.
+
+What `metaq pipeline init` writes is run again behind each death. A run has one death,
+METAQ_WHOLE=1 all of them; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from metaq.testing.embedded import EmbeddedBroker
+from tests.cli.runner import run
+from tests.spark.declared.test_project import (
+    WAIT_S,
+    broker,
+    check_counts,
+    check_lines,
+    environment,
+    log_lines,
+    publish,
+)
+from tests.spark.kills.harness import DRIVER_MARKS, Killing
+from tests.spark.kills.steps import (
+    DECISION_STEPS,
+    DIRECTORY,
+    DRIVER,
+    EXECUTOR,
+    PLAN_STEPS,
+    PROGRESS_STEPS,
+    READ_STEPS,
+    SELF,
+    UPDATE_STEPS,
+    WRITE_STEPS,
+)
+
+__all__ = ["broker"]
+
+pytestmark = DRIVER_MARKS
+
+FORMATS = Path(__file__).parent / "formats"
+TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)
+PYTHON_STEPS = (*TASK_STEPS, *PLAN_STEPS, *PROGRESS_STEPS, *DECISION_STEPS)
+MASTERS = {
+    "local": (
+        "local[2,3]",
+        [
+            *product(UPDATE_STEPS, (DRIVER,)),
+            *product(PYTHON_STEPS, (SELF, DRIVER)),
+        ],
+    ),
+    "executors": (
+        "local-cluster[2,1,1024]",
+        [*product(TASK_STEPS, (SELF, EXECUTOR, DRIVER))],
+    ),
+}
+"""Where updates run, and who dies there at which step."""
+SETTINGS = {
+    # A task that writes has several batches of rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
+    # A flow that has failed is run again.
+    "spark.sql.pipelines.execution.watchdog.minRetryTime": "1s",
+    # Each update has a JVM of its own.
+    "spark.driver.extraJavaOptions": (
+        "-Dderby.stream.error.file=/dev/null -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    ),
+}
+LIMIT = "500000"
+"""Of messages in a micro-batch, as a new project has it."""
+MINUTES = 12
+"""Of the lines of one update."""
+
+
+class Updates:
+    """Updates of one project, each by a command of its own that may be killed."""
+
+    def __init__(self, place: Path, directory: Path, master: str) -> None:
+        found = environment()
+        paths = [str(FORMATS), found["PYTHONPATH"]]
+        self._environment = {
+            **found,
+            "PYTHONPATH": os.pathsep.join(paths),
+            DIRECTORY: str(directory),
+        }
+        words = ["-m", "tests.spark.kills.pipeline", str(place), "--once"]
+        self._command = [sys.executable, *words, "--master", master]
+        for name, value in SETTINGS.items():
+            self._command += ["--conf", f"{name}={value}"]
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        """Run one."""
+        return subprocess.run(
+            self._command,
+            env=self._environment,
+            # Python looks for formats in the current directory first.
+            cwd=FORMATS,
+            start_new_session=True,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+
+@pytest.mark.parametrize("masters", MASTERS)
+@pytest.mark.sampled(1)
+def test_a_pipeline_is_right_though_its_processes_die(
+    killing: Killing, broker: EmbeddedBroker, tmp_path: Path, masters: str
+) -> None:
+    """Tables, alerts and dead letters have everything once.
+
+    Python workers and executors are Spark's to replace; an update that was killed is
+    gone on with by the next one.
+    """
+    place = tmp_path / "errors"
+    zookeeper = str(broker.zookeeper.address)
+    assert not run("pipeline", "init", str(place), "--zookeeper", zookeeper).exit_code
+    master, deaths = MASTERS[masters]
+    updates = Updates(place, killing.directory, master)
+    chosen = killing.some_of(deaths, 1)
+    logs = place / "transformations" / "logs.py"
+    text = logs.read_text()
+    assert LIMIT in text
+    lines: list[str] = []
+    for number, (step, victim) in enumerate(chosen):
+        new = log_lines(range(number * MINUTES, (number + 1) * MINUTES))
+        publish(broker, new)
+        lines += new
+        # What follows the commit of a micro-batch is done at the start of the next one.
+        limit = str(len(new) * 2 // 3) if step in PROGRESS_STEPS else LIMIT
+        logs.write_text(text.replace(LIMIT, limit))
+        killing.order(step, victim)
+        done = updates.run()
+        killing.assert_done(done)
+        assert done.returncode == (-signal.SIGKILL if victim == DRIVER else 0), done
+        if victim != DRIVER:
+            check_lines(broker, place, lines, {})
+    later = len(chosen) * MINUTES + 10
+    last = log_lines(range(later, later + 1))[:1]
+    publish(broker, last)
+    done = updates.run()
+    assert done.returncode == 0, done
+    check_lines(broker, place, lines + last, {})
+    check_counts(broker, place, lines)
