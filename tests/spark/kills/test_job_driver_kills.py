@@ -1,7 +1,8 @@
 """Drivers of pipeline jobs are killed while they work, and the jobs run again.
 
-Each start of Spark ends with a death. A run kills the driver of one job, METAQ_WHOLE=1
-of all; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
+Each start of Spark ends with a death. A run kills the driver of one job at one step,
+METAQ_WHOLE=1 of all jobs at all steps; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED
+repeats it.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from tests.spark.kills.harness import (
 from tests.spark.kills.steps import ARCHIVE_STEPS, COMMIT_STEPS, DRIVER, WRITE_STEPS
 
 pytestmark = DRIVER_MARKS
+
+SINK_STEPS = (*WRITE_STEPS, *COMMIT_STEPS)
+STEPS = {"archive": ARCHIVE_STEPS, "replay": SINK_STEPS, "ingest": SINK_STEPS}
+"""Those of each job."""
 
 
 @pytest.fixture
@@ -52,7 +57,9 @@ def test_jobs_whose_drivers_die_lose_nothing(
         "paths": [str(lines)],
     }
     jobs = {"archive": archiving, "replay": replaying, "ingest": ingesting}
-    deaths = killing.some_of([*jobs], 1)
+    every = [(job, step) for job, steps in STEPS.items() for step in steps]
+    chosen = killing.some_of(every, 1)
+    deaths = {job: [step for dying, step in chosen if dying == job] for job in jobs}
     with ExitStack() as drivers:
 
         def start() -> Driver:
@@ -61,13 +68,13 @@ def test_jobs_whose_drivers_die_lose_nothing(
         alive = start()
         ledger.publish(100)
         for job, words in jobs.items():
-            for _ in range(deaths.count(job)):
-                order(killing, job)
+            for step in deaths[job]:
+                killing.order(step, DRIVER)
                 die_in(alive, killing, job, words)
                 alive = start()
                 if job == "archive":
                     ledger.publish(100)
-            doubles_max = deaths.count("replay") * ledger.count
+            doubles_max = len(deaths["replay"]) * ledger.count
             if job == "replay":
                 ledger.check("copy", doubles_max=doubles_max, is_whole=False)
             assert "done" in alive.ask(job, **words)
@@ -75,10 +82,4 @@ def test_jobs_whose_drivers_die_lose_nothing(
     ledger.check("copy", doubles_max=doubles_max)
     found = data_of(stored(broker, "lines"))
     assert {*found} == {b"%d" % number for number in range(300)}
-    assert len(found) <= (1 + deaths.count("ingest")) * 300
-
-
-def order(killing: Killing, job: str) -> None:
-    """Have the driver die at some step of its job."""
-    steps = ARCHIVE_STEPS if job == "archive" else (*WRITE_STEPS, *COMMIT_STEPS)
-    killing.order(killing.rng.choice(steps), DRIVER)
+    assert len(found) <= (1 + len(deaths["ingest"])) * 300
