@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -78,18 +78,22 @@ def warm_jvm(gateway: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def command(*words: str, master: str = "local[1]") -> list[str]:
+def command(
+    *words: str, master: str = "local[1]", settings: Sequence[str] = QUICK
+) -> list[str]:
     head = [sys.executable, "-m", "metaq", "pipeline"]
-    return [*head, *words, *QUICK, "--master", master]
+    return [*head, *words, *settings, "--master", master]
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
 
 
-def pipeline(*words: str, master: str = "local[1]") -> Done:
+def pipeline(
+    *words: str, master: str = "local[1]", settings: Sequence[str] = QUICK
+) -> Done:
     return subprocess.run(
-        command(*words, master=master),
+        command(*words, master=master, settings=settings),
         env=environment(),
         capture_output=True,
         text=True,
