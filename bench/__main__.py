@@ -51,7 +51,6 @@ FIGURES = {
     "spark-write": spark_wire.write,
     "spark-kafka-read": spark_kafka.read,
     "spark-kafka-write": spark_kafka.write,
-    "spark-kafka-write-synced": spark_kafka.write_synced,
     "spark-write-keyed": spark_wire.write_keyed,
     "spark-import": spark_start.imports,
     "spark-import-task": spark_start.task_imports,

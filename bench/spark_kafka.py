@@ -2,7 +2,7 @@
 
 Kafka runs as it is by default, on one node: its broker acknowledges what it has handed
 to the system, and the producer of Spark's connector waits for that (`acks=all`). Ours
-acknowledges what is on the disk. With `flush.messages=1` Kafka's topic does the same.
+acknowledges what is on the disk.
 """
 
 import os
@@ -34,8 +34,7 @@ HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 """As Kafka's own script starts it."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 READ_BATCHES = 500
-WRITE_COUNT, SYNCED_COUNT = 1_000_000, 100_000
-"""Rows of a sample; Kafka syncs for each 16 KiB of a partition."""
+WRITE_COUNT = 1_000_000
 WRITE_PARTITIONS = 4
 
 PROPERTIES = """\
@@ -103,13 +102,11 @@ def kafka_session() -> Iterator[SparkSession]:
         end_java()
 
 
-def make_topic(
-    spark: SparkSession, kafka: KafkaBroker, partitions: int, **settings: str
-) -> None:
+def make_topic(spark: SparkSession, kafka: KafkaBroker, partitions: int) -> None:
     """Make the topic in Kafka; waits until its broker is up."""
     admin = spark._jvm.org.apache.kafka.clients.admin
     client = admin.Admin.create({"bootstrap.servers": kafka.address})
-    topic = admin.NewTopic(TOPIC, partitions, 1).configs(settings)
+    topic = admin.NewTopic(TOPIC, partitions, 1)
     client.createTopics([topic]).all().get()
     client.close()
 
@@ -160,25 +157,8 @@ def write(directory: Path, rounds: int) -> Figure:
     Raises:
         NoJarsError: the jars cannot be had here.
     """
-    return _write(directory, rounds, "Kafka's connector and broker", WRITE_COUNT)
-
-
-def write_synced(directory: Path, rounds: int) -> Figure:
-    """The same, and Kafka acknowledges what is on the disk, as ours does.
-
-    Raises:
-        NoJarsError: the jars cannot be had here.
-    """
-    what = "Kafka's, which syncs before it answers"
-    sync = {"flush.messages": "1"}
-    return _write(directory, rounds, what, SYNCED_COUNT, **sync)
-
-
-def _write(
-    directory: Path, rounds: int, floor: str, count: int, **settings: str
-) -> Figure:
     figure = Figure(
-        f"Spark: batch write, 200 B values (floor: {floor})",
+        "Spark: batch write, 200 B values (floor: Kafka's connector and broker)",
         "rows/s",
         [],
         [],
@@ -191,15 +171,15 @@ def _write(
         ) as broker,
         kafka_session() as spark,
     ):
-        make_topic(spark, kafka, WRITE_PARTITIONS, **settings)
-        rows = values(spark, count)
+        make_topic(spark, kafka, WRITE_PARTITIONS)
+        rows = values(spark, WRITE_COUNT)
         theirs, ours = of_kafka(kafka, topic=TOPIC), where(broker, topic=TOPIC)
         for sample in range(-WARM_UPS, rounds):
             floor_s = seconds_to_write(rows, "kafka", theirs)
             seconds = seconds_to_write(rows, "metaq", ours)
             if sample >= 0:
-                figure.floor.append(count / floor_s)
-                figure.broker.append(count / seconds)
+                figure.floor.append(WRITE_COUNT / floor_s)
+                figure.broker.append(WRITE_COUNT / seconds)
     return figure
 
 
