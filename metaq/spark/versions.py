@@ -44,9 +44,9 @@ def report_missing_limits(is_wanted: bool) -> None:
     """Warn where the limits of a stream are not always heeded."""
     if is_wanted and not HAS_LIMITS:
         _log.warning(
-            "limits of a micro-batch do not hold for the first one after a restart, nor"
-            " with Trigger.AvailableNow: PySpark %s does not tell a source where its"
-            " query stands, PySpark 4.2 does",
+            "limits of a micro-batch may not hold for the first one of a run, and"
+            " Trigger.AvailableNow ends after one: PySpark %s does not tell a source"
+            " where its query stands, PySpark 4.2 does",
             pyspark.__version__,
         )
 
