@@ -79,6 +79,7 @@ class Updates:
     """Updates of one project, each by a command of its own that may be killed."""
 
     def __init__(self, place: Path, directory: Path, master: str) -> None:
+        self._directory = directory
         found = environment()
         paths = [str(FORMATS), found["PYTHONPATH"]]
         self._environment = {
@@ -96,8 +97,8 @@ class Updates:
         return subprocess.run(
             self._command,
             env=self._environment,
-            # Python looks for formats in the current directory first.
-            cwd=FORMATS,
+            # Python looks for formats there first; this checkout has the real one.
+            cwd=self._directory,
             start_new_session=True,
             capture_output=True,
             text=True,
