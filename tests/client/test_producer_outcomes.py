@@ -9,7 +9,9 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
+from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendResult
+from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import (
     ForbiddenError,
     MetaqError,
@@ -23,6 +25,7 @@ from metaq.protocol.version import Capabilities
 from tests.client.producing import (
     FORGETFUL,
     JAVA,
+    OURS,
     Act,
     StandInBroker,
     producing,
@@ -78,6 +81,31 @@ def test_a_repetition_travels_alone() -> None:
         assert not broker.overlap_count
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("capabilities", [OURS, JAVA])
+def test_what_is_stored_is_told_though_the_next_batch_finds_no_memory(
+    capabilities: Capabilities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch leaves before senders hear of the one that was answered."""
+    problems: list[dict[str, object]] = []
+    broker, look = StandInBroker(capabilities=capabilities), Accumulator.has_messages
+
+    def lack(accumulator: Accumulator, queue: PartitionQueue) -> bool:
+        if broker.commands:
+            raise MemoryError
+        return look(accumulator, queue)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        async with producing(broker) as world:
+            with monkeypatch.context() as patched:
+                patched.setattr(Accumulator, "has_messages", lack)
+                assert (await world.producer.send("test", b"first")).offset == 0
+
+    run_virtual(main())
+    assert isinstance(problems[0]["exception"], MemoryError)
 
 
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])

@@ -427,9 +427,11 @@ class Delivery:
             queue.note_success()
             is_in_doubt = part.is_in_doubt and not _recognises(connection, part)
             outcome = BatchOutcome(part.span.first, result, None)
-            self._fill_behind(queue, connection)
-            # Last: a sender in another thread wakes up and wants the interpreter.
-            self._succeed(part, [outcome], is_in_doubt=is_in_doubt)
+            try:
+                self._fill_behind(queue, connection)
+            finally:
+                # Last: a sender in another thread wakes up and wants the interpreter.
+                self._succeed(part, [outcome], is_in_doubt=is_in_doubt)
             return
         self._fill_behind(queue, connection)
 
@@ -442,9 +444,11 @@ class Delivery:
     ) -> None:
         queue.end(run.part, count)
         queue.note_success()
-        self._fill_behind(queue, connection)
-        if not run.left:
-            self._succeed_run(run)
+        try:
+            self._fill_behind(queue, connection)
+        finally:
+            if not run.left:
+                self._succeed_run(run)
 
     def _on_puts_failed(
         self,
