@@ -176,6 +176,7 @@ class Run:
         self._batch = batch
         self._terms: WriteTerms | None = None
         self._branches: list[TaskBranch] = []
+        self._turn: str | None = None
 
     def begin(self) -> None:
         self._terms = self._scene.run(lambda m: m.begin([BrokerId(0), BrokerId(1)]))
@@ -192,13 +193,15 @@ class Run:
         if self._branches:
             assert self._terms is not None
             terms = self._terms
-            self._scene.run(
+            self._turn = self._scene.run(
                 lambda m: m.decide(self.decision(), terms), patience_s=patience_s
             )
 
     def complete(self, patience_s: float = PATIENCE_S) -> None:
         decision = self.decision() if self._branches else None
-        self._scene.run(lambda m: m.complete(decision), patience_s=patience_s)
+        self._scene.run(
+            lambda m: m.complete(decision, self._turn), patience_s=patience_s
+        )
 
     def abort(self, patience_s: float = PATIENCE_S) -> None:
         if self._branches:
@@ -495,6 +498,20 @@ def test_a_new_query_completes_the_decision_of_the_old_one(scene: Scene) -> None
     assert scene.there() == sorted(2 * scene.due(1))
 
 
+def test_a_batch_that_another_driver_has_committed_is_not_taken_for_lost(
+    scene: Scene,
+) -> None:
+    """It began between the decision of the first one and its commit."""
+    first, second = Run(scene, 0), Run(scene, 0)
+    first.begin()
+    first.tasks()
+    first.decide()
+    second.begin()
+    scene.check(1)
+    first.complete()
+    scene.check(1)
+
+
 STEPS = ("begin", "tasks", "decide", "complete")
 
 
@@ -553,16 +570,16 @@ def test_metaq_1_4_keeps_a_batch_over_its_restart(
         sender.send(tp(0, topic="copy"), [b"3"], [0])
         assert sender.prepare() == (BrokerId(0),)
     decision = Decision(query, 0, (branch,))
-    steps.run(lambda manager: manager.decide(decision, terms))
+    turn = steps.run(lambda manager: manager.decide(decision, terms))
     broker.go_away()
     with pytest.raises(IncompleteError, match="stay prepared"):
-        steps.run(lambda manager: manager.complete(decision), patience_s=2.0)
+        steps.run(lambda manager: manager.complete(decision, turn), patience_s=2.0)
     assert broker.payloads("copy") == []
     broker.come_back()
     assert steps.run(lambda manager: manager.begin([BrokerId(0)])).covers(query, 0)
     with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.2):
-        steps.run(lambda manager: manager.complete(None))
-        steps.run(lambda manager: manager.complete(None))
+        steps.run(lambda manager: manager.complete())
+        steps.run(lambda manager: manager.complete())
     assert broker.payloads("copy") == [b"1", b"2", b"3"]
 
 
@@ -572,11 +589,11 @@ def test_a_broker_that_forgot_what_it_promised_is_an_error_once(
     """Rows that are lost are never lost in silence; the rerun goes on without them."""
     _, steps = foreign
     decision = Decision(str(uuid.uuid4()), 0, (TaskBranch(0, 1, (BrokerId(0),)),))
-    steps.run(lambda manager: manager.decide(decision, WriteTerms("")))
+    turn = steps.run(lambda manager: manager.decide(decision, WriteTerms("")))
     with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.0):
         with pytest.raises(IncompleteError, match=r"rows of 1 of 1 branches.*missing"):
-            steps.run(lambda manager: manager.complete(decision))
-        steps.run(lambda manager: manager.complete(None))
+            steps.run(lambda manager: manager.complete(decision, turn))
+        steps.run(lambda manager: manager.complete())
 
 
 def test_a_broker_that_refuses_transactions_is_named_at_the_start(

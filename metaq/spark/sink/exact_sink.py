@@ -139,13 +139,13 @@ class ExactSink:
         """
         told = [m for m in messages if isinstance(m, TaskPrepared)]
         if any(one.is_repeat for one in told):
-            self._run(lambda manager: manager.complete(None))
+            self._run(lambda manager: manager.complete())
         branches = sorted(one.branch for one in told if one.branch.brokers)
         if branches:
             decision = Decision(told[0].query, batch, tuple(branches))
             terms = told[0].terms
-            self._run(lambda manager: manager.decide(decision, terms))
-            self._run(lambda manager: manager.complete(decision))
+            turn = self._run(lambda manager: manager.decide(decision, terms))
+            self._run(lambda manager: manager.complete(decision, turn))
             if self._write is not None:
                 self._run(lambda manager: manager.forget())
 

@@ -151,6 +151,9 @@ class TransactionManager:
             record = await self._void()
             recovery = self._plan(found, record)
             await self._tell(ROLLBACK, recovery.undecided)
+        elif recovery.commit:
+            # The driver that decided learns by the turn why brokers know no branch.
+            record = await self._void()
         await self._tell(COMMIT, recovery.commit)
         await self._tell(ROLLBACK, recovery.superseded)
         decision = record.decision
@@ -158,8 +161,8 @@ class TransactionManager:
             return WriteTerms(record.turn)
         return WriteTerms(record.turn, decision.query, decision.batch)
 
-    async def decide(self, decision: Decision, terms: WriteTerms) -> None:
-        """Decide about a batch; durable on return.
+    async def decide(self, decision: Decision, terms: WriteTerms) -> str:
+        """Decide about a batch; durable on return, which is the turn of the decision.
 
         Args:
             decision: what counts of it.
@@ -175,7 +178,7 @@ class TransactionManager:
             # Only of its own query Spark says that the last commit has returned.
             former = (await self._read()).decision
             if former is not None:
-                await self._commit_all(former, is_first=False)
+                await self._commit_all(former, None)
         drawn = self._draw_turn()
 
         def change(kept: bytes | None) -> bytes:
@@ -193,23 +196,29 @@ class TransactionManager:
         await change_decision(
             self._context, self._name, change, deadline_s=self._deadline_s
         )
+        return drawn
 
-    async def complete(self, decision: Decision | None) -> None:
+    async def complete(
+        self, decision: Decision | None = None, turn: str | None = None
+    ) -> None:
         """Commit what counts of the decided batch, and drop what does not.
 
         Args:
             decision: made just now; None: the one that is kept, by a run before.
+            turn: of a decision made just now.
 
         Raises:
             IncompleteError: not all is committed.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        is_first = decision is not None
         if decision is None:
-            decision = (await self._read()).decision
+            record = await self._read()
+            if record.decision is not None:
+                record = await self._void(record.turn)
+            decision = record.decision
         if decision is None:
             return
-        await self._commit_all(decision, is_first=is_first)
+        await self._commit_all(decision, turn)
         found = await self._look()
         recovery = self._plan(found, QueryRecord(decision=decision))
         await self._tell(ROLLBACK, recovery.superseded)
@@ -349,7 +358,16 @@ class TransactionManager:
                 error,
             )
 
-    async def _commit_all(self, decision: Decision, *, is_first: bool) -> None:
+    async def _commit_all(self, decision: Decision, turn: str | None) -> None:
+        """Commit what a decision names.
+
+        Args:
+            decision: durable.
+            turn: of a decision that no run has begun to commit; None: one may have.
+
+        Raises:
+            IncompleteError: not all is committed.
+        """
         branches = [
             (broker_id, xid)
             for xid, brokers in decision.xids(self._name).items()
@@ -357,10 +375,16 @@ class TransactionManager:
         ]
 
         told = await all_of(
-            self._commit(broker_id, xids, was_said=not is_first)
+            self._commit(broker_id, xids, was_said=turn is None)
             for broker_id, xids in _by_broker(branches).items()
         )
         failed = failures(_merge(told))
+        unknown = [
+            k for k, error in failed.items() if isinstance(error, LostBranchError)
+        ]
+        if unknown and (await self._read()).turn != turn:
+            # Another driver has taken over meanwhile, and has committed them.
+            failed = {k: error for k, error in failed.items() if k not in unknown}
         lost = [one for one, error in failed.items() if isinstance(error, LOST)]
         named = lost or list(failed)
         if not named:
