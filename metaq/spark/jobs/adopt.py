@@ -95,7 +95,7 @@ def _take_over(store: ArchiveStore, name: str, there: FileSystem) -> None:
     batches = filter(str.isdecimal, store.names_in(f"{CHECKPOINT}/commits"))
     batch = max([batch, *map(int, batches)])
     store.claim()
-    if store.batch < 0:
+    if store.batch < 0 <= batch:
         ends = _ends(files, chain.from_iterable(logs.values()))
         store.commit(batch, files, ends=ends)
 
