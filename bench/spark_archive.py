@@ -52,7 +52,7 @@ def warm(directory: Path, rounds: int) -> Figure:
         at_least="3",
         aim="1.5",
     )
-    figure.broker += timed(directory, FEW, rounds, warm_ups=2)
+    figure.broker.extend(timed(directory, FEW, rounds, warm_ups=2))
     return figure
 
 
@@ -66,7 +66,7 @@ def rate(directory: Path, rounds: int) -> Figure:
         aim="800,000",
     )
     seconds = timed(directory, MANY, rounds, warm_ups=1)
-    figure.broker += [MANY / each for each in seconds]
+    figure.broker.extend(MANY / each for each in seconds)
     return figure
 
 
