@@ -58,6 +58,7 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
+from metaq.retry import wait_set
 from metaq.stats import counter, gauge
 
 T = TypeVar("T")
@@ -206,6 +207,7 @@ class BrokerConnection:
         self._submitted_bytes = 0
         self._opaque = 0
         self._reason: str | None = None
+        self._all_answered = asyncio.Event()
         self._listeners: dict[object, Callable[[str], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_s = math.inf
@@ -376,6 +378,17 @@ class BrokerConnection:
 
     # -- the end ----------------------------------------------------------------------
 
+    async def wait_answered(self, deadline_s: float) -> None:
+        """Wait until no request is in flight, the connection ends, or a deadline.
+
+        Args:
+            deadline_s: absolute.
+        """
+        self._all_answered.clear()
+        if self.in_flight_count and self._reason is None:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            await wait_set(self._all_answered, left_s)
+
     def on_closed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Have `callback` called with the reason, once, when the connection ends.
 
@@ -406,6 +419,7 @@ class BrokerConnection:
     def _end(self, reason: str) -> None:
         """Tell all listeners: the channel is closed."""
         self._reason = reason
+        self._all_answered.set()
         if self._timer is not None:
             self._timer.cancel()
         requests, runs = list(self._in_flight.values()), list(self._runs)
@@ -463,6 +477,9 @@ class BrokerConnection:
                 self._on_replies((reply,))
         except RemoteProtocolError as error:
             self.close_for(error)
+        finally:
+            if not self.in_flight_count:
+                self._all_answered.set()
 
     def _on_receipts(self, receipts: ReceiptColumns) -> None:
         """Pair receipts with the runs in flight; the hot loop over puts."""

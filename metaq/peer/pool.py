@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 IDLE_ROUTE_COUNT_MAX: Final = 64
 """Addresses remembered without a caller; cleared when there are more."""
 
+LAST_REPLIES_S: Final = 2.0
+"""Seconds that `close` waits for replies of a broker that keeps no get waiting. MetaQ's
+logs an error for each reply that it cannot write."""
 
 CLOSED: Final = "the connection pool is closed"
 
@@ -219,18 +222,21 @@ class ConnectionPool:
         return self._is_closed
 
     async def close(self, *, deadline_s: float) -> None:
-        """Close every connection; requests in flight on them fail.
+        """Close every connection; requests still in flight on them fail.
 
         Args:
-            deadline_s: absolute; how long attempts under way may take to end.
+            deadline_s: absolute; how long replies on their way, `LAST_REPLIES_S` at
+                most, and attempts under way may take to end.
         """
         self._is_closed = True
         attempts = []
-        for route in list(self._routes.values()):
+        for route in self._routes.values():
             self._end_waiters(route, ClosedError(CLOSED))
             if route.attempts is not None:
                 route.attempts.cancel()
                 attempts.append(route.attempts)
+        await self._take_last_replies(deadline_s)
+        for route in list(self._routes.values()):
             if route.connection is not None:
                 route.connection.close("the client was closed")
         self._routes.clear()
@@ -251,6 +257,13 @@ class ConnectionPool:
         )
 
     # -- inside -----------------------------------------------------------------------
+
+    async def _take_last_replies(self, deadline_s: float) -> None:
+        deadline_s = min(deadline_s, self._clock.monotonic_s() + LAST_REPLIES_S)
+        for route in list(self._routes.values()):
+            connection = route.connection
+            if connection is not None and not connection.capabilities.wait_ms_max:
+                await connection.wait_answered(deadline_s)
 
     def _route(self, address: BrokerAddress) -> _Route:
         route = self._routes.get(address)

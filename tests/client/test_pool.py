@@ -19,7 +19,7 @@ from metaq.errors import (
 from metaq.model import BrokerAddress
 from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Command, Reply, Result, Stats
+from metaq.protocol.commands import Command, Reply, Result, Stats, Version
 from tests.brokers import StartBroker
 from tests.client.scripted import TIMEOUT_S, ScriptedBroker, free_address, ok, refusal
 from tests.rigs.waiting import until
@@ -303,6 +303,69 @@ def test_closing_ends_attempts_waiters_and_connections() -> None:
                 await pool.get(broker.address, deadline_s=soon())
             await until(lambda: not mute.talks and not broker.talks)
             assert pool.statistics().lost_count == 0
+
+    run(scenario)
+
+
+def test_the_last_reply_of_a_metaq_broker_is_taken_before_the_end() -> None:
+    """MetaQ's broker logs an error for a reply that it cannot write."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            asked: list[Stats] = []
+
+            def answer(command: Command) -> Reply | None:
+                if isinstance(command, Version):
+                    return Result(200, b"version 1.4.6.2", command.opaque)
+                assert isinstance(command, Stats)
+                asked.append(command)
+                return None
+
+            broker.answer = answer
+            connection = await pool.get(broker.address, deadline_s=soon())
+            asking = asyncio.ensure_future(
+                connection.call(Stats("", connection.next_opaque()), deadline_s=soon())
+            )
+            await until(lambda: asked)
+            closing = asyncio.ensure_future(pool.close(deadline_s=soon()))
+            await asyncio.sleep(0)
+            assert connection.is_open
+            broker.talks[0].transport.write(encode(Result(200, b"", asked[0].opaque)))
+            assert isinstance(await asking, Result)
+            await closing
+            await until(lambda: broker.ends)
+            assert broker.ends == [None]  # the end of the stream, not a reset
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_reply_that_does_not_come_is_not_waited_for_long(is_ours: bool) -> None:
+    """A broker of this project may keep a get waiting: its reply is not awaited."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+
+            def answer(command: Command) -> Reply | None:
+                if not isinstance(command, Version):
+                    return None
+                java = Result(200, b"version 1.4.6.2", command.opaque)
+                return ok(command) if is_ours else java
+
+            broker.answer = answer
+            connection = await pool.get(broker.address, deadline_s=soon())
+            asking = asyncio.ensure_future(
+                connection.call(
+                    Stats("", connection.next_opaque()), deadline_s=soon(3600)
+                )
+            )
+            await until(lambda: len(broker.commands) == 2)
+            closing = asyncio.ensure_future(pool.close(deadline_s=soon(0.01)))
+            await asyncio.sleep(0)
+            assert connection.is_open is not is_ours
+            await closing
+            with pytest.raises(ConnectionLostError):
+                await asking
 
     run(scenario)
 
