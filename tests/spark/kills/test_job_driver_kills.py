@@ -22,12 +22,22 @@ from tests.spark.kills.harness import (
     die_in,
     driver,
 )
-from tests.spark.kills.steps import ARCHIVE_STEPS, COMMIT_STEPS, DRIVER, WRITE_STEPS
+from tests.spark.kills.steps import (
+    ARCHIVE_STEPS,
+    COMMIT_STEPS,
+    DRIVER,
+    FILE_STEPS,
+    WRITE_STEPS,
+)
 
 pytestmark = DRIVER_MARKS
 
 SINK_STEPS = (*WRITE_STEPS, *COMMIT_STEPS)
-STEPS = {"archive": ARCHIVE_STEPS, "replay": SINK_STEPS, "ingest": SINK_STEPS}
+STEPS = {
+    "archive": (*ARCHIVE_STEPS, *FILE_STEPS),
+    "replay": SINK_STEPS,
+    "ingest": SINK_STEPS,
+}
 """Those of each job."""
 
 
