@@ -19,6 +19,7 @@ table. It is set before the first commit that has one of them.
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +83,8 @@ ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
 """A row of an archive, as Spark declares it."""
 COLUMNS: Final = (*ROW_SCHEMA.names, "date")
 ORDER: Final = ("topic", "broker_id", "partition", "offset")
+
+_log = logging.getLogger(__name__)
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 """The library paints its messages for terminals."""
@@ -271,11 +274,19 @@ class ArchiveStore:
             )
 
     def _clear_staging(self) -> None:
-        """Delete what was staged of batches that are in the archive."""
+        """Delete what was staged of batches that are in the archive.
+
+        An attempt of a task that Spark has given up may still write there. The batch
+        is committed by then, and what stays is deleted behind the next one.
+        """
         for name in self.names_in(STAGING):
-            if int(name.partition("-")[0]) <= self.batch:
+            if int(name.partition("-")[0]) > self.batch:
+                continue
+            try:
                 with told(self.root):
                     self._files.delete_dir(f"{STAGING}/{name}")
+            except ArchiveError as error:
+                _log.warning("staged files stay for now: %s", error)
 
     def compact(self, file_bytes: int) -> tuple[int, int]:
         """Put small files together, and delete what the table has not had for long.

@@ -7,12 +7,14 @@ from pyspark.sql import SparkSession
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
+from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, read_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact
 from metaq.spark.jobs.data_files import DataFile
 from tests.spark.jobs.archives import Feed, archive_feed, log_rows, places, places_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ONE = TopicPartition("orders", BrokerId(0), 0)
 
 
 @pytest.fixture
@@ -73,6 +75,25 @@ def test_of_two_that_begin_an_archive_one_does(spark: SparkSession, path: str) -
     one.claim()
     with pytest.raises(ArchiveError, match="exists"):
         two.claim()
+
+
+def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An attempt that Spark has given up may still write; the next batch deletes it."""
+    store = ArchiveStore(path)
+    store.claim()
+    left = Path(path, STAGING, "0000000000-app")
+    # A file stands for a directory that is filled while it is deleted.
+    left.touch()
+    for batch in (0, 1):
+        store.commit(batch, (), positions={ONE: Offset(batch)})
+        assert ArchiveStore(path).positions() == {ONE: batch}
+        assert f"staged files stay for now: {path}: " in caplog.text
+    left.unlink()
+    left.mkdir()
+    store.commit(2, ())
+    assert not left.exists()
 
 
 def test_a_batch_goes_in_while_small_files_are_put_together(
