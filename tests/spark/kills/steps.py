@@ -289,6 +289,7 @@ def _dying_puts() -> Iterator[None]:
 @contextmanager
 def _dying_verdicts() -> Iterator[None]:
     decide, tell = TransactionManager.decide, Verdicts.tell_one
+    commit = Verdicts.commit_at
 
     async def dying_decision(manager: TransactionManager, *words: Any) -> None:
         await decide(manager, *words)
@@ -298,9 +299,16 @@ def _dying_verdicts() -> Iterator[None]:
         await tell(verdicts, *words)
         reach("branch committed")
 
+    async def dying_commit(verdicts: Verdicts, *words: Any) -> Any:
+        # Several branches are committed together where a broker can.
+        found = await commit(verdicts, *words)
+        reach("branch committed")
+        return found
+
     with (
         mock.patch.object(TransactionManager, "decide", dying_decision),
         mock.patch.object(Verdicts, "tell_one", dying_verdict),
+        mock.patch.object(Verdicts, "commit_at", dying_commit),
     ):
         yield
 
