@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -159,6 +160,41 @@ def test_columns_and_single_rows_give_the_same(
         target = PARTITIONS[1]
         if key is not None:
             target = choose(TOPIC, PARTITIONS, OutgoingMessage(b"", key=key))
+        expected.setdefault(target, []).append(encode_payload(value, key=key))
+    assert {
+        target: list(zip(there.payloads, there.flags, strict=True))
+        for target, there in found.items()
+    } == expected
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([TOPIC, "other"]),
+            st.sampled_from([None, "0-1", "1-0"]),
+            st.none() | st.binary(max_size=2),
+            st.binary(max_size=4),
+        )
+    )
+)
+def test_rows_of_every_kind_keep_their_order(
+    rows: list[tuple[str, str | None, bytes | None, bytes]],
+) -> None:
+    """Named, with a key and in turn: in a partition they lie as they came."""
+    types = {"topic": TEXT, "partition": TEXT, "key": BYTES, "value": BYTES}
+    outlets = {
+        topic: [replace(p, topic=topic) for p in PARTITIONS]
+        for topic in (TOPIC, "other")
+    }
+    found = Router(outlets, first_turn=0).route(batch(types, *rows), None)
+    expected: dict[TopicPartition, list[tuple[bytes, int]]] = {}
+    for topic, wanted, key, value in rows:
+        target = outlets[topic][1]
+        if wanted is not None:
+            (target,) = (p for p in outlets[topic] if str(p).endswith(f"/{wanted}"))
+        elif key is not None:
+            message = OutgoingMessage(b"", key=key)
+            target = KeyHash()(topic, tuple(outlets[topic]), message)
         expected.setdefault(target, []).append(encode_payload(value, key=key))
     assert {
         target: list(zip(there.payloads, there.flags, strict=True))

@@ -29,7 +29,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.client.partitioner import parse_partition, plan_slots, slot_of, slots_of
+from metaq.client.partitioner import parse_partition, plan_slots, slots_of
 from metaq.errors import LocalProtocolError
 from metaq.model import BrokerId, HeaderPairs, TopicPartition
 from metaq.record.flags import (
@@ -142,38 +142,29 @@ class Router:
         Raises:
             RowError: a row has no value, or a partition that is none.
         """
-        rows = _Columns(batch)
         self._turn += 1
-        if topic is not None and not rows.partitions:
-            return self._by_key(self._partitions[topic], topic, rows)
+        if topic is not None:
+            return self._of_topic(topic, batch)
         found: dict[TopicPartition, Payloads] = {}
-        topics = [topic] * rows.count if topic is not None else rows.topics
-        keys = rows.routing_keys.to_pylist()
-        payloads, flags = rows.payloads.to_pylist(), rows.flags.to_pylist()
-        for row, (name, payload, flag) in enumerate(
-            zip(topics, payloads, flags, strict=True)
-        ):
-            target = self._target(name, rows, row, keys[row])
-            there = found.get(target)
-            if there is None:
-                there = found[target] = Payloads([], [])
-            there.payloads.append(payload)
-            there.flags.append(flag)
+        topics = batch.column("topic")
+        for name in topics.unique().to_pylist():
+            found |= self._of_topic(name, batch.filter(pc.equal(topics, name)))
         return found
 
-    def _by_key(
-        self, known: Sequence[TopicPartition], topic: str, rows: "_Columns"
+    def _of_topic(
+        self, topic: str, batch: pa.RecordBatch
     ) -> dict[TopicPartition, Payloads]:
-        """Return the payloads of rows that name no partition, column by column."""
-        in_turn = self._turn % len(known)
-        if rows.routing_keys.null_count == rows.count:
+        """Return the payloads of rows of one topic, column by column."""
+        known, rows = self._partitions[topic], _Columns(batch)
+        places = rows.places(topic, known)
+        if places.null_count:
+            places = pc.coalesce(places, self._places_by_key(topic, rows))
+        chosen = sorted(places.unique().to_pylist())
+        if len(chosen) == 1:
             whole = Payloads(rows.payloads.to_pylist(), rows.flags.to_pylist())
-            return {known[in_turn]: whole} if rows.count else {}
-        keys, slots = rows.routing_keys.dictionary_encode(), self._slots_of(topic)
-        chosen = [slots[slot] for slot in slots_of(keys.dictionary.to_pylist())]
-        places = pa.array(chosen, pa.int32()).take(keys.indices).fill_null(in_turn)
+            return {known[chosen[0]]: whole}
         found = {}
-        for place in sorted(places.unique().to_pylist()):
+        for place in chosen:
             mask = pc.equal(places, place)
             found[known[place]] = Payloads(
                 rows.payloads.filter(mask).to_pylist(),
@@ -181,38 +172,33 @@ class Router:
             )
         return found
 
+    def _places_by_key(self, topic: str, rows: "_Columns") -> pa.Array:
+        """Return where rows go that name no partition: numbers among the known."""
+        in_turn = pa.scalar(self._turn % len(self._partitions[topic]), pa.int32())
+        if rows.routing_keys.null_count == rows.count:
+            return pa.repeat(in_turn, rows.count)
+        keys, slots = rows.routing_keys.dictionary_encode(), self._slots_of(topic)
+        chosen = [slots[slot] for slot in slots_of(keys.dictionary.to_pylist())]
+        return pa.array(chosen, pa.int32()).take(keys.indices).fill_null(in_turn)
+
     def _slots_of(self, topic: str) -> list[int]:
         slots = self._slots.get(topic)
         if slots is None:
             slots = self._slots[topic] = plan_slots(self._partitions[topic])
         return slots
 
-    def _target(
-        self, topic: str, rows: "_Columns", row: int, key: bytes | None
-    ) -> TopicPartition:
-        known = self._partitions[topic]
-        wanted = rows.partitions[row] if rows.partitions else None
-        if wanted is not None:
-            broker_id = rows.broker_ids[row] if rows.broker_ids else None
-            return _named(topic, known, wanted, broker_id)
-        if key is None:
-            return known[self._turn % len(known)]
-        return known[self._slots_of(topic)[slot_of(key)]]
-
 
 class _Columns:
-    """The columns of one batch; an empty list for one that is not there."""
+    """The columns of one batch; nulls for one that is not there."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         names = frozenset(batch.schema.names)
 
-        def column(name: str) -> list[Any]:
-            return batch.column(name).to_pylist() if name in names else []
+        def column(name: str) -> pa.Array:
+            return batch.column(name) if name in names else pa.nulls(batch.num_rows)
 
         def octets(name: str) -> pa.Array:
-            if name not in names:
-                return pa.nulls(batch.num_rows, pa.binary())
-            return batch.column(name).cast(pa.binary())
+            return column(name).cast(pa.binary())
 
         self.count: Final = batch.num_rows
         self.payloads: pa.Array = octets("value")
@@ -221,14 +207,36 @@ class _Columns:
         self.flags: pa.Array = pa.repeat(pa.scalar(0, pa.int32()), self.count)
         keys = octets("key")
         attributes, headers = column("attribute"), column("headers")
-        if any(each is not None for each in (*attributes, *headers)):
-            self._encode(attributes, keys.to_pylist(), headers)
+        if attributes.null_count < self.count or _has_any(headers):
+            self._encode(attributes.to_pylist(), keys.to_pylist(), headers.to_pylist())
         elif keys.null_count < self.count:
             self._prepend_keys(keys)
-        self.topics: list[str] = column("topic")
-        self.partitions: list[str | int | None] = column("partition")
-        self.broker_ids: list[int | None] = column("broker_id")
         self.routing_keys: pa.Array = pc.coalesce(octets("partition_key"), keys)
+        self._partitions, self._broker_ids = column("partition"), column("broker_id")
+
+    def places(self, topic: str, known: Sequence[TopicPartition]) -> pa.Array:
+        """Return the named partition of each row: its number among the known, or null.
+
+        Raises:
+            RowError: a row names one that no broker has.
+        """
+        if self._partitions.null_count == self.count:
+            return pa.nulls(self.count, pa.int32())
+        wanted = self._partitions.dictionary_encode()
+        brokers = self._broker_ids.dictionary_encode(null_encoding="encode")
+        names, ids = wanted.dictionary.to_pylist(), brokers.dictionary.to_pylist()
+        # One number for each pair, so that each pair is looked up once.
+        pairs = pc.add(
+            pc.multiply(wanted.indices.cast(pa.int64()), len(ids)), brokers.indices
+        )
+        each = pairs.unique().drop_null()
+        found = [
+            known.index(
+                _named(topic, known, names[pair // len(ids)], ids[pair % len(ids)])
+            )
+            for pair in each.to_pylist()
+        ]
+        return pa.array(found, pa.int32()).take(pc.index_in(pairs, each))
 
     def _encode(
         self,
@@ -241,12 +249,11 @@ class _Columns:
         Raises:
             RowError: a header has no name, or no value.
         """
-        none = [None] * self.count
         rows = zip(
             self.payloads.to_pylist(),
-            attributes or none,
+            attributes,
             keys,
-            [_pairs(row) if row else () for row in headers or none],
+            [_pairs(row) if row else () for row in headers],
             strict=True,
         )
         try:
@@ -269,6 +276,12 @@ class _Columns:
         )
         flag = pa.scalar(HAS_ATTRIBUTE | HAS_PROPERTIES, pa.int32())
         self.flags = pc.if_else(keys.is_null(), self.flags, flag)
+
+
+def _has_any(headers: pa.Array) -> bool:
+    """Whether a row has a header; an empty list is none, as null is."""
+    is_list = pa.types.is_list(headers.type)
+    return is_list and bool(pc.sum(pc.list_value_length(headers)).as_py())
 
 
 def _pairs(row: list[dict[str, Any]]) -> HeaderPairs:
