@@ -29,10 +29,12 @@ from metaq.spark.options import (
 )
 from metaq.spark.values import BAD_REASON, BAD_VALUE, ValueConverter
 
+HEADERS_DDL: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+"""The column `headers`."""
 _BEFORE_VALUE: Final = (
     "topic STRING, broker_id INT, partition INT, offset BIGINT, message_id BIGINT,"
     " timestamp TIMESTAMP, attribute STRING, flag INT, key BINARY,"
-    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    f" headers {HEADERS_DDL}"
 )
 
 ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"

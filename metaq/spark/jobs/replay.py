@@ -9,6 +9,7 @@ from pyspark.sql import functions as sf
 from metaq.spark.jobs.archive_store import ORDER, read_archive
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.options import SinkOptions
+from metaq.spark.schema import HEADERS_DDL
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ def replay(
         if not keeps_partitions:
             source = sf.concat_ws("/", sf.col("topic"), name).cast("binary")
             target = (sf.coalesce("key", source).alias("partition_key"),)
-        columns = ("topic", "attribute", "key", "headers", "value")
+        # PySpark takes time in the square of a batch's rows for lists that are null;
+        # the sink takes an empty one for none as well.
+        headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL)).alias("headers")
+        columns = ("topic", "attribute", "key", headers, "value")
         return write_messages(ordered.select(*columns, *target), options)
 
 
