@@ -9,13 +9,19 @@ partitions that no broker serves now are away: they cannot be compared.
 
 A copy has offsets of its own. Where content occurs several times, the numbers have to
 agree; order is judged by messages that occur once on either side.
+
+Content is compared by digests: of 64 bits where place or id say which message it is, of
+128 where only content does. Against an archive the digests of each span of a log are
+added up first. Only spans whose sums differ are read again, and compared message by
+message, so an archive that is right costs no more than to read both sides.
 """
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
@@ -31,8 +37,14 @@ from metaq.spark.options import SourceOptions
 EXAMPLES_MAX: Final = 10
 """So many findings of a kind are named; all are counted."""
 PLACE: Final = ("topic", "broker_id", "partition", "offset")
+SPAN_BITS: Final = 26
+"""Sums of digests are of the messages that begin in 64 MiB of a partition, about."""
+_HALF_BITS: Final = 32
 _LOG: Final = PLACE[:-1]
+_LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
 _NO_ENDS: Final[Mapping[TopicPartition, Offset]] = {}
+_Span: TypeAlias = tuple[TopicPartition, int]
+"""Partition, and number of the span."""
 
 
 class AuditFindingKind(enum.Enum):
@@ -128,8 +140,9 @@ def audit_archive(
     files = store.files(*topics)
     there, missing = _look_at(store, files)
     archived = {file.log.partition for file in files if file.log.up_to is None}
-    with job_errors("audit"):
-        archived |= _mixed(store.read(spark, [f for f in there if f.log.up_to]))
+    if mixed := [file for file in there if file.log.up_to]:
+        with job_errors("audit"):
+            archived |= _logs_of(store.read(spark, mixed))
     cluster = shared_cluster(wanted.wire)
     cluster.require_whole(wanted, archived)
     away = cluster.away(wanted, archived)
@@ -141,8 +154,8 @@ def audit_archive(
         )
 
 
-def _mixed(rows: DataFrame) -> set[TopicPartition]:
-    """Return the partitions in files of several, of which the table has the range."""
+def _logs_of(rows: DataFrame) -> set[TopicPartition]:
+    """Return the partitions of rows; of files of several the table has the range."""
     return set(map(partition_of, rows.select(*_LOG).distinct().collect()))
 
 
@@ -214,75 +227,124 @@ def compare_by_offset(
         missing: What is missing of files of the archive.
         away: Partitions of which the source tells nothing.
     """
-    body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
-    ones = _counted(source, "source", [sf.col(name) for name in PLACE], body)
-    others = _counted(target, "target", [sf.col(name) for name in PLACE], body)
-    with _kept(ones, others) as totals:
-        both = _with_ends(ones, others, ends, away)
-        both = both.na.fill(0, ["source_count", "target_count"])
-        offset = sf.col("offset")
-        last, first = sf.col("target_last"), sf.col("source_first")
-        kind = (
-            sf.when(
-                (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
-                "behind",
-            )
-            .when(sf.col("target_count") == 0, "lost")
-            .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")
-            .when(
-                (sf.col("source_count") == 0) & (first.isNull() | (offset < first)),
-                "expired",
-            )
-            .when(sf.col("source_count") == 0, "extra")
-            .when(_differs(), "corrupted")
-            .when(sf.col("target_count") > sf.col("source_count"), "doubled")
-        )
-        found = _findings(both, kind)
-        lost = _lost_on_both_sides(found, missing)
-        summary = _summary(totals, found)
-    return _with_lost(replace(summary, away=tuple(sorted(away))), lost)
+    digest = sf.xxhash64("offset", "message_id", "flag", *_content()).alias("body")
+    span = sf.shiftright("offset", SPAN_BITS).alias("span")
+    ones, others = (side.select(*PLACE, span, digest) for side in (source, target))
+    one, other = _sums_of(ones), _sums_of(others)
+    unequal = {s for s in one.keys() | other.keys() if one.get(s) != other.get(s)}
+    counted, examples, lost_there = dict[AuditFindingKind, int](), [], {}
+    if unequal:
+        # Their first spans tell where logs start by then.
+        firsts = {log: (log, span) for log, span in sorted(one, reverse=True)}
+        again = unequal | {firsts[log] for log, _span in unequal if log in firsts}
+        with _kept(_only(ones, again), _only(others, unequal)) as sides:
+            lasts = _lasts(other, ends)
+            judged = _compare_spans(*sides, unequal, lasts, frozenset(away))
+            counted, examples = _counts(_tally(judged)), _examples(judged)
+            lost_there = _lost(judged) if missing else {}
+    summary = AuditSummary(
+        sum(row["count"] for row in one.values()),
+        sum(row["count"] for row in other.values()),
+        _every_kind(counted),
+        tuple(examples),
+        tuple(sorted(away)),
+    )
+    return _with_lost(summary, _lost_on_both_sides(lost_there, missing))
 
 
-def _with_ends(
+def _sums_of(rows: DataFrame) -> dict[_Span, Any]:
+    """Return the number, the last offset and the sum of digests of each span."""
+    low = sf.col("body").bitwiseAND((1 << _HALF_BITS) - 1)
+    sums = rows.groupBy(*_LOG, "span").agg(
+        sf.count(sf.lit(1)).alias("count"),
+        sf.max("offset").alias("last"),
+        # Of both halves, so that no sum is too large for its type.
+        sf.sum(low).alias("low"),
+        sf.sum(sf.shiftright("body", _HALF_BITS)).alias("high"),
+    )
+    return {(partition_of(row), row["span"]): row for row in sums.collect()}
+
+
+def _lasts(
+    sums: Mapping[_Span, Any], ends: Mapping[TopicPartition, Offset]
+) -> dict[TopicPartition, int]:
+    """Return the last offset of each archived partition, recorded or there."""
+    lasts: dict[TopicPartition, int] = dict(ends)
+    for (log, _span), row in sums.items():
+        lasts[log] = max(row["last"], lasts.get(log, row["last"]))
+    return lasts
+
+
+def _only(rows: DataFrame, spans: Collection[_Span]) -> DataFrame:
+    """Return the rows of some spans."""
+    wanted = rows.sparkSession.createDataFrame(
+        [(*_fields(log), span) for log, span in spans], f"{_LOG_DDL}, span BIGINT"
+    )
+    numbers = [span for _log, span in spans]
+    # Parquet's readers pass over what lies outside.
+    near = sf.col("offset").between(
+        min(numbers) << SPAN_BITS, ((max(numbers) + 1) << SPAN_BITS) - 1
+    )
+    there = rows.where(near)
+    return there.join(sf.broadcast(wanted), [*_LOG, "span"], "left_semi")
+
+
+def _compare_spans(
     ones: DataFrame,
     others: DataFrame,
-    ends: Mapping[TopicPartition, Offset],
-    away: Sequence[TopicPartition],
+    spans: Collection[_Span],
+    lasts: Mapping[TopicPartition, int],
+    away: Collection[TopicPartition],
 ) -> DataFrame:
-    """Return the messages of either side, beside the bounds of their partition."""
-    spark = ones.sparkSession
-    first = ones.groupBy(*_LOG).agg(sf.min("offset").alias("source_first"))
-    recorded = spark.createDataFrame(
-        [(*_fields(partition), last) for partition, last in ends.items()],
-        "topic STRING, broker_id INT, partition INT, offset BIGINT",
+    """Judge the messages of some spans, place by place."""
+    firsts = ones.groupBy(*_LOG).agg(sf.min("offset").alias("first")).collect()
+    starts = {partition_of(row): row["first"] for row in firsts}
+    bounds = ones.sparkSession.createDataFrame(
+        [
+            (*_fields(log), span, starts.get(log), lasts.get(log), log in away)
+            for log, span in spans
+        ],
+        f"{_LOG_DDL}, span BIGINT, first BIGINT, last BIGINT, is_away BOOLEAN",
     )
-    there = others.select(*PLACE).unionByName(recorded)
-    last = there.groupBy(*_LOG).agg(sf.max("offset").alias("target_last"))
-    gone = spark.createDataFrame(
-        [(*_fields(partition), True) for partition in away],
-        "topic STRING, broker_id INT, partition INT, is_away BOOLEAN",
+    both = _matched(ones, others, [*PLACE, "span"])
+    both = both.join(sf.broadcast(bounds), [*_LOG, "span"])
+    offset, last, first = sf.col("offset"), sf.col("last"), sf.col("first")
+    kind = (
+        sf.when(
+            (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
+            "behind",
+        )
+        .when(sf.col("target_count") == 0, "lost")
+        .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")
+        .when(
+            (sf.col("source_count") == 0) & (first.isNull() | (offset < first)),
+            "expired",
+        )
+        .when(sf.col("source_count") == 0, "extra")
+        .when(_differs(), "corrupted")
+        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
     )
-    both = ones.join(others, list(PLACE), "full")
-    for frame in (first, last, gone):
-        both = both.join(frame, list(_LOG), "left")
-    return both.na.fill(False, ["is_away"])
+    return _judged(both, kind)
 
 
 def _fields(partition: TopicPartition) -> tuple[str, int, int]:
     return partition.topic, int(partition.broker_id), partition.partition
 
 
+def _lost(judged: DataFrame) -> dict[TopicPartition, int]:
+    """Return how many messages of each partition are lost."""
+    lost = judged.where("kind = 'lost'").groupBy(*_LOG).count().collect()
+    return {partition_of(row): row["count"] for row in lost}
+
+
 def _lost_on_both_sides(
-    found: DataFrame, missing: Sequence[ArchivedLog]
+    found: Mapping[TopicPartition, int], missing: Sequence[ArchivedLog]
 ) -> list[tuple[int, AuditFinding]]:
     """Return the count of messages that an archive lacks and the source has lost too.
 
     Messages that the source still has are among the findings, one by one.
     """
-    if not missing:
-        return []
-    shown = found.where("kind = 'lost'").groupBy(*_LOG).count().collect()
-    named = {partition_of(row): row["count"] for row in shown}
+    named = dict(found)
     lost = []
     # Those of one partition first: the others take what is left.
     for log in sorted(missing, key=lambda log: (log.up_to is not None, log.first)):
@@ -319,124 +381,167 @@ def compare_by_content(
     source: DataFrame, target: DataFrame, *, message_id: str | None = None
 ) -> AuditSummary:
     """Compare two frames of the source's columns, message by message."""
-    content = sf.md5(sf.to_json(sf.struct(*_body())))
-    key = content if message_id is None else sf.expr(message_id).cast("string")
-    ones = _counted(source, "source", [key.alias("key")], content)
-    others = _counted(target, "target", [key.alias("key")], content)
-    with _kept(ones, others) as totals:
-        same = sf.col("key").eqNullSafe(sf.col("other_key"))
-        both = ones.join(others.withColumnRenamed("key", "other_key"), same, "full")
-        both = both.na.fill(0, ["source_count", "target_count"])
+    content = sf.xxhash64(*_content()).alias("body")
+    keys = {
+        "key": sf.xxhash64(*_content()),
+        "more": sf.xxhash64(sf.lit(1), *_content()),
+    }
+    if message_id is not None:
+        keys = {"key": sf.expr(message_id).cast("string")}
+    named = [key.alias(name) for name, key in keys.items()]
+    log = sf.xxhash64(*_LOG).alias("log")
+    place = sf.struct(*PLACE).alias("place")
+    ones, others = (
+        side.select(*named, content, log, sf.col("offset"), place)
+        for side in (source, target)
+    )
+    tally = _tally(_judged_copy(ones, others, [*keys]))
+    counts = _counts(tally)
+    return AuditSummary(
+        sum(row["source_count"] for row in tally),
+        sum(row["target_count"] for row in tally),
+        _every_kind(counts),
+        tuple(_examples(_judged_copy(ones, others, [*keys], "place")))
+        if counts
+        else (),
+    )
+
+
+def _judged_copy(
+    ones: DataFrame, others: DataFrame, keys: Sequence[str], *more: str
+) -> DataFrame:
+    """Judge messages by their keys; with their places only if `more` has them.
+
+    The first place of a key is costly: Spark sorts for it.
+    """
+    both = _matched(ones, others, keys, "log", "offset", *more)
+    is_pair = (sf.col("source_count") == 1) & (sf.col("target_count") == 1)
+    # The same order is only promised from one partition into one.
+    logs = ("source_log", "target_log", sf.when(~is_pair, sf.xxhash64(*keys)))
+    before = Window.partitionBy(*logs).orderBy("source_offset")
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    both = both.withColumn("ahead", sf.max("target_offset").over(before))
+    is_moved = is_pair & (sf.col("ahead") > sf.col("target_offset"))
+    kind = (
+        sf.when(sf.col("source_count") == 0, "extra")
+        .when(sf.col("target_count") < sf.col("source_count"), "lost")
+        .when(_differs(), "corrupted")
+        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
+    )
+    if more:
         place = sf.coalesce("source_place", "target_place")
         both = both.select("*", *(place[name].alias(name) for name in PLACE))
-        kind = (
-            sf.when(sf.col("source_count") == 0, "extra")
-            .when(sf.col("target_count") < sf.col("source_count"), "lost")
-            .when(_differs(), "corrupted")
-            .when(sf.col("target_count") > sf.col("source_count"), "doubled")
-        )
-        found = _findings(both, kind).unionByName(_reordered(both))
-        return _summary(totals, found)
+    return _judged(both, kind, sf.coalesce(is_moved, sf.lit(False)))
 
 
 @contextmanager
-def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[int, int]]:
-    """Read each side once, also where its log grows meanwhile; return the numbers."""
+def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[DataFrame, DataFrame]]:
+    """Read each side once, also where its log grows meanwhile."""
     ones.persist()
     others.persist()
     try:
-        yield _total(ones, "source_count"), _total(others, "target_count")
+        yield ones, others
     finally:
         ones.unpersist()
         others.unpersist()
 
 
-def _total(rows: DataFrame, column: str) -> int:
-    (total,) = rows.agg(sf.sum(column).alias("total")).collect()
-    return total["total"] or 0
+def _content() -> list[Column]:
+    """Return what is hashed of a message; nulls alone would leave no trace."""
+    names = ("attribute", "key", "headers")
+    return [*(sf.isnull(name) for name in names), *map(sf.col, ("value", *names))]
 
 
-def _body() -> list[Column]:
-    # JSON would write bytes as Base64, several times as long as their digest.
-    return [
-        sf.md5("value").alias("value"),
-        *map(sf.col, ("attribute", "key", "headers")),
-    ]
-
-
-def _counted(
-    rows: DataFrame, side: str, key: Sequence[Column], body: Column
+def _matched(
+    ones: DataFrame, others: DataFrame, keys: Sequence[str], *more: str
 ) -> DataFrame:
-    """Return the number, content and first place of each key."""
-    names = PLACE if len(key) > 1 else ("key",)
-    place = sf.struct(*PLACE).alias("place")
-    keyed = rows.select(*key, body.alias("body"), place)
-    return keyed.groupBy(*names).agg(
-        sf.count(sf.lit(1)).alias(f"{side}_count"),
-        sf.min("body").alias(f"{side}_least"),
-        sf.max("body").alias(f"{side}_most"),
-        sf.min("place").alias(f"{side}_place"),
+    """Return for each key the messages of both sides: number, content, least values.
+
+    Args:
+        ones: The source.
+        others: The target.
+        keys: Columns by which messages are matched.
+        more: Columns of which the least value of each side is wanted.
+    """
+    rows = ones.withColumn("is_source", sf.lit(True)).unionByName(
+        others.withColumn("is_source", sf.lit(False))
     )
+    facts = [sf.min("body").alias("least"), sf.max("body").alias("most")]
+    for side, is_its in (
+        ("source", sf.col("is_source")),
+        ("target", ~sf.col("is_source")),
+    ):
+        facts.append(sf.count(sf.when(is_its, 1)).alias(f"{side}_count"))
+        facts += [
+            sf.min(sf.when(is_its, sf.col(name))).alias(f"{side}_{name}")
+            for name in more
+        ]
+    # Most keys are there once on each side: nothing is gained by matching within tasks.
+    return rows.repartition(*keys).groupBy(*keys).agg(*facts)
 
 
 def _differs() -> Column:
     """Whether any two of the messages of a key have different content."""
-    least = sf.least("source_least", "target_least")
-    return least != sf.greatest("source_most", "target_most")
+    return sf.col("least") != sf.col("most")
 
 
-def _findings(both: DataFrame, kind: Column) -> DataFrame:
+def _judged(both: DataFrame, kind: Column, is_moved: Column | None = None) -> DataFrame:
+    """Return keys with the kind of their difference, null for none, and its count."""
     difference = sf.abs(sf.col("source_count") - sf.col("target_count"))
+    return both.withColumns(
+        {
+            "kind": kind,
+            "count": sf.when(kind == "corrupted", sf.lit(1)).otherwise(difference),
+            "is_moved": sf.lit(False) if is_moved is None else is_moved,
+        }
+    )
+
+
+def _tally(judged: DataFrame) -> list[Any]:
+    """Count keys and messages by their difference."""
+    sums = ("count", "source_count", "target_count")
+    return (
+        judged.groupBy("kind", "is_moved")
+        .agg(sf.count(sf.lit(1)).alias("keys"), *(sf.sum(n).alias(n) for n in sums))
+        .collect()
+    )
+
+
+def _counts(tally: Sequence[Any]) -> dict[AuditFindingKind, int]:
+    """Return the messages of the kinds that there are."""
+    counts = Counter[AuditFindingKind]()
+    for row in tally:
+        if row["kind"] is not None:
+            counts[AuditFindingKind(row["kind"])] += row["count"]
+        if row["is_moved"]:
+            counts[AuditFindingKind.REORDERED] += row["keys"]
+    return dict(counts)
+
+
+def _every_kind(
+    counts: Mapping[AuditFindingKind, int],
+) -> dict[AuditFindingKind, int]:
+    return {kind: counts.get(kind, 0) for kind in AuditFindingKind}
+
+
+def _examples(judged: DataFrame) -> list[AuditFinding]:
+    """Return the first findings of each kind."""
     times = "%d times in the source, %d times in the target"
-    detail = sf.format_string(times, "source_count", "target_count")
-    content = sf.lit("the target has other content")
-    found = both.select(
-        kind.alias("kind"),
-        sf.when(kind == "corrupted", sf.lit(1)).otherwise(difference).alias("count"),
-        *PLACE,
-        sf.when(kind == "corrupted", content).otherwise(detail).alias("detail"),
-    )
-    return found.where("kind IS NOT NULL")
-
-
-def _reordered(both: DataFrame) -> DataFrame:
-    """Return messages that stand behind one which they were in front of."""
-    one, other = sf.col("source_place"), sf.col("target_place")
-    # The same order is only promised from one partition into one.
-    logs = [place[name] for place in (one, other) for name in _LOG]
-    before = Window.partitionBy(*logs).orderBy(one["offset"])
-    before = before.rowsBetween(Window.unboundedPreceding, -1)
-    pairs = both.where("source_count = 1 AND target_count = 1")
-    pairs = pairs.withColumn("ahead", sf.max(other["offset"]).over(before))
-    detail = sf.format_string(
-        "at offset %d of the target, behind offset %d",
-        other["offset"],
-        sf.col("ahead"),
-    )
-    return pairs.where(sf.col("ahead") > other["offset"]).select(
-        sf.lit("reordered").alias("kind"),
-        sf.lit(1).cast("bigint").alias("count"),
-        *PLACE,
-        detail.alias("detail"),
-    )
-
-
-def _summary(totals: tuple[int, int], found: DataFrame) -> AuditSummary:
-    found = found.persist()
-    try:
-        counted = found.groupBy("kind").agg(sf.sum("count").alias("count")).collect()
-        numbers = {row["kind"]: row["count"] for row in counted}
-        in_order = Window.partitionBy("kind").orderBy(*PLACE)
-        ranked = found.withColumn("rank", sf.row_number().over(in_order))
-        first = ranked.where(sf.col("rank") <= EXAMPLES_MAX).collect()
-    finally:
-        found.unpersist()
-    findings = sorted(map(_to_finding, first), key=_order)
-    return AuditSummary(
-        *totals,
-        {kind: numbers.get(kind.value, 0) for kind in AuditFindingKind},
-        tuple(findings),
-    )
+    detail = sf.when(
+        sf.col("kind") == "corrupted", "the target has other content"
+    ).otherwise(sf.format_string(times, "source_count", "target_count"))
+    kinds = [sf.struct("kind", detail.alias("detail"))]
+    if "ahead" in judged.columns:
+        order = "at offset %d of the target, behind offset %d"
+        detail = sf.format_string(order, "target_offset", "ahead").alias("detail")
+        moved = sf.struct(sf.lit("reordered").alias("kind"), detail)
+        kinds.append(sf.when(sf.col("is_moved"), moved))
+    found = judged.where("kind IS NOT NULL OR is_moved")
+    found = found.select(*PLACE, sf.inline(sf.array(*kinds))).where("kind IS NOT NULL")
+    in_order = Window.partitionBy("kind").orderBy(*PLACE)
+    ranked = found.withColumn("rank", sf.row_number().over(in_order))
+    first = ranked.where(sf.col("rank") <= EXAMPLES_MAX).collect()
+    return sorted(map(_to_finding, first), key=_order)
 
 
 _KINDS: Final = tuple(AuditFindingKind)

@@ -1,15 +1,18 @@
 """Comparing topics: every kind of fault is counted and named, and nothing else is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.jobs.audit import (
     EXAMPLES_MAX,
+    SPAN_BITS,
     AuditFindingKind,
     AuditSummary,
     compare_by_content,
@@ -78,6 +81,54 @@ def test_ends_that_differ_are_no_fault(spark: SparkSession) -> None:
     assert counts(found) == {"behind": 3, "expired": 3}
     assert found.is_right
     assert counts(by_offset(spark, source, [])) == {"behind": 5}
+
+
+def test_as_many_messages_may_be_others(spark: SparkSession) -> None:
+    """In one span: the numbers agree, and the sums do not."""
+    source = log_rows("t", 0, 4)
+    found = by_offset(spark, source, [source[0], source[0], *source[2:]])
+    assert named(found) == [("lost", 0, 50), ("doubled", 0, 0)]
+
+
+def test_differences_are_found_in_every_part_of_a_log(spark: SparkSession) -> None:
+    """Parts that agree lie between those that do not."""
+    half = 1 << (SPAN_BITS - 1)
+    source = [*log_rows("t", 0, 12, stride=half), *log_rows("t", 1, 12, stride=half)]
+    target = [r for n, r in enumerate(source) if n != 5]  # in the third of six parts
+    target[8] = row("t", 0, 9 * half, b"changed")
+    found = by_offset(spark, source, target[:-1])
+    assert (found.source_count, found.target_count) == (24, 22)
+    assert named(found) == [
+        ("lost", 0, 5 * half),
+        ("corrupted", 0, 9 * half),
+        ("behind", 1, 11 * half),
+    ]
+
+
+def test_what_retention_takes_between_both_readings_is_expired(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What differs is read again, and judged by where the log starts by then."""
+    begin = 1 << SPAN_BITS
+    parts = [log_rows("t", 0, 3), [row("t", 0, begin), row("t", 0, begin + 100)]]
+    for number, part in enumerate(parts):
+        frame(spark, part).coalesce(1).write.parquet(str(tmp_path / str(number)))
+    source = spark.read.option("ignoreMissingFiles", "true").parquet(
+        *(str(tmp_path / str(number)) for number in range(len(parts)))
+    )
+    first = next((tmp_path / "0").glob("*.parquet"))
+
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first.unlink(missing_ok=True)
+        yield from batches
+
+    changed = [row("t", 0, 50, b"changed"), row("t", 0, begin + 50, b"never sent")]
+    rows = frame(
+        spark, [parts[0][0], *changed[:1], *parts[0][2:], *parts[1], changed[1]]
+    )
+    found = compare_by_offset(source, rows.mapInArrow(take, rows.schema))
+    assert found.source_count == 5
+    assert counts(found) == {"expired": 3, "extra": 1}
 
 
 def log(number: int, count: int, first: int, last: int) -> ArchivedLog:
