@@ -141,12 +141,16 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextmanager
-def filled(directory: Path, count: int) -> Iterator[BrokerProcess]:
-    """Run a broker that has so many messages."""
-    frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
-    with BrokerProcess(directory / "data", topic=TOPIC) as broker:
-        work = load.Blocks([frame] * (count // RECORDS), 1)
-        load.pipeline(broker.port, work, 8, load.ok_counter())
+def filled(
+    directory: Path, count: int, *, partition_count: int = 1
+) -> Iterator[BrokerProcess]:
+    """Run a broker that has so many messages, shared by its partitions."""
+    data = directory / "data"
+    with BrokerProcess(data, topic=TOPIC, partition_count=partition_count) as broker:
+        for number in range(partition_count):
+            frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1, number)
+            blocks = [frame] * (count // partition_count // RECORDS)
+            load.pipeline(broker.port, load.Blocks(blocks, 1), 8, load.ok_counter())
         yield broker
 
 
