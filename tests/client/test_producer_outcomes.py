@@ -13,6 +13,7 @@ from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import (
+    ClientError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
@@ -28,6 +29,7 @@ from tests.client.producing import (
     OURS,
     Act,
     StandInBroker,
+    StandInConnection,
     producing,
     run_virtual,
 )
@@ -106,6 +108,41 @@ def test_what_is_stored_is_told_though_the_next_batch_finds_no_memory(
 
     run_virtual(main())
     assert isinstance(problems[0]["exception"], MemoryError)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "place", "name", "kind"),
+    [
+        (OURS, PartitionQueue, "frame", ClientError),
+        (JAVA, PartitionQueue, "put_frames", ClientError),
+        (OURS, StandInConnection, "submit", OutcomeUnknownError),
+        (JAVA, StandInConnection, "submit_puts", OutcomeUnknownError),
+    ],
+)
+def test_a_batch_that_finds_no_memory_fails_alone(
+    capabilities: Capabilities,
+    place: type,
+    name: str,
+    kind: type[MetaqError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in doubt where the connection may have it; the next one is stored."""
+
+    def lack(*_args: object, **_more: object) -> None:
+        raise MemoryError
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=capabilities)
+        async with producing(broker) as world:
+            with monkeypatch.context() as patched:
+                patched.setattr(place, name, lack)
+                with pytest.raises(MetaqError, match="no memory to send") as raised:
+                    await world.producer.send("test", b"lost")
+            assert raised.type is kind
+            assert (await world.producer.send("test", b"next")).offset == 0
+        assert broker.stored() == [b"next"]
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])

@@ -58,6 +58,7 @@ from metaq.client.produce.producer_counters import (
 )
 from metaq.clock import Clock
 from metaq.errors import (
+    ClientError,
     ClosedError,
     LocalProtocolError,
     MetaqError,
@@ -165,10 +166,11 @@ class Delivery:
         if self.failure is not None:
             self._fail_unsent(self.failure)
             return
-        for queue in self._accumulator.take_ready():
-            self._fill(queue)
+        # First: whatever happens below, what is buffered has its deadline.
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        for queue in self._accumulator.take_ready():
+            self._fill(queue)
 
     def on_snapshot(
         self, snapshot: ClusterSnapshot, topics: Mapping[str, None]
@@ -348,6 +350,14 @@ class Delivery:
             send(queue, part, connection)
         except LocalProtocolError as error:
             self._fail(queue, part, error)
+        except MemoryError:
+            lack = ClientError(
+                f"{queue.partition}: no memory to send {part.message_count} messages"
+            )
+            if part in queue.in_flight:
+                self._give_up(queue, part, lack)
+            else:
+                self._fail(queue, part, lack)
 
     def _send_batch(
         self, queue: PartitionQueue, part: BatchPart, connection: PutConnection
