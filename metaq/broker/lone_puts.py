@@ -18,7 +18,7 @@ The loops here are flat on purpose, as in `hot_puts.py`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from metaq.broker.acks import (
@@ -28,7 +28,7 @@ from metaq.broker.acks import (
     refuse_put,
 )
 from metaq.broker.context import BrokerContext
-from metaq.errors import ClosedError, ServerError, StorageError
+from metaq.errors import ClosedError, NoSpaceError, ServerError, StorageError
 from metaq.model import MessageId
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies_apart, encode_result
@@ -114,7 +114,7 @@ class LonePuts:
         except (StorageError, ClosedError) as error:
             ticket.on_failed(error)
         except MemoryError:
-            ticket.run_out()
+            ticket.on_failed(NoSpaceError(f"no memory to append {len(puts)} messages"))
         except Exception as error:  # noqa: BLE001  # a bug of one log costs no other
             self._context.counters.error_count += 1
             log_id, count = log.log_id, len(puts)
@@ -166,18 +166,22 @@ class LoneTicket:
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
-        context, puts = self._context, self._puts
+        context, puts, ids, offsets = (
+            self._context, self._puts, self._ids, self._offsets
+        )  # fmt: skip
+        partition = self._log.log_id.partition
         waited_s = context.clock.monotonic_s() - self._appended_s
         context.put_latency.record(waited_s, len(puts))
         try:
             replies = encode_put_replies_apart(
-                self._log.log_id.partition,
-                [put[1] for put in puts],
-                self._ids,
-                self._offsets,
+                partition, [put[1] for put in puts], ids, offsets
             )
         except MemoryError:
-            self.run_out()
+            self._answer_each(
+                lambda k: encode_put_replies_apart(
+                    partition, [puts[k][1]], ids[k : k + 1], offsets[k : k + 1]
+                )[0]
+            )
             return
         self._answer(replies)
 
@@ -192,15 +196,23 @@ class LoneTicket:
             count=len(puts),
         )
         status, body = refusal.status, str(refusal).encode()
-        self._answer([encode_result(status, body, int(put[1])) for put in puts])
+        self._answer_each(lambda k: encode_result(status, body, int(puts[k][1])))
 
-    def run_out(self) -> None:
-        """Close the connections: there is no memory for the puts or their replies."""
-        for answerer, *_ in self._puts:
-            answerer.run_out()
-        self._answer([b""] * len(self._puts))
+    def _answer_each(self, encode: Callable[[int], bytes]) -> None:
+        """Answer one after the other; what finds no memory ends its connection."""
 
-    def _answer(self, replies: Sequence[bytes]) -> None:
+        def replies() -> Iterator[bytes]:
+            for number, (answerer, *_) in enumerate(self._puts):
+                reply = b""
+                try:
+                    reply = encode(number)
+                except MemoryError:
+                    answerer.run_out()
+                yield reply
+
+        self._answer(replies())
+
+    def _answer(self, replies: Iterable[bytes]) -> None:
         for (answerer, *_, payload), reply in zip(self._puts, replies, strict=True):
             size_bytes = LONE_OVERHEAD_BYTES + len(payload)
             answerer.answer(reply, count=1, size_bytes=size_bytes)

@@ -154,22 +154,53 @@ def test_an_error_that_is_a_bug_costs_the_puts_of_its_log_alone(
     run(tmp_path / "data", scenario)
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
-def test_without_memory_each_connection_ends(
-    is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_finds_no_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing stays in flight, wherever the memory ended."""
+    """Nothing of the run is stored, and its connections go on."""
 
-    def fail(*_arguments: object, **_more: object) -> None:
+    def lack(*_arguments: object, **_more: object) -> None:
         raise MemoryError
 
     async def scenario(rig: Rig) -> None:
-        name = "encode_put_replies_apart" if is_stored else "count_puts"
-        monkeypatch.setattr(lone_puts, name, fail)
-        sessions = [rig.put(7), rig.put(8)]
+        monkeypatch.setattr(lone_puts, "count_puts", lack)
+        offset, sessions = rig.log.next_offset, [rig.put(7), rig.put(8)]
         rig.end_pass()
-        await rig.until_stored(sessions) if is_stored else None
-        assert all(session.is_out for session in sessions)
-        assert [session.replies for session in sessions] == [[b""], [b""]]
+        assert rig.log.next_offset == offset
+        for session in sessions:
+            (reply,) = session.replies
+            assert reply.startswith(b"result 500 ")
+            assert b"no memory to append 2 messages" in reply
+        assert not any(session.is_out for session in sessions)
+
+    run(tmp_path / "data", scenario)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_reply_without_memory_ends_its_connection_alone(
+    is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the run are answered, and nothing stays in flight."""
+    name = "encode_put_replies_apart" if is_stored else "encode_result"
+    encode, calls = getattr(lone_puts, name), list[object]()
+
+    def lack_some(*arguments: object) -> object:
+        # All replies at once, or two of three by themselves.
+        calls.append(arguments)
+        if len(calls) - is_stored in (0, 2, 3):
+            raise MemoryError
+        return encode(*arguments)
+
+    async def scenario(rig: Rig) -> None:
+        monkeypatch.setattr(lone_puts, name, lack_some)
+        sessions = [rig.put(7), rig.put(8), rig.put(9)]
+        if not is_stored:
+            rig.log.begin_close()
+        rig.end_pass()
+        await rig.until_stored(sessions)
+        first, *others = sessions
+        assert first.replies[0].split()[1] == (b"200" if is_stored else b"500")
+        assert [each.is_out for each in sessions] == [False, True, True]
+        assert [each.replies for each in others] == [[b""], [b""]]
 
     run(tmp_path / "data", scenario)
