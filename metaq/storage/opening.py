@@ -8,13 +8,14 @@ closes all files again, and the manager makes logs of the result. Source: broker
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
-from metaq.errors import ClosedError, StorageError
+from metaq.errors import ClosedError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
@@ -26,6 +27,7 @@ from metaq.storage.producer_file import (
     PRODUCERS_NAME,
     read_notes,
     stored_batches,
+    write_notes,
 )
 from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
@@ -293,6 +295,10 @@ def _recover(
             noted,
             producer_count_max=config.limits.producer_count_max,
         )
+        if notes.flaw and not found.damage:
+            # Told once: the next start finds a whole file.
+            with suppress(NoSpaceError):
+                write_notes(fs, path, batches)
         writer = new_writer(
             fs,
             clock,

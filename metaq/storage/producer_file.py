@@ -250,6 +250,19 @@ def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | N
     return MessageId(RECORD_HEADER.unpack(header)[2])
 
 
+def write_notes(
+    fs: FileSystem, directory: Path, batches: Iterable[StoredBatch]
+) -> None:
+    """Replace the producer file of a partition by one that notes these batches.
+
+    Raises:
+        NoSpaceError: The old one is still there.
+        DiskError: The disk refused; which one is there, is unknown.
+    """
+    entries = b"".join(map(encode_entry, batches))
+    fs.write_atomically(directory / PRODUCERS_NAME, encode_header() + entries)
+
+
 # -- writer ---------------------------------------------------------------------------
 
 
@@ -319,7 +332,7 @@ class ProducerFile:
     def _rewrite(self) -> None:
         """Replace the file by one with the remembered batches only, and open it."""
         self.abandon()
-        entries = [encode_entry(batch) for batch in self._table]
-        self._fs.write_atomically(self._path, encode_header() + b"".join(entries))
+        batches = tuple(self._table)
+        write_notes(self._fs, self._path.parent, batches)
         self._file = self._fs.open_update(self._path)
-        self._entries = len(entries)
+        self._entries = len(batches)

@@ -158,8 +158,10 @@ def test_a_batch_that_was_cut_short_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "header", "entry", "torn"])
-def test_a_damaged_file_costs_memory_of_producers_only(damage: str) -> None:
-    """The log starts, the check names the file, and the next note mends it."""
+def test_a_damaged_file_costs_memory_of_producers_only(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log starts, which is told once and mends the file; the check names it."""
     fs = FaultyFileSystem()
     bench = opened(fs)
     batches = [send(bench, 3 * number)[0] for number in range(3)]
@@ -183,9 +185,14 @@ def test_a_damaged_file_costs_memory_of_producers_only(damage: str) -> None:
     }  # fmt: skip
     findings = check(fs)
     assert findings == ([] if damage == "missing" else [(FindingKind.PRODUCERS, path)])
+    for _ in range(2):
+        bench = opened(fs)
+        assert list(log_of(bench).producers) == left[damage]
+        bench.close()
+        assert check(fs) == []
+    told = caplog.text.count("producers are forgotten: partition=test-0")
+    assert told == (damage != "missing")
     bench = opened(fs)
-    log = log_of(bench)
-    assert list(log.producers) == left[damage]
     send(bench, 100)
     bench.run()
     bench.close()
