@@ -106,11 +106,15 @@ def catalog_settings(directory: Path) -> dict[str, str]:
 @contextmanager
 def connect_mode() -> Iterator[None]:
     """Have the functions of PySpark speak Spark Connect in the block."""
+    before = os.environ.get(CONNECT_MODE)
     os.environ[CONNECT_MODE] = "1"
     try:
         yield
     finally:
-        del os.environ[CONNECT_MODE]
+        if before is None:
+            del os.environ[CONNECT_MODE]
+        else:
+            os.environ[CONNECT_MODE] = before
 
 
 def server_url(session: SparkSession) -> str:
