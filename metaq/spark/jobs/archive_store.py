@@ -86,6 +86,8 @@ ORDER: Final = ("topic", "broker_id", "partition", "offset")
 
 _log = logging.getLogger(__name__)
 
+_STAGED: Final = re.compile(r"([0-9]{10,})-.+")
+"""Directory of a batch in staging; other names are of other programs."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 """The library paints its messages for terminals."""
 _URL: Final = re.compile(r"([A-Za-z][\w+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
@@ -280,7 +282,8 @@ class ArchiveStore:
         is committed by then, and what stays is deleted behind the next one.
         """
         for name in self.names_in(STAGING):
-            if int(name.partition("-")[0]) > self.batch:
+            staged = _STAGED.fullmatch(name)
+            if staged is None or int(staged[1]) > self.batch:
                 continue
             try:
                 with told(self.root):

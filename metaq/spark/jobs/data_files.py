@@ -122,18 +122,29 @@ def unescaped(name: str) -> str:
 
 
 def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return Delta's statistics of a file, from its footer."""
+    """Return Delta's statistics of a file, from its footer.
+
+    Times of a file that has one behind the year 9999 have no bounds there.
+    """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
+    unbounded: set[str] = set()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for place in range(group.num_columns):
             column = group.column(place)
             found, name = column.statistics, column.path_in_schema
             if name in MEASURED and found is not None and found.has_min_max:
-                least[name] = min(least.get(name, found.min), found.min)
-                most[name] = max(most.get(name, found.max), found.max)
+                try:
+                    low, high = found.min, found.max
+                except OverflowError:  # Python's times end there
+                    unbounded.add(name)
+                    continue
+                least[name] = min(least.get(name, low), low)
+                most[name] = max(most.get(name, high), high)
     for values in (least, most):
+        for name in unbounded:
+            values.pop(name, None)
         if "timestamp" in values:
             values["timestamp"] = f"{values['timestamp']:%Y-%m-%dT%H:%M:%S.%fZ}"
     return {

@@ -1,16 +1,20 @@
 """Data files and what failures say; without Spark."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
 from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import ArchiveStore, root_of
-from metaq.spark.jobs.data_files import ArchivedLog, DataFile
+from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, root_of
+from metaq.spark.jobs.data_files import ArchivedLog, DataFile, stats_of
 from metaq.spark.jobs.failures import sentence_of
 from metaq.spark.jobs.latest import LatestTable
 
@@ -73,6 +77,35 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
     store.commit(0, [file], ends={})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
+
+
+def test_what_others_have_in_staging_stays(tmp_path: Path) -> None:
+    """Batches that are in the archive go; other names are none of ours."""
+    store = ArchiveStore(str(tmp_path))
+    store.claim()
+    staging = tmp_path / STAGING
+    for name in ("0000000000-app", "0000000001-app", "tmp", "7-x"):
+        (staging / name).mkdir()
+    (staging / "notes.txt").write_text("of another program")
+    store.commit(0, ())
+    left = {each.name for each in staging.iterdir()}
+    assert left == {"0000000001-app", "tmp", "7-x", "notes.txt"}
+
+
+@pytest.mark.parametrize("group_rows", [1, 3])
+def test_times_that_python_has_not_are_no_bounds(group_rows: int) -> None:
+    """Those of the other columns are all there, and so are those of other files."""
+    days = pa.array([0, 2_932_897, 1], pa.date32())  # 10000-01-01 in the middle
+    times = days.cast(ROW_SCHEMA.field("timestamp").type)
+    table = pa.table({"offset": [3, 1, 2], "timestamp": times})
+    stream = io.BytesIO()
+    pq.write_table(table, stream, row_group_size=group_rows)
+    stats = stats_of(pq.read_metadata(stream))
+    assert stats["numRecords"] == 3
+    assert (stats["minValues"], stats["maxValues"]) == ({"offset": 1}, {"offset": 3})
+    pq.write_table(table.slice(2), stream := io.BytesIO())
+    bounds = stats_of(pq.read_metadata(stream))["maxValues"]
+    assert bounds == {"offset": 2, "timestamp": "1970-01-02T00:00:00.000000Z"}
 
 
 def test_an_archive_is_no_table_of_latest_messages(tmp_path: Path) -> None:
