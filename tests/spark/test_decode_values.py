@@ -201,6 +201,7 @@ def test_the_types_of_avro_are_those_of_spark() -> None:
         ),
         ({"type": "string", "logicalType": "uuid"}, "logical type uuid is no Spark"),
         ({"type": "record", "name": "e", "fields": []}, "schema.x: a record without"),
+        ({"type": "fixed", "name": "f", "size": 0}, "schema.x: a fixed of no bytes"),
         ("nothing", "no Avro schema"),
     ],
 )
@@ -211,6 +212,39 @@ def test_avro_schemas_that_spark_has_no_type_for_are_refused(
     schema = {"type": "record", "name": "r", "fields": [{"name": "x", "type": kind}]}
     with pytest.raises(OptionError, match=sentence):
         AvroValues(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        # A few bytes claim millions of them.
+        ({"type": "array", "items": "null"}, "older schema 1.x: null is no Spark type"),
+        ({"type": "record", "name": "e", "fields": []}, "1.x: a record without fields"),
+        # As many calls in calls as it has bytes.
+        (["null", "r"], "older schema 1.x: r is no Spark type, or contains itself"),
+        (["null", "int", "r"], "older schema 1.x: r is no Spark type, or contains"),
+    ],
+)
+def test_older_schemas_without_bounds_are_refused(kind: object, sentence: str) -> None:
+    """Whatever is left of their records when they are resolved."""
+    older = {"type": "record", "name": "r", "fields": [{"name": "x", "type": kind}]}
+    with pytest.raises(OptionError, match=sentence):
+        AvroValues(json.dumps(NEW), older=[json.dumps(older)])
+
+
+def test_older_schemas_may_have_what_spark_has_not() -> None:
+    """Unions of several types and any logical ones, where the newest has no such."""
+    uuid = {"type": "string", "logicalType": "uuid"}
+    kinds = {
+        "a": "int",
+        "u": ["null", "int", uuid],
+        "l": {"type": "array", "items": uuid},
+    }
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    older = {**OLD, "fields": fields}
+    decoder = AvroValues(json.dumps(NEW), older=[json.dumps(older)])
+    value = avro_value(older, {"a": 3, "u": 5, "l": []})
+    assert decoded(decoder, [value]) == [{"a": 3, "b": None}]
 
 
 def test_numbers_that_a_double_cannot_hold_are_errors() -> None:

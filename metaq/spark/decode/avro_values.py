@@ -62,7 +62,8 @@ class AvroValues:
 
         Args:
             schema: of the records, as JSON; it is read into its types.
-            older: schemas of other writers; with `has_fingerprint` alone.
+            older: schemas of other writers; with `has_fingerprint` alone. They may have
+                unions and logical types that Spark has not.
             has_fingerprint: False for records without the ten bytes before them.
 
         Raises:
@@ -71,8 +72,10 @@ class AvroValues:
         if older and not has_fingerprint:
             raise OptionError("older has no effect without fingerprints")
         self._reader = _parse(schema)
-        parsed = [self._reader, *map(_parse, older)]
-        self._writers = {_fingerprint(each): each for each in parsed}
+        writers = [_parse(each) for each in older]
+        for number, each in enumerate(writers, 1):
+            _kind_of(each, f"older schema {number}", {}, is_older=True)
+        self._writers = {_fingerprint(each): each for each in (self._reader, *writers)}
         self._has_fingerprint = has_fingerprint
         kind = _kind_of(self._reader, "schema", {})
         if not pa.types.is_struct(kind):
@@ -138,47 +141,61 @@ def _fingerprint(parsed: Any) -> bytes:
     return bytes.fromhex(text)
 
 
-def _kind_of(schema: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
+def _kind_of(
+    schema: Any, path: str, named: dict[str, pa.DataType], *, is_older: bool = False
+) -> pa.DataType:
     """Return the Arrow type of a parsed schema.
 
     Args:
         schema: as fastavro has parsed it.
         path: name of the field, for errors.
         named: types by the name under which they may be used again, added to.
+        is_older: it is resolved to another one before it is a type; no more is asked
+            than that few bytes cannot claim many values, or calls in calls.
 
     Raises:
         OptionError: there is none: a union of several types, a record in itself.
     """
     if isinstance(schema, list):
         some = [each for each in schema if each != "null"]
-        if len(some) != 1:
+        if len(some) != 1 and not is_older:
             raise OptionError(f"{path}: a union of {len(some)} types is no Spark type")
-        return _kind_of(some[0], path, named)
+        kinds = [_kind_of(each, path, named, is_older=is_older) for each in some]
+        return kinds[0] if len(kinds) == 1 else pa.null()
     if isinstance(schema, str):
         found = _PLAIN.get(schema) or named.get(schema)
         if found is None:
             raise OptionError(f"{path}: {schema} is no Spark type, or contains itself")
         return found
-    found = _kind_of_object(schema, path, named)
+    found = _kind_of_object(schema, path, named, is_older=is_older)
     if "name" in schema:
         named[schema["name"]] = found
     return found
 
 
 def _kind_of_object(
-    schema: dict[str, Any], path: str, named: dict[str, pa.DataType]
+    schema: dict[str, Any],
+    path: str,
+    named: dict[str, pa.DataType],
+    *,
+    is_older: bool,
 ) -> pa.DataType:
+    def inner(schema: Any, path: str) -> pa.DataType:
+        return _kind_of(schema, path, named, is_older=is_older)
+
+    if schema["type"] == "fixed" and not schema["size"]:
+        raise OptionError(f"{path}: a fixed of no bytes is no Spark type")
     logical = schema.get("logicalType")
     if logical == "decimal":
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if logical is not None:
-        if logical in _LOGICAL:
-            return _LOGICAL[logical]
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if logical is not None and not is_older:
         raise OptionError(f"{path}: the logical type {logical} is no Spark type")
     match schema["type"]:
         case "record":
             fields = (
-                (each["name"], _kind_of(each["type"], f"{path}.{each['name']}", named))
+                (each["name"], inner(each["type"], f"{path}.{each['name']}"))
                 for each in schema["fields"]
             )
             kind = pa.struct(list(fields))
@@ -187,8 +204,8 @@ def _kind_of_object(
                 raise OptionError(f"{path}: a record without fields is no Spark type")
             return kind
         case "array":
-            return pa.list_(_kind_of(schema["items"], path, named))
+            return pa.list_(inner(schema["items"], path))
         case "map":
-            return pa.map_(pa.string(), _kind_of(schema["values"], path, named))
-        case inner:
-            return _kind_of(inner, path, named)
+            return pa.map_(pa.string(), inner(schema["values"], path))
+        case name:
+            return inner(name, path)
