@@ -130,6 +130,10 @@ class ArchiveError(JobError):
     """An archive contradicts its table, or has another writer."""
 
 
+class CommitRaceError(ArchiveError):
+    """Another job has committed to the table in the same moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""

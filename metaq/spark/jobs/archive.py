@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from metaq.model import Offset, TopicPartition
 from metaq.spark.errors import JobError, OptionError
-from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
+from metaq.spark.jobs.archive_store import ArchiveStore, may_lose, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.day_files import Read
 from metaq.spark.jobs.failures import SPARK_ERRORS, job_errors
@@ -275,10 +275,11 @@ class _Run:
         self._on_progress(
             ArchiveProgress(batch, self._message_count, self._written_bytes)
         )
-        done = compact_store(
-            store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX
-        )
-        self._compacted_count += done.replaced_count
+        with may_lose(store.root):
+            done = compact_store(
+                store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX
+            )
+            self._compacted_count += done.replaced_count
 
     def summary(self) -> ArchiveSummary:
         """Return the result of the run."""

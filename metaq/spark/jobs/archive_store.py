@@ -42,7 +42,7 @@ from pyspark.sql import functions as sf
 
 from metaq.model import Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
-from metaq.spark.errors import ArchiveError, OffsetTextError
+from metaq.spark.errors import ArchiveError, CommitRaceError, OffsetTextError
 from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile
 from metaq.spark.jobs.day_files import Read, file_system, write_task
 from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
@@ -523,9 +523,22 @@ def told(root: str) -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
-        raise ArchiveError(
-            f"{root}: another job writes this archive: {error}"
+        raise CommitRaceError(
+            f"{root}: another job writes this archive: {_line_of(error)}"
         ) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
-        text = " ".join(_COLOURS.sub("", str(error)).split())
-        raise ArchiveError(f"{root}: {text}") from error
+        raise ArchiveError(f"{root}: {_line_of(error)}") from error
+
+
+@contextmanager
+def may_lose(root: str) -> Iterator[None]:
+    """Let files be put together another time, where another job commits meanwhile."""
+    try:
+        with told(root):
+            yield
+    except CommitRaceError as error:
+        _log.warning("small files stay until the next batch: %s", error)
+
+
+def _line_of(error: Exception) -> str:
+    return " ".join(_COLOURS.sub("", str(error)).split())

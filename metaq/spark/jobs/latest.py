@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import ArchiveError, RowError
-from metaq.spark.jobs.archive_store import require_plain, root_of, told
+from metaq.spark.jobs.archive_store import may_lose, require_plain, root_of, told
 from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.schema import ROW_DDL
 
@@ -86,32 +86,39 @@ class LatestTable:
         rows = _keyed(_latest_of(batch).toArrow())
         if rows.num_rows:
             with told(self.root):
-                self._merge(table, rows, Transaction(name, number))
+                _merge(table, rows, Transaction(name, number))
+            with may_lose(self.root):
+                _compact(table)
 
-    def _merge(self, table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
-        (
-            table.merge(
-                rows,
-                "source.topic = target.topic AND source.key = target.key",
-                source_alias="source",
-                target_alias="target",
-                commit_properties=CommitProperties(app_transactions=[progress]),
-            )
-            .when_matched_delete(f"source.is_tombstone AND {_IS_NEWER}")
-            .when_matched_update_all(
-                f"NOT source.is_tombstone AND {_IS_NEWER}", except_cols=["is_tombstone"]
-            )
-            .when_not_matched_insert_all(
-                "NOT source.is_tombstone", except_cols=["is_tombstone"]
-            )
-            .execute()
+
+def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
+    (
+        table.merge(
+            rows,
+            "source.topic = target.topic AND source.key = target.key",
+            source_alias="source",
+            target_alias="target",
+            commit_properties=CommitProperties(app_transactions=[progress]),
         )
-        table.update_incremental()
-        sizes = pa.table(table.get_add_actions())["size_bytes"]
-        small_count = pc.sum(pc.less(sizes, FILE_BYTES)).as_py() or 0
-        if small_count >= SMALL_FILES_MAX:
-            table.optimize.compact(target_size=FILE_BYTES)
-            table.vacuum(dry_run=False)
+        .when_matched_delete(f"source.is_tombstone AND {_IS_NEWER}")
+        .when_matched_update_all(
+            f"NOT source.is_tombstone AND {_IS_NEWER}", except_cols=["is_tombstone"]
+        )
+        .when_not_matched_insert_all(
+            "NOT source.is_tombstone", except_cols=["is_tombstone"]
+        )
+        .execute()
+    )
+    table.update_incremental()
+
+
+def _compact(table: DeltaTable) -> None:
+    """Put files together when there are many small ones."""
+    sizes = pa.table(table.get_add_actions())["size_bytes"]
+    small_count = pc.sum(pc.less(sizes, FILE_BYTES)).as_py() or 0
+    if small_count >= SMALL_FILES_MAX:
+        table.optimize.compact(target_size=FILE_BYTES)
+        table.vacuum(dry_run=False)
 
 
 def _latest_of(batch: DataFrame) -> DataFrame:

@@ -1,12 +1,16 @@
 """Several jobs on one archive: each batch is in it once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.table import TableOptimizer
 from pyspark.sql import SparkSession
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
+from metaq.spark.jobs.archive import SMALL_FILES_MAX
 from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, read_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact
 from metaq.spark.jobs.data_files import DataFile
@@ -94,6 +98,35 @@ def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
     left.mkdir()
     store.commit(2, ())
     assert not left.exists()
+
+
+def test_a_batch_counts_though_its_compaction_loses_a_race(
+    spark: SparkSession,
+    feed: Feed,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next batch puts the files together."""
+    numbers = range(SMALL_FILES_MAX)
+    rows = [row for number in numbers for row in log_rows("orders", number, 1)]
+    compact_now = TableOptimizer.compact
+
+    def overtaken(optimizer: TableOptimizer, **named: Any) -> object:
+        alter = DeltaTable(path).alter
+        alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
+        return compact_now(optimizer, **named)
+
+    feed.add(rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(TableOptimizer, "compact", overtaken)
+        found = archive_feed(spark, feed, path)
+    assert (found.message_count, found.compacted_count) == (len(rows), 0)
+    assert "small files stay until the next batch" in caplog.text
+    last = log_rows("orders", 0, 1, start=1)
+    feed.add(last)
+    assert archive_feed(spark, feed, path).compacted_count >= SMALL_FILES_MAX
+    assert places(read_archive(spark, path).collect()) == places_of(rows + last)
 
 
 def test_a_batch_goes_in_while_small_files_are_put_together(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, TableFeatures
+from deltalake.exceptions import CommitFailedError
+from deltalake.table import TableOptimizer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -184,6 +186,25 @@ def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> No
     table = LatestTable(str(tmp_path))
     for number in range(SMALL_FILES_MAX + 1):
         table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
+    assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
+
+
+def test_a_batch_counts_though_its_compaction_loses_a_race(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has committed in the same moment; the next batch does it."""
+
+    def overtaken(*_args: object, **_named: object) -> None:
+        raise CommitFailedError("overtaken")
+
+    table, last = LatestTable(str(tmp_path)), SMALL_FILES_MAX
+    with monkeypatch.context() as patched:
+        patched.setattr(TableOptimizer, "compact", overtaken)
+        for number in range(last):
+            table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    assert len(DeltaTable(tmp_path).file_uris()) == SMALL_FILES_MAX
+    table.write(rows(spark, (b"%d" % last, 0, last, 0, b"x")), last)
     assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
     assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
 
