@@ -188,8 +188,8 @@ def _kind_of_object(
     logical = schema.get("logicalType")
     if logical == "decimal":
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if logical in _LOGICAL:
-        return _LOGICAL[logical]
+    if (found := _LOGICAL.get(logical or "")) is not None:
+        return found
     if logical is not None and not is_older:
         raise OptionError(f"{path}: the logical type {logical} is no Spark type")
     match schema["type"]:
