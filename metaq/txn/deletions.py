@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from metaq.fs import FileSystem
-from metaq.txn.side_file import damaged, decode_fields, encode_fields, read_side_file
+from metaq.txn.side_file import (
+    decode_fields,
+    encode_fields,
+    read_side_file,
+    remove_side_file,
+)
 
 DELETIONS_FILE: Final = "deletions"
 
@@ -49,12 +54,7 @@ def read_deletions(fs: FileSystem, directory: Path) -> Deletions:
     Raises:
         StorageError: the disk refuses, or the file is damaged.
     """
-    path = directory / DELETIONS_FILE
-    data = read_side_file(fs, path)
-    try:
-        return {} if data is None else decode_deletions(data)
-    except ValueError as error:
-        raise damaged(path, error) from error
+    return read_side_file(fs, directory / DELETIONS_FILE, decode_deletions) or {}
 
 
 def write_deletions(fs: FileSystem, directory: Path, deletions: Deletions) -> None:
@@ -72,9 +72,7 @@ def remove_deletions(fs: FileSystem, directory: Path) -> None:
     Raises:
         StorageError: the disk refuses.
     """
-    path = directory / DELETIONS_FILE
-    if fs.exists(path):
-        fs.unlink(path)
+    remove_side_file(fs, directory / DELETIONS_FILE)
 
 
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:

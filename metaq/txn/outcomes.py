@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from metaq.fs import FileSystem
 from metaq.model import Millis
-from metaq.txn.side_file import damaged, decode_fields, encode_fields, read_side_file
+from metaq.txn.side_file import decode_fields, encode_fields, read_side_file
 from metaq.txn.state import HeuristicOutcome
 
 OUTCOMES_FILE: Final = "outcomes"
@@ -69,12 +69,7 @@ def read_outcomes(fs: FileSystem, directory: Path) -> dict[str, KeptOutcome]:
     Raises:
         StorageError: the disk refuses, or the file is damaged.
     """
-    path = directory / OUTCOMES_FILE
-    data = read_side_file(fs, path)
-    try:
-        return {} if data is None else decode_outcomes(data)
-    except ValueError as error:
-        raise damaged(path, error) from error
+    return read_side_file(fs, directory / OUTCOMES_FILE, decode_outcomes) or {}
 
 
 def write_outcomes(

@@ -4,14 +4,16 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from metaq.errors import DiskError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import SizeBytes
+
+T = TypeVar("T")
 
 VERSION: Final = 1
 _BYTES_MAX: Final = SizeBytes(64 << 20)
@@ -38,23 +40,37 @@ def decode_fields(data: bytes) -> dict[str, Any]:
     raise ValueError(f"expected version {VERSION} and a checksum that fits")
 
 
-def read_side_file(fs: FileSystem, path: Path) -> bytes | None:
-    """Return the content of a file; None without one.
+def read_side_file(
+    fs: FileSystem, path: Path, decode: Callable[[bytes], T]
+) -> T | None:
+    """Return what a file says; None without one.
+
+    Args:
+        fs: the disk.
+        path: of the file.
+        decode: returns what a content says; ValueError: it makes no sense.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: the disk refuses, or the file is damaged.
     """
     try:
-        return fs.read_file(path, _BYTES_MAX)
+        return decode(fs.read_file(path, _BYTES_MAX))
     except DiskError as error:
         if error.errno_name != "ENOENT":
             raise
         return None
+    except ValueError as error:
+        raise StorageError(f"{path.name} damaged: file={path} {error}") from error
 
 
-def damaged(path: Path, error: ValueError) -> StorageError:
-    """Return the error of a file that makes no sense."""
-    return StorageError(f"{path.name} damaged: file={path} {error}")
+def remove_side_file(fs: FileSystem, path: Path) -> None:
+    """Remove a file, if there is one.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    if fs.exists(path):
+        fs.unlink(path)
 
 
 def _crc(fields: Mapping[str, object]) -> int:

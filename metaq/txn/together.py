@@ -20,7 +20,12 @@ from typing import Final, TypeAlias
 
 from metaq.fs import FileSystem
 from metaq.model import MessageId
-from metaq.txn.side_file import damaged, decode_fields, encode_fields, read_side_file
+from metaq.txn.side_file import (
+    decode_fields,
+    encode_fields,
+    read_side_file,
+    remove_side_file,
+)
 
 TOGETHER_FILE: Final = "together"
 
@@ -54,12 +59,7 @@ def read_together(fs: FileSystem, directory: Path) -> list[NamedGroup]:
     Raises:
         StorageError: the disk refuses, or the file is damaged.
     """
-    path = directory / TOGETHER_FILE
-    data = read_side_file(fs, path)
-    try:
-        return [] if data is None else decode_together(data)
-    except ValueError as error:
-        raise damaged(path, error) from error
+    return read_side_file(fs, directory / TOGETHER_FILE, decode_together) or []
 
 
 def write_together(
@@ -80,6 +80,4 @@ def remove_together(fs: FileSystem, directory: Path) -> None:
     Raises:
         StorageError: the disk refuses.
     """
-    path = directory / TOGETHER_FILE
-    if fs.exists(path):
-        fs.unlink(path)
+    remove_side_file(fs, directory / TOGETHER_FILE)
