@@ -61,6 +61,10 @@ APPLICATION: Final = "metaq archive"
 """Name under which the table has the number of the last batch."""
 PARTITIONS: Final = "metaq.archive.partitions"
 """Property of the table: partitions that have a next byte, as offsets are written."""
+COMPACTION: Final = "metaq.archive.compaction"
+"""Property of the table: its version when a job last began to put files together."""
+RACES_MAX: Final = 10
+"""Times that other programs may be faster than the commit of a batch."""
 TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
 """A row of an archive: that of the source, and the UTC day of its timestamp."""
 PARTITIONED_BY: Final = ("topic", "date")
@@ -238,18 +242,33 @@ class ArchiveStore:
         Raises:
             ArchiveError: Another job has committed a batch meanwhile.
         """
-        if batch <= self.batch:
-            raise ArchiveError(
-                f"{self.root}: another job writes this archive: expected batch"
-                f" {self.batch + 1}, got {batch}"
-            )
         if ends is None:
             lasts = sorted((file.log.partition, file.log.last) for file in files)
             ends = dict(lasts)
         marks = {str(partition): offset for partition, offset in ends.items()}
-        if positions:
-            self._make_known(positions)
-            marks |= {_next_of(partition): at for partition, at in positions.items()}
+        positions = positions or {}
+        marks |= {_next_of(partition): at for partition, at in positions.items()}
+        for races_left in reversed(range(RACES_MAX)):
+            if batch <= self.batch:
+                raise ArchiveError(
+                    f"{self.root}: another job writes this archive: expected batch"
+                    f" {self.batch + 1}, got {batch}"
+                )
+            try:
+                self._make_known(positions)
+                self._commit(batch, files, marks)
+                break
+            except CommitRaceError:
+                if not races_left:
+                    raise
+                # Compactions and other programs change properties.
+                with told(self.root):
+                    self._open.update_incremental()
+        self._clear_staging()
+
+    def _commit(
+        self, batch: int, files: Sequence[DataFile], marks: Mapping[str, int]
+    ) -> None:
         progress = [Transaction(name, version) for name, version in marks.items()]
         with told(self.root):
             self._open.create_write_transaction(
@@ -262,7 +281,6 @@ class ArchiveStore:
                 ),
             )
             self._open.update_incremental()
-        self._clear_staging()
 
     def _make_known(self, positions: Offsets) -> None:
         """Have partitions in the property of the table, which has its own commit."""
@@ -299,9 +317,28 @@ class ArchiveStore:
 
         Returns:
             How many files are replaced, and by how many.
+
+        Raises:
+            CommitRaceError: Another job has begun to do so meanwhile.
+            ArchiveError: Another engine has done so meanwhile.
         """
         with told(self.root):
+            # The library lets two that replace the same files both commit, and their
+            # rows are there twice then. But no commit passes one that has changed a
+            # property; so of two jobs the one that begins last goes on.
+            self._open.update_incremental()
+            begun = {COMPACTION: str(self._open.version())}
+            self._open.alter.set_table_properties(begun, raise_if_not_exists=False)
+            self._open.update_incremental()
+            version = self._open.version()
             done = self._open.optimize.compact(target_size=file_bytes)
+            between = self._open.history(self._open.version() - version)[1:]
+            if any(commit["operation"] == "OPTIMIZE" for commit in between):
+                raise ArchiveError(
+                    f"{self.root}: another engine has put files together in the same"
+                    " moment, so messages may be there twice: set the table back to"
+                    f" version {version}, and archive from there"
+                )
             self._open.vacuum(dry_run=False, full=True)
             self._open.update_incremental()
         return done["numFilesRemoved"], done["numFilesAdded"]
@@ -537,7 +574,7 @@ def may_lose(root: str) -> Iterator[None]:
         with told(root):
             yield
     except CommitRaceError as error:
-        _log.warning("small files stay until the next batch: %s", error)
+        _log.warning("small files stay until the next batch: error=%s", error)
 
 
 def _line_of(error: Exception) -> str:
