@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,6 +58,17 @@ def rows_per_second(frame: DataFrame, count: int) -> float:
     return count / seconds
 
 
+def take_samples(
+    figure: Figure, rounds: int, floor: Callable[[], float], ours: Callable[[], float]
+) -> None:
+    """Measure the floor and ours by turns, and keep what comes behind the warm-ups."""
+    for sample in range(-WARM_UPS, rounds):
+        floor_rate, rate = floor(), ours()
+        if sample >= 0:
+            figure.floor.append(floor_rate)
+            figure.broker.append(rate)
+
+
 def segments(directory: Path, rounds: int) -> Figure:
     """Read a data directory from disk into a count and a checksum over value."""
     records, batches = 4000, 750
@@ -86,10 +97,10 @@ def segments(directory: Path, rounds: int) -> Figure:
         )
         stored = spark.read.format("metaq-segments").load(str(directory / "segments"))
         floor_count = tasks * each * BATCH_RECORDS_MAX
-        for sample in range(-WARM_UPS, rounds):
-            floor_rate = rows_per_second(prepared, floor_count)
-            rate = rows_per_second(stored, count)
-            if sample >= 0:
-                figure.floor.append(floor_rate)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: rows_per_second(prepared, floor_count),
+            lambda: rows_per_second(stored, count),
+        )
     return figure

@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from bench import load
 from bench.figures import TOPIC, Figure
-from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
+from bench.spark_figures import VALUE, rows_per_second, session, take_samples
 from bench.spark_wire import RECORDS, TASKS, register_all, seconds_to_write, where
 from metaq.spark.jobs.session import end_java
 from metaq.testing.ports import reserve_port
@@ -142,12 +142,12 @@ def read(directory: Path, rounds: int) -> Figure:
                 ("metaq", where(broker, minPartitions=TASKS)),
             )
         )
-        for sample in range(-WARM_UPS, rounds):
-            floor = rows_per_second(theirs, count)
-            rate = rows_per_second(ours, count)
-            if sample >= 0:
-                figure.floor.append(floor)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: rows_per_second(theirs, count),
+            lambda: rows_per_second(ours, count),
+        )
     return figure
 
 
@@ -174,12 +174,12 @@ def write(directory: Path, rounds: int) -> Figure:
         make_topic(spark, kafka, WRITE_PARTITIONS)
         rows = values(spark, WRITE_COUNT)
         theirs, ours = of_kafka(kafka, topic=TOPIC), where(broker, topic=TOPIC)
-        for sample in range(-WARM_UPS, rounds):
-            floor_s = seconds_to_write(rows, "kafka", theirs)
-            seconds = seconds_to_write(rows, "metaq", ours)
-            if sample >= 0:
-                figure.floor.append(WRITE_COUNT / floor_s)
-                figure.broker.append(WRITE_COUNT / seconds)
+        take_samples(
+            figure,
+            rounds,
+            lambda: WRITE_COUNT / seconds_to_write(rows, "kafka", theirs),
+            lambda: WRITE_COUNT / seconds_to_write(rows, "metaq", ours),
+        )
     return figure
 
 

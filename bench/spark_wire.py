@@ -15,7 +15,7 @@ from bench import load
 from bench.figures import TOPIC, Figure
 from bench.floor.spark_rows import FloorSource
 from bench.floor.spark_stream import FloorStream
-from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
+from bench.spark_figures import VALUE, rows_per_second, session, take_samples
 from metaq.client import Client
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
@@ -69,12 +69,12 @@ def read(directory: Path, rounds: int) -> Figure:
             .options(**where(broker, subscribe=TOPIC, minPartitions=TASKS))
             .load()
         )
-        for sample in range(-WARM_UPS, rounds):
-            floor = rows_per_second(prepared, TASKS * each * BATCH_RECORDS_MAX)
-            rate = rows_per_second(stored, count)
-            if sample >= 0:
-                figure.floor.append(floor)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: rows_per_second(prepared, TASKS * each * BATCH_RECORDS_MAX),
+            lambda: rows_per_second(stored, count),
+        )
     return figure
 
 
@@ -98,12 +98,12 @@ def write(directory: Path, rounds: int) -> Figure:
             sf.lit(VALUE).alias("value")
         )
         options = where(broker, topic=TOPIC)
-        for sample in range(-WARM_UPS, rounds):
-            floor = count / seconds_to_write(rows, FloorStream.name(), {})
-            rate = count / seconds_to_write(rows, "metaq", options)
-            if sample >= 0:
-                figure.floor.append(floor)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: count / seconds_to_write(rows, FloorStream.name(), {}),
+            lambda: count / seconds_to_write(rows, "metaq", options),
+        )
     return figure
 
 
@@ -128,12 +128,12 @@ def write_keyed(directory: Path, rounds: int) -> Figure:
         plain = numbers.select(value)
         keyed = numbers.select(value, numbers.id.cast("string").alias("key"))
         options = where(broker, topic=TOPIC)
-        for sample in range(-WARM_UPS, rounds):
-            floor = count / seconds_to_write(plain, "metaq", options)
-            rate = count / seconds_to_write(keyed, "metaq", options)
-            if sample >= 0:
-                figure.floor.append(floor)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: count / seconds_to_write(plain, "metaq", options),
+            lambda: count / seconds_to_write(keyed, "metaq", options),
+        )
     return figure
 
 
@@ -166,12 +166,12 @@ def write_exactly_once(directory: Path, rounds: int) -> Figure:
             sf.lit(VALUE).alias("value")
         )
         options = exactly_once(zookeeper)
-        for sample in range(-WARM_UPS, rounds):
-            floor = count / seconds_to_write(rows, FloorStream.name(), {})
-            rate = count / seconds_to_write(rows, "metaq", options)
-            if sample >= 0:
-                figure.floor.append(floor)
-                figure.broker.append(rate)
+        take_samples(
+            figure,
+            rounds,
+            lambda: count / seconds_to_write(rows, FloorStream.name(), {}),
+            lambda: count / seconds_to_write(rows, "metaq", options),
+        )
     return figure
 
 
