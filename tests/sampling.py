@@ -2,8 +2,8 @@
 
 Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
 of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them. In other runs
-properties try fewer examples, and a quarter of the calls that are to fail do, with one
-error each.
+properties try fewer examples, and a quarter of the moments at which a crash may come or
+a call may fail are tried, each call with one error.
 """
 
 import os
@@ -32,6 +32,11 @@ def sample(cells: Sequence[T], count: int, rng: random.Random) -> list[T]:
     return rng.sample(cells, size)
 
 
+def quarter(cells: Sequence[T], rng: random.Random) -> list[T]:
+    """Return a quarter of the cells in any order, all of them in a whole run."""
+    return sample(cells, -(-len(cells) // 4), rng)
+
+
 def examples(count: int) -> int:
     """Return how many examples a property tries in this run that has so many in all."""
     return count if IS_WHOLE else -(-count * 2 // 5)
@@ -43,7 +48,7 @@ def failures(call_count: int, errors: Sequence[int]) -> Iterator[tuple[int, int]
     A quarter of the calls fail, the errors taking turns; in a whole run all with each.
     """
     rng = random.Random(SEED)
-    calls = sample(range(1, call_count + 1), -(-call_count // 4), rng)
+    calls = quarter(range(1, call_count + 1), rng)
     turns = cycle(rng.sample(errors, len(errors)))
     for number in sorted(calls):
         for error in errors if IS_WHOLE else [next(turns)]:

@@ -1,5 +1,6 @@
 """What a Java broker makes of a directory whose broker was killed, at every moment."""
 
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +20,7 @@ from metaq.txn.records import (
     decode_record,
 )
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all
+from tests.sampling import quarter
 from tests.txn.support import (
     JOURNAL,
     A,
@@ -121,10 +123,10 @@ def payloads_in(batches: Batches) -> list[bytes]:
 @pytest.mark.parametrize("sync_mode", [0, 1, 2])
 @LIVES
 def test_a_java_broker_takes_over_behind_a_kill_at_every_call(
-    kind: type[Life], sync_mode: int
+    rng: random.Random, kind: type[Life], sync_mode: int
 ) -> None:
     """Each committed transaction is there once, each prepared one is listed whole."""
-    for disk, stories in moments(kind, sync_mode):
+    for disk, stories in quarter(moments(kind, sync_mode), rng):
         judge(disk.crash(keep_all), stories)
 
 
