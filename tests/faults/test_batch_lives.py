@@ -9,11 +9,12 @@ from metaq.errors import ClosedError, StorageError
 from metaq.record.layout import HEADER, HEADER_BYTES
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import Ticket
+from tests.sampling import examples
 from tests.storage.offline import offline
 from tests.storage.support import content_of, log_of, opened
 from tests.storage.test_batches_in_logs import send
 
-LIVES = 150
+LIVES = examples(150)
 STEPS = 80
 SEGMENT = 120
 RECORDS_MAX = 4

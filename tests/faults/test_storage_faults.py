@@ -133,15 +133,14 @@ def test_a_failed_sync_takes_the_directory_offline_for_good() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-def test_in_threshold_mode_what_was_readable_is_kept(error: int) -> None:
+def test_in_threshold_mode_what_was_readable_is_kept() -> None:
     """For every n: every put is answered; what could be read survives a power cut; a
     put that was acknowledged survives a kill unless a sync failed.
     """
     mode = {"unflush_threshold": 3}
     trial = new_disk()
     live_once(trial, Ledger(), **mode)
-    for number in range(1, trial.calls + 1):
+    for number, error in failures(trial.calls, (errno.EIO, errno.ENOSPC)):
         fs, ledger = new_disk(), Ledger()
         fs.fail_at(number, error)
         readable: dict[LogId, bytes] = {}

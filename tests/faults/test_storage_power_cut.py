@@ -1,6 +1,7 @@
 """The power goes at every sync, with any subset of what was not synced kept."""
 
 import errno
+import random
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.rigs.fs import (
     keep_none,
     keep_random,
 )
-from tests.sampling import failures
+from tests.sampling import failures, quarter
 from tests.storage.support import LOG, OTHER, Ledger, Promise, check_kept, opened
 
 SEGMENT = 120
@@ -58,7 +59,9 @@ def points_of(ledger: Ledger) -> list[tuple[FaultyFileSystem, tuple[Promise, ...
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_survives_a_power_cut_at_any_sync(seed: int) -> None:
+def test_what_was_acknowledged_survives_a_power_cut_at_any_sync(
+    seed: int, rng: random.Random
+) -> None:
     """Whatever subset of unsynced pages, sizes and names the disk kept: every
     acknowledged record is there byte for byte, and recovery is repeatable.
     """
@@ -66,15 +69,16 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_sync(seed: int) -> No
     points = points_of(ledger)
     assert len(ledger.stored()) == 7
     assert {len(stored) for _disk, stored in points} >= {0, 1, 4, 5, 7}
-    for number, (disk, stored) in enumerate(points):
+    for number, (disk, stored) in quarter([*enumerate(points)], rng):
         for outcome in outcomes_of(disk, seed + number):
             check_kept(outcome, stored, segment_bytes_max=SEGMENT)
 
 
 @pytest.mark.slow
-def test_recovery_may_be_cut_too(seed: int) -> None:
+def test_recovery_may_be_cut_too(seed: int, rng: random.Random) -> None:
     """A power cut at every sync of the recovery after a power cut loses nothing."""
-    for number, (disk, stored) in enumerate(points_of(Ledger())):
+    points = points_of(Ledger())
+    for number, (disk, stored) in quarter([*enumerate(points)], rng):
         broken = disk.crash(keep_random(seed + number))
 
         def recover(broken: FaultyFileSystem = broken) -> None:

@@ -19,6 +19,10 @@ from tests.storage.logs import (
 BOUND = SizeBytes(200)
 COMMITS = [[record(1), record(2)], [record(3, 50)], [record(4)], [record(5, 90)]]
 BYTES = b"".join(map(b"".join, COMMITS))
+STARTS = (0, 30, 60, 130, 160)
+"""Offsets of its records."""
+UNCOVERED = {start + at for start in STARTS for at in range(8, 20)}
+"""Offsets of ids and flags, which no checksum of MetaQ's format covers."""
 META = segment_file_name(Offset(0))
 SPANS = META.replace(".meta", ".spans")
 
