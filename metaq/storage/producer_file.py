@@ -142,7 +142,9 @@ def _decode_entry(data: bytes) -> StoredBatch | None:
 # -- recovery -------------------------------------------------------------------------
 
 
-def read_notes(fs: FileSystem, directory: Path) -> Notes:
+def read_notes(
+    fs: FileSystem, directory: Path, bytes_max: int = FILE_BYTES_MAX
+) -> Notes:
     """Read the producer file of a partition; nothing where there is none.
 
     One that cannot be read is a flaw, and nothing is read of it.
@@ -155,8 +157,8 @@ def read_notes(fs: FileSystem, directory: Path) -> Notes:
         file = fs.open_read(path)
         try:
             size = file.size()
-            if size > FILE_BYTES_MAX:
-                return Notes((), f"expected at most {FILE_BYTES_MAX} bytes, got {size}")
+            if size > bytes_max:
+                return Notes((), f"expected at most {bytes_max} bytes, got {size}")
             return decode_notes(file.read_at(Position(0), size))
         finally:
             file.close()

@@ -218,7 +218,10 @@ def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
 
 
 def read_index(
-    fs: FileSystem, segment_path: Path, base_offset: Offset
+    fs: FileSystem,
+    segment_path: Path,
+    base_offset: Offset,
+    bytes_max: int = INDEX_BYTES_MAX,
 ) -> SpanIndex | None:
     """Read the index of a segment.
 
@@ -237,7 +240,7 @@ def read_index(
         raise
     try:
         size = file.size()
-        if size > INDEX_BYTES_MAX:
+        if size > bytes_max:
             return None
         return decode_index(file.read_at(Position(0), size), base_offset)
     finally:

@@ -84,15 +84,22 @@ class SpanLookup:
     where the disk refuses a read.
     """
 
-    def __init__(self, file: IndexFile | None, segment: Segment) -> None:
+    def __init__(
+        self,
+        file: IndexFile | None,
+        segment: Segment,
+        blocks_max: int = BLOCKS_MAX,
+    ) -> None:
         """Look at the ends of an index.
 
         Args:
             file: the index, owned by the caller; None where there is none.
             segment: the segment of the index.
+            blocks_max: most blocks kept in memory.
         """
         self._file = file
         self._segment = segment
+        self._blocks_max = blocks_max
         self._blocks: dict[int, bytes] = {}
         self._count = 0
         self.record_count: int | None = None
@@ -218,7 +225,7 @@ class SpanLookup:
             assert self._file is not None
             position = HEADER.size + number * _BLOCK_BYTES
             block = self._file.read_at(Position(position), SizeBytes(_BLOCK_BYTES))
-            if len(self._blocks) >= BLOCKS_MAX:
+            if len(self._blocks) >= self._blocks_max:
                 self._blocks.clear()
             self._blocks[number] = block
         return block
@@ -233,9 +240,12 @@ class MadeIndexes:
     that need an index wait for it.
     """
 
-    def __init__(self, bytes_max: int = MADE_BYTES_MAX) -> None:
-        """Keep up to `bytes_max` bytes of indexes."""
+    def __init__(
+        self, bytes_max: int = MADE_BYTES_MAX, *, span_bytes: int = MADE_SPAN_BYTES
+    ) -> None:
+        """Keep up to `bytes_max` bytes of indexes, with spans of `span_bytes`."""
         self._bytes_max = bytes_max
+        self._span_bytes = span_bytes
         self._lock = Lock()
         self._made: dict[tuple[Segment, Millis], bytes] = {}
         self.made_count = 0
@@ -256,7 +266,7 @@ class MadeIndexes:
         with self._lock:
             data = self._made.pop(key, None)
             if data is None:
-                spans = tuple(_spans_in(fs, segment, time_ms))
+                spans = tuple(_spans_in(fs, segment, time_ms, self._span_bytes))
                 index = SpanIndex(segment.base_offset, spans=spans)
                 data = encode_index(index, is_sealed=True)
                 self.made_count += 1
@@ -300,13 +310,15 @@ def _gap(start: Offset, end: Offset) -> Span:
     return Span(start, SizeBytes(end - start), 0, Millis(0), 0)
 
 
-def _spans_in(fs: FileSystem, segment: Segment, time_ms: Millis) -> Iterator[Span]:
+def _spans_in(
+    fs: FileSystem, segment: Segment, time_ms: Millis, span_bytes: int
+) -> Iterator[Span]:
     """Yield spans of the records; bytes that are no records end them early."""
     start, end, count = segment.base_offset, segment.end_offset, 0
     for at, size, _id in walk_headers(fs, segment, start, end):
         count += 1
         behind = at + size
-        if behind - start >= MADE_SPAN_BYTES or behind >= end:
+        if behind - start >= span_bytes or behind >= end:
             if behind > end:
                 return
             yield Span(start, SizeBytes(behind - start), count, time_ms, 0)

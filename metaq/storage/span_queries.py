@@ -137,6 +137,7 @@ def split_range(
     count_max: int,
     *,
     made: MadeIndexes | None = None,
+    walk_bytes_max: int = SPLIT_WALK_BYTES_MAX,
 ) -> tuple[Offset, ...]:
     """Return record boundaries that divide [start, end) into about equal byte ranges.
 
@@ -147,11 +148,12 @@ def split_range(
         end: A record boundary at `start` or behind it.
         count_max: Most offsets wanted, 2 or more.
         made: As for `is_boundary`.
+        walk_bytes_max: Longest range that is cut at records, not at spans.
 
     Returns:
         Growing offsets, the first `start` and the last `end`; `start` alone for an
         empty range. Fewer than wanted where records, or spans of a range of more than
-        `SPLIT_WALK_BYTES_MAX` that lies in several of them, are longer than a part.
+        `walk_bytes_max` that lies in several of them, are longer than a part.
 
     Raises:
         StorageError: The disk refused a read.
@@ -161,7 +163,7 @@ def split_range(
     if not wanted:
         return tuple(dict.fromkeys((start, end)))
     found: tuple[Offset, ...] = ()
-    if size > SPLIT_WALK_BYTES_MAX:
+    if size > walk_bytes_max:
         found = _within_range(
             _split_at_spans(fs, segments, wanted, end, made), start, end
         )

@@ -239,7 +239,10 @@ def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
 
 
 def search_record(
-    file: SegmentSource, start: Position, end: Position
+    file: SegmentSource,
+    start: Position,
+    end: Position,
+    window_bytes: int = SEARCH_BYTES,
 ) -> Position | None:
     """Return the position of the next whole record, trying every byte.
 
@@ -247,16 +250,17 @@ def search_record(
         file: The segment.
         start: First position that is tried.
         end: Where records end; the last one ends here or before.
+        window_bytes: Bytes that are read at once.
 
     Returns:
         The position, or None. Records with a payload of more than
         `SEARCH_PAYLOAD_BYTES_MAX` are not seen.
     """
     while start < end:
-        part = file.read_at(start, SizeBytes(min(SEARCH_BYTES, end - start)))
-        is_last = start + SEARCH_BYTES >= end or len(part) < SEARCH_BYTES
+        part = file.read_at(start, SizeBytes(min(window_bytes, end - start)))
+        is_last = start + window_bytes >= end or len(part) < window_bytes
         # Records may cross into the next window, so only its first half is settled.
-        limit = None if is_last else Position(SEARCH_BYTES // 2)
+        limit = None if is_last else Position(window_bytes // 2)
         found = find_next_record(
             part, limit=limit, payload_bytes_max=SEARCH_PAYLOAD_BYTES_MAX
         )
@@ -264,5 +268,5 @@ def search_record(
             return Position(start + found)
         if is_last:
             return None
-        start = Position(start + SEARCH_BYTES // 2)
+        start = Position(start + window_bytes // 2)
     return None

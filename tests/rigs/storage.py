@@ -21,10 +21,13 @@ class ManualLoop:
 
     def __init__(self) -> None:
         self._callbacks: deque[Callable[[], None]] = deque()
+        self.on_post: Callable[[], object] = lambda: None
+        """Called at each post, by the thread that posts."""
 
     def post(self, callback: Callable[[], None]) -> None:
         """Queue a callback; `loop.call_soon_threadsafe` of a real loop."""
         self._callbacks.append(callback)
+        self.on_post()
 
     def run(self) -> None:
         """Run everything that is queued, and what that queues."""

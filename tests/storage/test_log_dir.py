@@ -9,6 +9,7 @@ import pytest
 
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig
 from metaq.errors import (
+    DiskError,
     LogDirLockedError,
     LogDirOfflineError,
     MayBeStoredError,
@@ -25,7 +26,7 @@ from metaq.storage.log_dir import (
 )
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
-from tests.rigs.fs import FaultyFileSystem, keep_none
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
 from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
@@ -81,7 +82,9 @@ def test_names_that_were_never_synced_are_durable_after_the_start(
 ) -> None:
     """A partition directory that another hand left there survives a power cut."""
     opened(fs).close()
-    fs._calls.mkdir(DATA / "copied-0", 0o755)
+    fs.fail_at(fs.calls + 2, errno.EIO)  # the sync of the directory
+    with pytest.raises(DiskError):
+        fs.make_directory(DATA / "copied-0")
     assert not fs.crash(keep_none).exists(DATA / "copied-0")
     opened(fs).close()
     assert fs.crash(keep_none).exists(DATA / "copied-0")
@@ -169,17 +172,18 @@ def test_every_event_of_a_directory_has_its_state() -> None:
 
 
 def test_a_bug_in_the_storage_thread_takes_the_directory_offline(
-    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+    fs: FaultyFileSystem,
 ) -> None:
     """An unexpected exception leaves no put unanswered."""
     bench = opened(fs)
     log = log_of(bench)
     ticket = put(bench)
 
-    def broken(*_args: object, **_kwargs: object) -> None:
+    def broken(_call: Operation) -> None:
+        fs.on_call(None)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(log.writer, "write", broken)
+    fs.on_call(broken)
     bench.run()
     assert isinstance(ticket.error, StorageError)
     assert "ZeroDivisionError" in str(ticket.error)

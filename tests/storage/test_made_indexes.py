@@ -1,14 +1,13 @@
 """Indexes in memory: as right as a walk, and one walk is enough."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.model import Offset, SizeBytes
-from metaq.storage import span_lookup
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import ENTRY_BYTES, decode_index
 from metaq.storage.span_lookup import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
@@ -41,16 +40,14 @@ def read_of_records(disk: FaultyFileSystem, since: int) -> int:
     return sum(one.size for one in reads if one.path.suffix == ".meta")
 
 
-@pytest.fixture(autouse=True)
-def small_spans(monkeypatch) -> None:
-    """So that a small segment has many."""
-    monkeypatch.setattr(span_lookup, "MADE_SPAN_BYTES", 10 * LENGTH)
+SmallSpans = partial(MadeIndexes, span_bytes=10 * LENGTH)
+"""A small segment has many of them."""
 
 
 def test_the_first_question_walks_and_the_next_ones_look_up() -> None:
     """Counts, boundaries and cuts share what was found."""
     disk, segments = bare_log(1)
-    made = MadeIndexes()
+    made = SmallSpans()
     whole = segments[0].size_bytes
     middle = Offset(LENGTH * (COUNT // 2) + LENGTH)
     since = disk.calls
@@ -69,7 +66,7 @@ def test_the_first_question_walks_and_the_next_ones_look_up() -> None:
 def test_the_active_segment_has_none() -> None:
     """It grows, and recovery has made its index."""
     disk, segments = bare_log(1)
-    made = MadeIndexes()
+    made = SmallSpans()
     count = count_records(disk, segments[:1], Offset(0), Offset(LENGTH), made=made)
     assert (count, made.made_count) == (1, 0)
 
@@ -77,7 +74,7 @@ def test_the_active_segment_has_none() -> None:
 def test_a_file_that_changed_is_walked_again() -> None:
     """A topic of the same name may have been made again."""
     disk, segments = bare_log(1)
-    made = MadeIndexes()
+    made = SmallSpans()
     made.index_of(disk, segments[0])
     disk.set_wall_ms(10**9)
     disk.unlink(segments[0].path)
@@ -90,12 +87,12 @@ def test_a_file_that_changed_is_walked_again() -> None:
 def test_indexes_are_bounded_and_the_oldest_one_goes() -> None:
     """One that is asked for is young again."""
     disk, segments = bare_log(3)
-    one = len(MadeIndexes().index_of(disk, segments[0]))
-    made = MadeIndexes(bytes_max=2 * one)
+    one = len(SmallSpans().index_of(disk, segments[0]))
+    made = SmallSpans(bytes_max=2 * one)
     for number, walks in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):
         made.index_of(disk, segments[number])
         assert made.made_count == walks
-    large = MadeIndexes(bytes_max=1)
+    large = SmallSpans(bytes_max=1)
     assert large.index_of(disk, segments[0]) == large.index_of(disk, segments[0])
     assert large.made_count == 1
 
@@ -108,7 +105,7 @@ def test_the_bound_is_enough_for_the_log_that_the_pages_name() -> None:
 def test_threads_that_want_one_index_share_a_walk() -> None:
     """The second one waits for the first."""
     disk, segments = bare_log(1)
-    made = MadeIndexes()
+    made = SmallSpans()
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _n: made.index_of(disk, segments[0]), range(8)))
     assert len(set(found)) == 1
@@ -119,7 +116,7 @@ def test_bytes_that_are_no_records_end_an_index() -> None:
     """Bytes behind them are walked by each query, as without an index."""
     disk, segments = bare_log(1)
     disk.flip_bit(segments[0].path, 8 * 55 * LENGTH)
-    index = decode_index(MadeIndexes().index_of(disk, segments[0]), Offset(0))
+    index = decode_index(SmallSpans().index_of(disk, segments[0]), Offset(0))
     assert index is not None
     assert (index.end_offset, index.record_count) == (50 * LENGTH, 50)
 
@@ -135,7 +132,7 @@ def test_answers_are_those_of_a_walk(a_log, start, end, count) -> None:
     """Whichever segments have an index on disk."""
     disk, segments = a_log
     start, end = Offset(min(start, end)), Offset(max(start, end))
-    made = MadeIndexes()
+    made = SmallSpans()
     expected = count_records(disk, segments, start, end)
     assert count_records(disk, segments, start, end, made=made) == expected
     found = split_range(disk, segments, start, end, count, made=made)

@@ -12,10 +12,10 @@ from metaq.errors import (
 )
 from metaq.model import LogId, Offset
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage import appender, log_writer
+from metaq.storage import appender
 from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
-from metaq.storage.log_writer import UNCOVERED_BYTES_MAX
+from metaq.storage.log_writer import GROUP_BYTES_MAX, UNCOVERED_BYTES_MAX
 from metaq.storage.span_index import read_index
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
 from tests.rigs.storage import Ticket
@@ -97,7 +97,7 @@ def test_the_ticket_is_answered_after_the_sync(fs: FaultyFileSystem) -> None:
 
 @pytest.mark.parametrize("size", [100, SPAN_BYTES_MIN])
 def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
-    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch, size: int
+    fs: FaultyFileSystem, size: int
 ) -> None:
     """No reply waits for the index; that of a lone put least of all."""
     seen: list[str] = []
@@ -106,15 +106,7 @@ def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
     put(bench, log)
     bench.run()
     fs.on_call(lambda call: seen.append(f"{call.name} {call.path.suffix}"))
-    on_progress = log.on_progress
-
-    def note(progress: WriterProgress) -> None:
-        seen.append("told")
-        on_progress(progress)
-
-    monkeypatch.setattr(log, "on_progress", note)
-    monkeypatch.setattr(bench.loop, "post", lambda callback: callback())
-    log.log_dir.appender._post = bench.loop.post
+    bench.loop.on_post = lambda: seen.append("told")
     put(bench, log, size=size)
     bench.run()
     fs.on_call(None)
@@ -448,16 +440,15 @@ def test_without_memory_for_a_group_its_puts_fail_and_later_puts_succeed(
 
 
 def test_a_refused_batch_does_not_come_back_after_a_power_cut(
-    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+    fs: FaultyFileSystem,
 ) -> None:
     """Its first step was synced before the room ran out; the cut is synced as well."""
-    monkeypatch.setattr(log_writer, "GROUP_BYTES_MAX", RECORD)
     bench = opened(fs)
     log = log_of(bench)
     put(bench, log)
     bench.run()
-    fs.set_capacity(600)
-    failing = put(bench, log, 10)
+    fs.set_capacity(2 * GROUP_BYTES_MAX)
+    failing = put(bench, log, 3, GROUP_BYTES_MAX)
     bench.run()
     assert isinstance(failing.error, NoSpaceError)
     found = opened(fs.crash(keep_none))

@@ -7,7 +7,6 @@ import pytest
 
 from metaq.errors import DiskError, NoSpaceError
 from metaq.model import MessageId, Offset, SizeBytes
-from metaq.storage import producer_file
 from metaq.storage.listing import check_names
 from metaq.storage.producer_file import (
     ENTRY_BYTES,
@@ -112,15 +111,14 @@ def test_a_torn_entry_costs_itself(cut: int) -> None:
     assert f"1 are good, the file has {ENTRY_BYTES + cut} bytes" in notes.flaw
 
 
-def test_no_file_and_a_monstrous_one_say_nothing(monkeypatch) -> None:
+def test_no_file_and_a_monstrous_one_say_nothing() -> None:
     """A Java broker's directory has none; one that cannot be read is a flaw."""
     disk = disk_with_directory()
     assert read_notes(disk, DIRECTORY) == Notes()
     data = encode_header() + encode_entry(EXAMPLE)
     put_file(disk, PRODUCERS_NAME, data)
     assert read_notes(disk, DIRECTORY) == Notes((EXAMPLE,))
-    monkeypatch.setattr(producer_file, "FILE_BYTES_MAX", len(data) - 1)
-    notes = read_notes(disk, DIRECTORY)
+    notes = read_notes(disk, DIRECTORY, len(data) - 1)
     assert notes == Notes((), "expected at most 119 bytes, got 120")
     for error in (errno.EACCES, errno.EIO):
         disk.fail_at(disk.calls + 1, error)

@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from metaq.model import SizeBytes
+from metaq.model import Position, SizeBytes
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage import walk
 from metaq.storage.damage import DAMAGES_MAX
-from metaq.storage.walk import WINDOW_BYTES
+from metaq.storage.walk import WINDOW_BYTES, search_record
 from tests.sampling import quarter
 from tests.storage.logs import (
     DIRECTORY,
@@ -187,14 +186,14 @@ def test_a_span_longer_than_a_window_is_verified_whole() -> None:
     assert (found.offset, found.next_good_offset) == (0, 3 * WINDOW_BYTES + 20)
 
 
-def test_the_search_for_a_good_record_crosses_windows(monkeypatch) -> None:
+def test_the_search_for_a_good_record_crosses_windows() -> None:
     """Wherever the next record lies, it is found once and whole."""
-    monkeypatch.setattr(walk, "SEARCH_BYTES", 64)
     for gap in range(100, 170):
-        disk = disk_with_log()
-        put_file(disk, META, b"#" * gap + record(6))
-        result = recover(disk, SizeBytes(20))
-        assert result.damage[0].next_good_offset == len(BYTES) + gap
+        disk = disk_with_directory()
+        file = disk.open_read(put_file(disk, META, b"#" * gap + record(6)))
+        found = search_record(file, Position(0), Position(file.size()), 64)
+        assert found == gap
+        file.close()
 
 
 def test_countless_flaws_are_named_up_to_a_bound() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from metaq.errors import DiskError
 from metaq.model import MessageId, Millis, Offset, SizeBytes
-from metaq.storage import span_index
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import (
     INDEX_BYTES_MAX,
@@ -245,14 +244,13 @@ def test_after_a_power_cut_the_index_is_a_prefix(seed: int) -> None:
     assert stored(disk.crash()).end_offset == BASE + 600
 
 
-def test_a_missing_or_monstrous_file_is_no_index(monkeypatch) -> None:
+def test_a_missing_or_monstrous_file_is_no_index() -> None:
     """No file, or one that cannot be ours: nothing is believed, little is read."""
     disk = disk_with_directory()
     assert read_index(disk, META, BASE) is None
     put_file(disk, SPANS, GOLDEN)
     assert read_index(disk, META, BASE) == EXAMPLE
-    monkeypatch.setattr(span_index, "INDEX_BYTES_MAX", len(GOLDEN) - 1)
-    assert read_index(disk, META, BASE) is None
+    assert read_index(disk, META, BASE, len(GOLDEN) - 1) is None
     disk.fail_at(disk.calls + 1, errno.EACCES)
     with pytest.raises(DiskError):
         read_index(disk, META, BASE)

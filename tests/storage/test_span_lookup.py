@@ -19,7 +19,7 @@ from metaq.storage.span_index import (
     spans_path,
     write_index,
 )
-from metaq.storage.span_lookup import BLOCK_ENTRIES, BLOCKS_MAX, open_spans
+from metaq.storage.span_lookup import BLOCK_ENTRIES, BLOCKS_MAX, SpanLookup, open_spans
 from metaq.storage.span_queries import (
     count_records,
     is_boundary,
@@ -106,13 +106,12 @@ def test_the_count_of_nearly_all_of_a_sealed_segment_is_that_of_the_rest() -> No
 
 
 @pytest.mark.parametrize("bytes_max", [0, 1 << 40])
-def test_a_few_cuts_cost_a_few_spans(monkeypatch, bytes_max: int) -> None:
+def test_a_few_cuts_cost_a_few_spans(bytes_max: int) -> None:
     """A short range is cut at records, and only the spans of the cuts are walked."""
-    monkeypatch.setattr("metaq.storage.span_queries.SPLIT_WALK_BYTES_MAX", bytes_max)
     disk, segments, _spans = LONG
     start, end = Offset(MIDDLE), Offset(MIDDLE + 16 * 101 * RECORD)
     since = disk.calls
-    found = split_range(disk, segments, start, end, 17)
+    found = split_range(disk, segments, start, end, 17, walk_bytes_max=bytes_max)
     assert len(found) == 17
     if bytes_max:
         assert [b - a for a, b in pairwise(found)] == [101 * RECORD] * 16
@@ -143,15 +142,17 @@ def test_a_time_costs_the_index_before_it_and_one_span() -> None:
     assert of_records <= ONE_SPAN
 
 
-def test_blocks_in_memory_are_bounded(monkeypatch) -> None:
-    """A reader of more than `BLOCKS_MAX` of them drops what it has."""
-    monkeypatch.setattr(span_lookup, "BLOCKS_MAX", 3)
+def test_blocks_in_memory_are_bounded() -> None:
+    """A reader of more than it may keep reads the first ones again."""
     disk, segments, spans = LONG
-    with open_spans(disk, segments[0]) as lookup:
-        for span in spans[:: BLOCK_ENTRIES // 2]:
-            at = Offset(span.base_offset + 1)
+    file = disk.open_read(spans_path(segments[0].path, Offset(0)))
+    for blocks_max, reads in ((BLOCKS_MAX, 0), (3, 1)):
+        lookup = SpanLookup(file, segments[0], blocks_max)
+        for span in [*spans[:: BLOCK_ENTRIES // 2], spans[0]]:
+            since, at = disk.calls, Offset(span.base_offset + 1)
             assert next(lookup.pieces(at, Offset(at + 1))) == span
-            assert len(lookup._blocks) <= 3
+        assert (work(disk, since)[0] > 0) == (reads > 0)
+    file.close()
     assert BLOCKS_MAX * BLOCK_BYTES == 2 << 20
 
 

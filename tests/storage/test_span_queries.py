@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from metaq.model import MessageId, Millis, Offset, SizeBytes
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import encode_record
-from metaq.storage import span_queries
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import Span, SpanIndex, write_index
 from metaq.storage.span_queries import (
+    SPLIT_WALK_BYTES_MAX,
     count_records,
     is_boundary,
     offset_for_time,
@@ -91,10 +91,10 @@ def test_a_range_is_split_at_starts_of_records(a_log, start, end, count, is_long
     """Growing, from end to end, and no more than were wanted."""
     disk, segments = a_log
     end = max(start, end)
-    bound = -1 if is_long else span_queries.SPLIT_WALK_BYTES_MAX
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", bound)
-        found = split_range(disk, segments, Offset(start), Offset(end), count)
+    bound = -1 if is_long else SPLIT_WALK_BYTES_MAX
+    found = split_range(
+        disk, segments, Offset(start), Offset(end), count, walk_bytes_max=bound
+    )
     assert list(found) == sorted(set(found))
     assert set(found) <= {*STARTS, END}
     assert (found[0], found[-1]) == (start, end)
@@ -105,20 +105,19 @@ def test_a_range_is_split_at_starts_of_records(a_log, start, end, count, is_long
     assert disk.open_paths() == []
 
 
-def test_a_long_range_is_split_at_its_spans(monkeypatch) -> None:
+def test_a_long_range_is_split_at_its_spans() -> None:
     """Finer than segments, without a look at the records."""
-    monkeypatch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", 0)
     disk, segments = LOGS[0]
-    found = split_range(disk, segments, Offset(0), Offset(END), 6)
+    found = split_range(disk, segments, Offset(0), Offset(END), 6, walk_bytes_max=0)
     assert len(found) > 4
     assert max(b - a for a, b in pairwise(found)) <= END / 5 + 2 * LONGEST
 
 
-def test_a_long_range_within_one_span_is_split_at_its_records(monkeypatch) -> None:
+def test_a_long_range_within_one_span_is_split_at_its_records() -> None:
     """There is always a cut where there is a record: limits are met by it."""
-    monkeypatch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", 0)
     disk, segments = LOGS[0]
-    found = split_range(disk, segments, Offset(STARTS[10]), Offset(END), 3)
+    start = Offset(STARTS[10])
+    found = split_range(disk, segments, start, Offset(END), 3, walk_bytes_max=0)
     assert found == (STARTS[10], STARTS[11], END)
 
 

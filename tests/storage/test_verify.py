@@ -7,10 +7,10 @@ import pytest
 
 from metaq.errors import DiskError
 from metaq.model import LogId, Offset, SizeBytes
-from metaq.storage import verify
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
 from metaq.storage.verify import (
+    PART_BYTES,
     CheckProgress,
     FindingKind,
     VerifyReport,
@@ -240,16 +240,20 @@ def test_a_partition_directory_can_be_checked_alone() -> None:
     assert check(disk) == report
 
 
-def test_progress_is_told_as_the_work_goes_on(monkeypatch) -> None:
+def test_progress_is_told_as_the_work_goes_on() -> None:
     """In parts of a bounded size, with the file at hand."""
-    monkeypatch.setattr(verify, "PART_BYTES", 100)
+    disk = disk_with_directory()
+    large = record(1, PART_BYTES // 3)
+    put_segment(disk, 0, [[large]] * 4)
+    put_segment(disk, 4 * len(large), [[record(2)]])
     seen: list[CheckProgress] = []
     verify_directory(
-        small(),
+        disk,
         DIRECTORY.parent,
         in_use=False,
         unsynced_bytes_max=SizeBytes(200),
         on_progress=seen.append,
     )
-    assert [p.checked_bytes for p in seen] == [130, 270, 330, 330]
+    ends = [3 * len(large), 4 * len(large), 4 * len(large) + 30]
+    assert [p.checked_bytes for p in seen] == [*ends, ends[-1]]
     assert {p.log_id for p in seen} == {LOG}
