@@ -76,6 +76,8 @@ class FileFollower:
         bookmark: Bookmark | None,
         from_start: bool,
         monotonic_s: Callable[[], float] = time.monotonic,
+        chunk_bytes: int = CHUNK_BYTES,
+        line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
         """Open the file, or begin to wait for it.
 
@@ -84,9 +86,13 @@ class FileFollower:
             bookmark: where to go on; None at the first time.
             from_start: without a bookmark, give out the present lines too.
             monotonic_s: the clock for ROTATED_S.
+            chunk_bytes: bytes read at once.
+            line_bytes_max: the longest line.
         """
         self._path = path
         self._monotonic_s = monotonic_s
+        self._chunk_bytes = chunk_bytes
+        self._line_bytes_max = line_bytes_max
         self._fd: int | None = None
         self._position = 0
         self._tail = b""  # the last CHECK_BYTES before the position
@@ -155,7 +161,7 @@ class FileFollower:
         """Go to the start of the last line that has no end yet."""
         assert self._fd is not None
         size = os.fstat(self._fd).st_size
-        first = max(0, size - CHUNK_BYTES)
+        first = max(0, size - self._chunk_bytes)
         data = os.pread(self._fd, size - first, first)
         self._position = first + data.rfind(b"\n") + 1
         self._tail = data[: self._position - first][-CHECK_BYTES:]
@@ -165,7 +171,7 @@ class FileFollower:
         assert self._fd is not None
         while True:
             first = self._position - len(self._tail)
-            data = os.pread(self._fd, len(self._tail) + CHUNK_BYTES, first)
+            data = os.pread(self._fd, len(self._tail) + self._chunk_bytes, first)
             if not data.startswith(self._tail):
                 return self._on_cut()
             fresh = data[len(self._tail) :]
@@ -179,10 +185,10 @@ class FileFollower:
                 self._rest = rest
                 return lines
             self._rest += fresh
-            if len(self._rest) > LINE_BYTES_MAX:
+            if len(self._rest) > self._line_bytes_max:
                 raise ClientError(
                     f"{self._path}: line at {self._position - len(self._rest)} is"
-                    f" longer than {LINE_BYTES_MAX:,} bytes"
+                    f" longer than {self._line_bytes_max:,} bytes"
                 )
 
     def _open_at(self, paths: Iterable[Path], bookmark: Bookmark) -> bool:

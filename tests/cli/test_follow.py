@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from metaq.cli import follow
 from metaq.cli.follow import ROTATED_S, Bookmark, FileFollower
 from metaq.errors import ClientError
 
@@ -36,16 +35,14 @@ class World:
         self.file_ns = 10**18
         self.follower: FileFollower | None = None
 
-    def follow(
-        self, bookmark: Bookmark | None = None, *, from_start: bool = True
-    ) -> FileFollower:
+    def follow(self, bookmark: Bookmark | None = None, **options: Any) -> FileFollower:
         if self.follower is not None:
             self.follower.close()
         self.follower = FileFollower(
             self.path,
             bookmark=bookmark,
-            from_start=from_start,
             monotonic_s=self.time,
+            **{"from_start": True, **options},
         )
         return self.follower
 
@@ -315,13 +312,10 @@ def test_an_inode_that_was_given_away_is_not_the_file(world: World) -> None:
     assert follower.lost_count == 1
 
 
-def test_a_line_without_end_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_end_is_refused(world: World) -> None:
     """Input without lines does not fill the memory."""
-    monkeypatch.setattr(follow, "LINE_BYTES_MAX", 10)
     world.write(b"ok\n" + b"x" * 20)
-    follower = world.follow()
+    follower = world.follow(line_bytes_max=10)
     assert follower.read() == [b"ok"]
     world.write(b"x")
     with pytest.raises(ClientError, match="longer than 10 bytes"):
@@ -333,15 +327,13 @@ def test_a_line_without_end_is_refused(
 def test_whatever_happens_every_line_comes_once(
     world: World,
     rng: random.Random,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     chunk_bytes: int,
     does_copy: bool,
 ) -> None:
     """Any order of writing, reading, rotating and restarting; any size of reads."""
-    monkeypatch.setattr(follow, "CHUNK_BYTES", chunk_bytes)
     world.write(b"")
-    follower = world.follow()
+    follower = world.follow(chunk_bytes=chunk_bytes)
     written: list[bytes] = []
     got: list[bytes] = []
     for step in range(200):
@@ -360,7 +352,7 @@ def test_whatever_happens_every_line_comes_once(
             world.rename(f".{step}")
             world.write(b"")
         elif follower.bookmark is not None:
-            follower = world.follow(follower.bookmark)
+            follower = world.follow(follower.bookmark, chunk_bytes=chunk_bytes)
     got += world.read()
     assert got == written
     assert follower.lost_count == 0

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from metaq.cli import pipeline_schema, spark_session
+from metaq.cli import spark_session
+from metaq.cli.pipeline_schema import SAMPLE_BYTES_MAX
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
 
@@ -58,12 +59,14 @@ def test_each_partition_has_its_share(
     assert json.loads(run(*words, broker=broker).stdout)["messages"] == expected
 
 
-def test_bytes_are_bounded(broker: AnyBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_bounded(broker: AnyBroker) -> None:
     """Whatever the count: messages may be large."""
-    monkeypatch.setattr(pipeline_schema, "SAMPLE_BYTES_MAX", 9)
-    fill(broker, 10)
+    text = b'{"a": "%b"}' % (b"x" * (1_000_000 - 9))
+    count = -(-SAMPLE_BYTES_MAX // len(text))
+    for _ in range(count + 1):
+        broker.put(text, topic="t", partition=0)
     result = run("pipeline", "schema", "t", "--json", broker=broker)
-    assert json.loads(result.stdout)["messages"] == 2
+    assert json.loads(result.stdout)["messages"] == count
 
 
 @pytest.mark.parametrize("values", [(), (b"hello", b"\xff")])

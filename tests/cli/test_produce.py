@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.produce import (
+    CHUNK_BYTES,
     STANDARD_INPUT,
     ProduceOptions,
     iter_lines,
@@ -91,16 +92,13 @@ def test_every_byte_of_a_line_arrives(file: Path, broker: AnyBroker) -> None:
     assert result.stderr == ""
 
 
-def test_chunks_go_round_the_partitions(
-    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_go_round_the_partitions(broker: AnyBroker, tmp_path: Path) -> None:
     """Lines read at once stay together; the next go to the next partition."""
-    monkeypatch.setattr("metaq.cli.produce.CHUNK_BYTES", 8)
     path = tmp_path / "lines"
-    path.write_bytes(b"1234567\n" * 10)
+    path.write_bytes((b"x" * (CHUNK_BYTES // 8 - 1) + b"\n") * 32)
     result = run("produce", "t", "--file", str(path), broker=broker)
     assert result.exit_code == 0, result.output
-    assert [len(broker.stored("t", p)) for p in (0, 1)] == [5, 5]
+    assert [len(broker.stored("t", p)) for p in (0, 1)] == [16, 16]
 
 
 def test_the_summary_is_json_on_request(file: Path, broker: AnyBroker) -> None:

@@ -4,9 +4,9 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-from rich.console import Console
 
 from metaq.cli import render
 
@@ -19,6 +19,17 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def terminal_of(
+    width: int, monkeypatch: pytest.MonkeyPatch, kind: str = "dumb"
+) -> Terminal:
+    """Return a terminal without colours that is so many columns wide."""
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "25")
+    return Terminal()
 
 
 def test_a_pipe_gets_tabs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,10 +76,9 @@ def test_machines_get_one_object_per_line(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_terminal_gets_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers to the right, text to the left, markup in data is only text."""
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr(render, "Console", lambda: Console(width=60, color_system=None))
-    render.print_rows(COLUMNS, [*ROWS, ("[red]", 3, "")], as_json=False)
+    terminal = terminal_of(60, monkeypatch)
+    with redirect_stdout(terminal):
+        render.print_rows(COLUMNS, [*ROWS, ("[red]", 3, "")], as_json=False)
     assert terminal.getvalue().splitlines() == [
         "name   count  note",
         "a          1  -   ",
@@ -79,11 +89,10 @@ def test_a_terminal_gets_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_column_that_nobody_knows_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """A column without owners does not move to the side of the numbers."""
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr(render, "Console", lambda: Console(width=60, color_system=None))
+    terminal = terminal_of(60, monkeypatch)
     rows = [("a", 1, None), ("b", None, None)]
-    render.print_rows(COLUMNS, rows, as_json=False)
+    with redirect_stdout(terminal):
+        render.print_rows(COLUMNS, rows, as_json=False)
     assert terminal.getvalue().splitlines() == [
         "name  count  note",
         "a         1  -   ",
@@ -93,10 +102,9 @@ def test_a_column_that_nobody_knows_is_text(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_narrow_terminal_gets_whole_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are left to the terminal to break, so that cells can be copied."""
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setattr(render, "Console", lambda: Console(width=12, color_system=None))
-    render.print_rows(COLUMNS, [("meta://10.0.0.1:8123", 1, "a b")], as_json=False)
+    terminal = terminal_of(12, monkeypatch)
+    with redirect_stdout(terminal):
+        render.print_rows(COLUMNS, [("meta://10.0.0.1:8123", 1, "a b")], as_json=False)
     assert terminal.getvalue().splitlines() == [
         "name                  count  note",
         "meta://10.0.0.1:8123      1  a b ",
@@ -104,17 +112,16 @@ def test_a_narrow_terminal_gets_whole_cells(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_that_come_one_by_one_are_padded_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Columns keep their width; a pipe gets tabs."""
     widths = {"offset": 8, "text": 0}
     render.print_header(widths)
     render.print_aligned(widths, (5, "x"))
     assert capsys.readouterr().out == "offset\ttext\n5\tx\n"
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    render.print_header(widths)
-    render.print_aligned(widths, (5, "x"))
+    with redirect_stdout(Terminal()) as terminal:
+        render.print_header(widths)
+        render.print_aligned(widths, (5, "x"))
     assert terminal.getvalue() == "offset    text\n5         x\n"
 
 
@@ -168,15 +175,15 @@ def test_progress_is_silent_where_nobody_looks(
 
 def test_progress_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a terminal the bar names its work."""
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = Terminal()
-    console = Console(file=terminal, force_terminal=True, width=100)
-    monkeypatch.setattr(render, "Console", lambda **_options: console)
-    with render.progress("publishing", 100) as advance:
+    terminal = terminal_of(100, monkeypatch, kind="xterm")
+    with redirect_stderr(terminal), render.progress("publishing", 100) as advance:
         advance(50)
     assert "publishing" in terminal.getvalue()
     terminal.truncate(0)
-    with render.progress("publishing", None, is_typing=True) as advance:
+    with (
+        redirect_stderr(terminal),
+        render.progress("publishing", None, is_typing=True) as advance,
+    ):
         advance(50)
     assert "publishing" not in terminal.getvalue()
 
@@ -185,11 +192,11 @@ def test_progress_keeps_to_one_line_of_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bar gives way, not the figures; all of them are in one kind of unit."""
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = Terminal()
-    console = Console(file=terminal, force_terminal=True, width=56, color_system=None)
-    monkeypatch.setattr(render, "Console", lambda **_options: console)
-    with render.progress("publishing", 400 * 2**20) as advance:
+    terminal = terminal_of(56, monkeypatch, kind="xterm")
+    with (
+        redirect_stderr(terminal),
+        render.progress("publishing", 400 * 2**20) as advance,
+    ):
         advance(100 * 2**20)
         advance(200 * 2**20)
     lines = [line for line in terminal.getvalue().splitlines() if "B" in line]

@@ -24,21 +24,29 @@ from metaq.zk.embedded import (
 ROOT = Path(__file__).parents[2]
 
 
-def fake_java(home: Path, version: str, code: int = 0) -> Path:
+def fake_java(home: Path, version: str, code: int = 0, *, server: str = "") -> Path:
+    """Write a program that tells a version, and does `server` when asked for more."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
-        f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\nexit {code}\n"
+        f'#!/bin/sh\nif [ "$1" = -version ]; then\n'
+        f"echo 'openjdk version \"{version}\"' >&2\nexit {code}\nfi\n{server}\n"
     )
     java.chmod(java.stat().st_mode | stat.S_IXUSR)
     return java
 
 
 @pytest.fixture
-def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(embedded.shutil, "which", lambda _name: None)
-    embedded._java_major.cache_clear()
+    monkeypatch.setenv("PATH", "")
+
+
+def use_server(monkeypatch: pytest.MonkeyPatch, home: Path, server: str) -> None:
+    """Have the embedded server be a shell script."""
+    fake_java(home, "17", server=server)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("METAQ_ZOOKEEPER_CLASSPATH", "x")
 
 
 @pytest.mark.parametrize("version", ["11.0.1", "17.0.15", "21-ea", "25"])
@@ -59,7 +67,7 @@ def test_an_old_or_broken_java_is_passed_over_for_the_one_on_the_path(
     """A JAVA_HOME that does not serve is no reason to fail when PATH has one."""
     fake_java(tmp_path / "old", "1.8.0_402")
     good = fake_java(tmp_path / "good", "17")
-    monkeypatch.setattr(embedded.shutil, "which", lambda _name: str(good))
+    monkeypatch.setenv("PATH", str(good.parent))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     assert find_java() == str(good)
 
@@ -91,7 +99,7 @@ def test_the_class_path_comes_from_the_environment_or_pyspark(
     package = tmp_path / "pyspark"
     (package / "jars").mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     with pytest.raises(EmbeddedZooKeeperError, match=r"metaq\[spark\]"):
         find_classpath()
@@ -106,8 +114,7 @@ def test_a_wheel_alone_says_which_extra_brings_a_server(
     monkeypatch.delenv("METAQ_ZOOKEEPER_CLASSPATH", raising=False)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # it cannot be imported
     with pytest.raises(EmbeddedZooKeeperError) as refused:
         EmbeddedZooKeeper(tmp_path).start()
     assert str(refused.value) == (
@@ -121,11 +128,7 @@ def test_a_server_that_dies_at_start_is_reported_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error carries the exit code and the end of the output; nothing is left."""
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\necho no room on this machine\nexit 3\n")
-    java.chmod(0o755)
-    monkeypatch.setattr(embedded, "find_java", lambda: str(java))
-    monkeypatch.setattr(embedded, "find_classpath", lambda: "x")
+    use_server(monkeypatch, tmp_path, "echo no room on this machine\nexit 3")
     server = EmbeddedZooKeeper(tmp_path / "data")
     with pytest.raises(EmbeddedZooKeeperError, match=r"(?s)code 3.*no room on this"):
         server.start()
@@ -137,11 +140,7 @@ def test_a_server_that_never_answers_is_given_up_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is bounded, and the process does not stay behind."""
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
-    java.chmod(0o755)
-    monkeypatch.setattr(embedded, "find_java", lambda: str(java))
-    monkeypatch.setattr(embedded, "find_classpath", lambda: "x")
+    use_server(monkeypatch, tmp_path, "echo $$ > pid\nexec sleep 60")
     server = EmbeddedZooKeeper(tmp_path / "data")
     with pytest.raises(EmbeddedZooKeeperError, match="in time"):
         server.start(timeout_s=0.15)
@@ -155,8 +154,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another server on the port must not answer in the place of ours."""
-    monkeypatch.setattr(embedded, "find_java", lambda: "/bin/false")
-    monkeypatch.setattr(embedded, "find_classpath", lambda: "x")
+    use_server(monkeypatch, tmp_path, "exit 1")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
