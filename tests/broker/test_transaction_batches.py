@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.handlers import mput as handler
-from metaq.broker.handlers.mput import handle_mput
+from metaq.broker.handlers.mput import JOURNAL_STEP_COUNT, handle_mput
 from metaq.errors import ServerError
 from metaq.model import MessageId, XaTransactionId
 from metaq.protocol.codec import encode, encode_puts
@@ -225,15 +224,15 @@ class Asked:
 
 
 def test_a_verdict_of_another_connection_comes_before_a_batch_that_is_looked_at(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path,
 ) -> None:
     """A large batch goes in steps: one that is prepared meanwhile takes none of it."""
-    monkeypatch.setattr(handler, "JOURNAL_STEP_COUNT", 1)
-    records = records_of(GOOD)
+    count = JOURNAL_STEP_COUNT + 1
+    records = records_of(GOOD[:1] * count)
 
     async def scenario() -> None:
         async with running_broker(data_dir) as broker, Peer(broker) as peer:
-            batch = Mput("test", 0, 2, -1, OPAQUE, records, transaction=XID)
+            batch = Mput("test", 0, count, -1, OPAQUE, records, transaction=XID)
             asked = Asked()
             broker.context.transactions.begin(KEY, asked, 0)
             list(handle_mput(batch, [records], asked, broker.context))
@@ -244,6 +243,6 @@ def test_a_verdict_of_another_connection_comes_before_a_batch_that_is_looked_at(
                 list(steps)
             assert asked.replies.count(b"result 200 ") == 1
             (view,) = broker.context.transactions.views()
-            assert (view.key, view.put_count) == (format_key(XID), 2)
+            assert (view.key, view.put_count) == (format_key(XID), count)
 
     run(scenario())

@@ -5,13 +5,12 @@ from collections.abc import Collection
 
 import pytest
 
-from metaq.client.group import assignments
 from metaq.client.group.assignments import listed_source
 from metaq.errors import NoBrokerError, RequestTimeoutError
 from metaq.model import TopicPartition
-from metaq.retry import Backoff
 from metaq.testing.clock import ManualClock
 from tests.client.worlds import partition
+from tests.zk.virtual import run_virtually
 
 
 class Sink:
@@ -35,10 +34,9 @@ class Sink:
 
 
 def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A broker that is away for an hour is not a line every five seconds."""
-    monkeypatch.setattr(assignments, "RETRY", Backoff(first_s=0.001, max_s=0.002))
     away, late = NoBrokerError("away"), RequestTimeoutError("late")
 
     async def scenario() -> None:
@@ -46,14 +44,14 @@ def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
         sink = Sink([away] * 20 + [late] * 20)
         await source.start(sink)
         assert source.last_error is away
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(1000):
             await sink.done.wait()
             while source.last_error is not None:
                 await asyncio.sleep(0.001)
         assert source.unsettled_since_s is None
         await source.stop()
 
-    asyncio.run(scenario())
+    run_virtually(scenario())
     assert caplog.messages == [
         "some partitions cannot be read yet: away",
         "some partitions cannot be read yet: late",
@@ -61,19 +59,18 @@ def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
 
 
 def test_a_sink_that_is_broken_is_told_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Users write offset stores: what theirs raises may not end reading in silence."""
-    monkeypatch.setattr(assignments, "RETRY", Backoff(first_s=0.001, max_s=0.002))
 
     async def scenario() -> None:
         source = listed_source([partition(0), partition(1)], clock=ManualClock())
         sink = Sink([NoBrokerError("away"), KeyError("mine")])
         await source.start(sink)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(1000):
             await sink.done.wait()
         await source.stop()
 
-    asyncio.run(scenario())
+    run_virtually(scenario())
     raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [type(error) for error in raised] == [KeyError]

@@ -14,10 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from metaq.client import AsyncConsumer, LruDuplicateIds, MemoryOffsets, Message
-from metaq.client.consume import (
-    duplicate_filter as duplicate_filter_module,
-)
-from metaq.client.consume.duplicate_filter import DuplicateFilter
+from metaq.client.consume.duplicate_filter import WAITING_COUNT_MAX, DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
@@ -413,27 +410,24 @@ def test_a_partition_that_went_gets_nothing_of_what_was_asked_about() -> None:
     asyncio.run(scenario())
 
 
-def test_what_waits_is_bounded_and_the_rest_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(duplicate_filter_module, "WAITING_COUNT_MAX", 3)
-
+def test_what_waits_is_bounded_and_the_rest_counted() -> None:
     async def scenario() -> None:
-        store = LruDuplicateIds()
+        last = WAITING_COUNT_MAX
+        store = LruDuplicateIds(3 * last)
         ids = make_filter(store, waits_for_commit=True)
-        ids.on_handled(ZERO, batch_of(1, 2, 3, 4, 5).messages)
+        ids.on_handled(ZERO, batch_of(*range(1, last + 3)).messages)
         assert ids.statistics().forgotten_count == 2
         ids.acknowledge([ZERO])
-        await until_async(lambda: store.statistics().key_count == 3)
-        ids.on_handled(ZERO, batch_of(6).messages)
+        await until_async(lambda: store.statistics().key_count == last)
+        ids.on_handled(ZERO, batch_of(last + 4).messages)
         ids.discard()
-        ids.on_handled(ZERO, batch_of(7, 8, 9).messages)
+        ids.on_handled(ZERO, batch_of(*range(last + 5, 2 * last + 5)).messages)
         ids.acknowledge()
         await ids.close()
         assert ids.statistics().forgotten_count == 2
-        assert store.seen([f"g{n}" for n in range(10)]) == [
-            "g1", "g2", "g3", "g7", "g8", "g9"
-        ]  # fmt: skip
+        asked = [1, last, *range(last + 1, last + 6), 2 * last + 4]
+        known = [1, last, last + 5, 2 * last + 4]
+        assert store.seen([f"g{n}" for n in asked]) == [f"g{n}" for n in known]
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client.errors import OffsetStoreError
-from metaq.client.offsets.file_offsets import FileOffsets
+from metaq.client.offsets.file_offsets import FILE_BYTES_MAX, FileOffsets
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.errors import (
     DiskError,
@@ -130,15 +130,14 @@ def test_a_missing_directory_is_the_disk_s_error(tmp_path: Path) -> None:
         commit(FileOffsets(tmp_path / "no" / "offsets"), "g", {ZERO: at(1)})
 
 
-def test_a_file_that_grows_too_large_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "offsets"
-    monkeypatch.setattr("metaq.client.offsets.file_offsets.FILE_BYTES_MAX", 200)
-    commit(FileOffsets(path), "g", {ZERO: at(1)})
-    with pytest.raises(OffsetStoreError, match="at most 200 bytes, got 2"):
+    large = "g" * (FILE_BYTES_MAX - 199)
+    commit(FileOffsets(path), large, {ZERO: at(1)})
+    text = f"at most {FILE_BYTES_MAX} bytes, got {FILE_BYTES_MAX}"[:-3]
+    with pytest.raises(OffsetStoreError, match=text):
         commit(FileOffsets(path), "g", {ONE: at(1)})
-    assert load(FileOffsets(path), "g", ZERO) == at(1)
+    assert load(FileOffsets(path), large, ZERO) == at(1)
 
 
 def test_a_disk_that_is_full_leaves_what_was_there(

@@ -31,12 +31,14 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 
 
 def run(
-    broker: AnyBroker, test: Callable[[AsyncClient, LogEnds], Awaitable[None]]
+    broker: AnyBroker,
+    test: Callable[[AsyncClient, LogEnds], Awaitable[None]],
+    **options: float,
 ) -> None:
     async def main() -> None:
         async with AsyncClient(**broker.client_options) as client:
             await client.context.metadata.topic("test", deadline_s=deadline(client))
-            ends = LogEnds(client.context, patience_s=WAIT_S)
+            ends = LogEnds(client.context, patience_s=WAIT_S, **options)
             try:
                 await test(client, ends)
             finally:
@@ -60,12 +62,8 @@ async def put(client: AsyncClient, partition: int, count: int) -> None:
             await producer.send("test", b"x" * 80, partition=f"0-{partition}")
 
 
-def test_a_log_that_stands_still_costs_nothing(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_stands_still_costs_nothing(broker: AnyBroker) -> None:
     """Hundreds of looks, and no request after the first; MetaQ 1.4's is asked later."""
-    monkeypatch.setattr(log_ends, "POLL_S", 60.0)
-    monkeypatch.setattr(log_ends, "POLL_MAX_S", 60.0)
 
     async def test(client: AsyncClient, ends: LogEnds) -> None:
         await put(client, 0, 3)
@@ -79,7 +77,7 @@ def test_a_log_that_stands_still_costs_nothing(
             await ends.wait(wait_s=0.0)
         assert requests(client) - before <= len(BOTH)
 
-    run(broker, test)
+    run(broker, test, poll_s=60.0)
 
 
 def test_news_wake_who_waits(broker: AnyBroker) -> None:
@@ -130,7 +128,7 @@ def test_a_partition_without_a_log_is_none_until_it_has_one(
 
 
 def test_a_broker_that_does_not_wait_is_asked_seldom(
-    start_metaq_1_4: StartBroker, monkeypatch: pytest.MonkeyPatch
+    start_metaq_1_4: StartBroker,
 ) -> None:
     """One request per log and look that is due; three where the log has grown."""
     java: Any = start_metaq_1_4({"test": 2})
@@ -142,14 +140,14 @@ def test_a_broker_that_does_not_wait_is_asked_seldom(
 
         async with AsyncClient(brokers=[str(broker.address)]) as client:
             await client.context.metadata.topic("test", deadline_s=deadline(client))
-            ends = LogEnds(client.context, patience_s=WAIT_S)
+            ends = LogEnds(client.context, patience_s=WAIT_S, poll_s=60.0)
             expected = {FIRST: (0, 21), SECOND: None}
             for _ in range(100):
                 found = await ends.read(BOTH, deadline_s=deadline(client))
                 assert found == expected
             assert asked() == 3
-            monkeypatch.setattr(log_ends, "POLL_S", 0.0)
             ends.close()
+            ends = LogEnds(client.context, patience_s=WAIT_S, poll_s=0.0)
             for _ in range(10):
                 await ends.read([FIRST], deadline_s=deadline(client))
             assert asked() == 3 + 2 + 9
@@ -160,8 +158,6 @@ def test_a_broker_that_does_not_wait_is_asked_seldom(
             assert broker.statistics().commands["get"] == 0
             ends.close()
 
-    monkeypatch.setattr(log_ends, "POLL_S", 60.0)
-    monkeypatch.setattr(log_ends, "POLL_MAX_S", 60.0)
     broker.add(b"x")
     asyncio.run(test())
 

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce import oneway
-from metaq.client.produce.oneway import Handover, OnewayMessages
+from metaq.client.produce.oneway import ONEWAY_WAITING_MAX, Handover, OnewayMessages
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.loop_thread import LoopThread
 from tests.client.producing import run_virtual
@@ -57,21 +56,18 @@ def test_messages_leave_in_order_when_their_topic_is_known() -> None:
     run_virtual(main())
 
 
-def test_what_was_dropped_takes_no_place_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_dropped_takes_no_place_any_more() -> None:
     """The bound is on what waits now, also after a topic that never came."""
-    monkeypatch.setattr(oneway, "ONEWAY_WAITING_MAX", 2)
 
     async def main() -> None:
         messages = messages_into(Log(), nobody_serves)
         for _round in range(3):
-            messages.keep("a", OutgoingMessage(b"1"))
-            messages.keep("b", OutgoingMessage(b"2"))
+            for number in range(ONEWAY_WAITING_MAX):
+                messages.keep("ab"[number % 2], OutgoingMessage(b"1"))
             with pytest.raises(NoBrokerError, match="not known yet"):
                 messages.keep("c", OutgoingMessage(b"3"))
             await asyncio.sleep(2)
-        assert messages.dropped == {"NoBrokerError": 6}
+        assert messages.dropped == {"NoBrokerError": 3 * ONEWAY_WAITING_MAX}
 
     run_virtual(main())
 
@@ -156,11 +152,9 @@ def test_what_cannot_be_handed_over_is_dropped_alone() -> None:
     assert [type(error) for error in dropped] == [KeyError]
 
 
-def test_threads_hand_over_as_many_as_the_bound_allows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_hand_over_as_many_as_the_bound_allows() -> None:
     """A loop that is behind is not buried: more are dropped, the rest keep order."""
-    monkeypatch.setattr(oneway, "ONEWAY_WAITING_MAX", 3)
+    given = [b"%d" % number for number in range(ONEWAY_WAITING_MAX + 2)]
     log, dropped = Log(), list[MetaqError]()
     is_busy, go_on, is_through = (threading.Event() for _ in range(3))
 
@@ -172,17 +166,17 @@ def test_threads_hand_over_as_many_as_the_bound_allows(
     handover = Handover(thread.loop, send=log.append, drop=dropped.append)
     thread.loop.call_soon_threadsafe(block)
     assert is_busy.wait(20)
-    for data in (b"1", b"2", b"3", b"4", b"5"):
+    for data in given:
         handover.put("a", OutgoingMessage(data))
     assert [type(error).__name__ for error in dropped] == ["BufferFullError"] * 2
     go_on.set()
     thread.loop.call_soon_threadsafe(is_through.set)
     assert is_through.wait(20)
-    handover.put("a", OutgoingMessage(b"6"))
+    handover.put("a", OutgoingMessage(b"last"))
     is_through.clear()
     thread.loop.call_soon_threadsafe(is_through.set)
     assert is_through.wait(20)
-    assert log.appended == [("a", data) for data in (b"1", b"2", b"3", b"6")]
+    assert log.appended == [("a", data) for data in (*given[:-2], b"last")]
     thread.stop()
     for _ in range(2):
         with pytest.raises(ClosedError):

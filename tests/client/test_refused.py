@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.errors import MessageTooLargeError
-from metaq.client.produce import dead_letter_files
 from metaq.client.produce.dead_letter_files import (
     DeadLetterFiles,
     encode_refused,
@@ -67,20 +66,17 @@ def test_a_file_says_everything(data: bytes, attribute: str | None) -> None:
     }
 
 
-def test_files_are_bounded_until_somebody_takes_them_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dead_letter_files, "REFUSED_FILES_MAX", 2)
+def test_files_are_bounded_until_they_are_taken_away() -> None:
     fs = FaultyFileSystem()
     fs.make_directory(SPOOL)
-    kept = DeadLetterFiles(fs, SPOOL)
+    kept = DeadLetterFiles(fs, SPOOL, 2)
     kept.recount()
     first = kept.keep(message_of(b"a"), 1, ERROR, Millis(5))
     second = kept.keep(message_of(b"b"), 1, ERROR, Millis(6))
     with pytest.raises(NoSpaceError, match="2 refused messages lie in /spool/refused"):
         kept.keep(message_of(b"c"), 2, ERROR, Millis(6))
     disk = fs.crash()
-    after = DeadLetterFiles(disk, SPOOL)
+    after = DeadLetterFiles(disk, SPOOL, 2)
     after.recount()
     assert after.count == 2
     assert first != second

@@ -71,15 +71,19 @@ class LogEnds:
     Lifecycle: made, used, `close` once.
     """
 
-    def __init__(self, context: ClientContext, *, patience_s: float) -> None:
+    def __init__(
+        self, context: ClientContext, *, patience_s: float, poll_s: float = POLL_S
+    ) -> None:
         """Watch nothing yet.
 
         Args:
             context: the client's parts.
             patience_s: how long a log that was known may not be asked before that is
                 an error.
+            poll_s: seconds between two questions to brokers that do not wait.
         """
         self._context = context
+        self._poll_s = poll_s
         self._patience_s = patience_s
         self._tails: dict[TopicPartition, _Tail] = {}
         self._news = asyncio.Event()
@@ -105,7 +109,7 @@ class LogEnds:
         tails = {p: self._tails.setdefault(p, _Tail()) for p in partitions}
         self._news.clear()
         now_s = self._context.clock.monotonic_s()
-        pause_s = min(POLL_S * max(1, len(tails)), POLL_MAX_S)
+        pause_s = min(self._poll_s * max(1, len(tails)), max(self._poll_s, POLL_MAX_S))
         outcomes = await asyncio.gather(
             *(
                 self._refresh(partition, tail, pause_s, deadline_s)

@@ -31,18 +31,25 @@ class DeadLetterFiles:
     Concurrency: one call at a time; all but `count` block on the disk.
     """
 
-    def __init__(self, fs: FileSystem, spool_directory: Path) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        spool_directory: Path,
+        count_max: int = REFUSED_FILES_MAX,
+    ) -> None:
         """Prepare; nothing is made before there is a message.
 
         Args:
             fs: the disk.
             spool_directory: of the spool, which is open.
+            count_max: most files.
         """
         self.directory: Final = spool_directory / DIRECTORY_NAME
         """Directory of the files."""
         self.count = 0
         """Files found at the last count, and written since."""
         self._fs = fs
+        self._count_max = count_max
 
     def recount(self) -> None:
         """Count the files left by earlier processes.
@@ -69,15 +76,15 @@ class DeadLetterFiles:
             Its file.
 
         Raises:
-            NoSpaceError: no room on the disk, or REFUSED_FILES_MAX are there.
+            NoSpaceError: no room on the disk, or `count_max` are there.
             StorageError: the disk refuses.
         """
-        if self.count >= REFUSED_FILES_MAX:
+        if self.count >= self._count_max:
             self.recount()
-        if self.count >= REFUSED_FILES_MAX:
+        if self.count >= self._count_max:
             raise NoSpaceError(
                 f"{self.count} refused messages lie in {self.directory}, expected less"
-                f" than {REFUSED_FILES_MAX}: take them away"
+                f" than {self._count_max}: take them away"
             )
         self._fs.make_directory(self.directory)
         path = self.directory / f"{at_ms}-{number}{SUFFIX}"
