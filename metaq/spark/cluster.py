@@ -93,9 +93,15 @@ class Cluster:
     CoordinationError when the cluster cannot be asked for `retry_timeout_s`.
     """
 
-    def __init__(self, wire: WireOptions) -> None:
-        """Prepare to ask; nothing is connected yet."""
+    def __init__(self, wire: WireOptions, *, idle_s: float = IDLE_S) -> None:
+        """Prepare to ask; nothing is connected yet.
+
+        Args:
+            wire: way to the brokers.
+            idle_s: seconds after which an unused client is closed.
+        """
         self._wire = wire
+        self._idle_s = idle_s
         self._thread = LoopThread("metaq-spark")
         self._client: AsyncClient | None = None
         self._ends: LogEnds | None = None
@@ -557,14 +563,14 @@ class Cluster:
                 # One that cannot start closes itself; the next call tries anew.
                 await client.start()
                 self._client = client
-                asyncio.get_running_loop().call_later(IDLE_S, self._look_if_idle)
+                asyncio.get_running_loop().call_later(self._idle_s, self._look_if_idle)
             return self._client
 
     def _look_if_idle(self) -> None:
         loop = asyncio.get_running_loop()
         idle_s = loop.time() - self._used_s
-        if self._busy_count or idle_s < IDLE_S:
-            loop.call_later(IDLE_S, self._look_if_idle)
+        if self._busy_count or idle_s < self._idle_s:
+            loop.call_later(self._idle_s, self._look_if_idle)
             return
         # Taken off at once: a call that comes before the task runs has another one.
         client = self._take_client()

@@ -11,14 +11,15 @@ from metaq.spark.options import WireOptions
 if TYPE_CHECKING:
     from metaq.spark.cluster import Cluster
 
-_clusters: Final[dict[WireOptions, "Cluster"]] = {}
+CLUSTERS: Final[dict[WireOptions, "Cluster"]] = {}
+"""Clusters that were asked for, by their options."""
 
 
 def shared_cluster(wire: WireOptions) -> "Cluster":
     """Return this process's way to the brokers that some options lead to."""
     from metaq.spark.cluster import Cluster  # noqa: PLC0415  # see the top
 
-    cluster = _clusters.get(wire)
+    cluster = CLUSTERS.get(wire)
     if cluster is None or not cluster.is_usable:
-        cluster = _clusters[wire] = Cluster(wire)
+        cluster = CLUSTERS[wire] = Cluster(wire)
     return cluster

@@ -97,6 +97,7 @@ class RowDecoder:
         payload_bytes_max: int = VALUE_BYTES_MAX,
         batch_records_max: int = BATCH_RECORDS_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        resync_bytes: int = RESYNC_BYTES,
     ) -> None:
         """Stand at `start`.
 
@@ -111,6 +112,7 @@ class RowDecoder:
             batch_records_max: rows of a batch, 1 or more.
             batch_bytes_max: bytes of a batch, exceeded by less than one record;
                 1..VALUE_BYTES_MAX.
+            resync_bytes: least bytes for a search for the next good record.
 
         Raises:
             BackwardRangeError: `end` lies before `start`.
@@ -131,6 +133,7 @@ class RowDecoder:
         self._payload_bytes_max = payload_bytes_max
         self._records_max = batch_records_max
         self._bytes_max = batch_bytes_max
+        self._resync_bytes = resync_bytes
         self._builder = RowBuilder(partition, batch_records_max)
         self._is_torn = False
         self._search: _Search | None = None
@@ -238,8 +241,10 @@ class RowDecoder:
             self._end_search_without_record()
         else:
             # The rest may be the beginning of a good record.
-            self.next_offset = max(self.next_offset, Offset(data_end - RESYNC_BYTES))
-            self.needed_bytes = SizeBytes(2 * RESYNC_BYTES)
+            self.next_offset = max(
+                self.next_offset, Offset(data_end - self._resync_bytes)
+            )
+            self.needed_bytes = SizeBytes(2 * self._resync_bytes)
         return found is not None
 
     def _next_good(self, view: memoryview, position: int) -> Position | None:

@@ -2,18 +2,39 @@
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.client import Client, OutgoingMessage
+from metaq.client.session import AsyncClient
 from metaq.model import BrokerId, Message, TopicPartition
+from metaq.spark import cluster as cluster_module
+from metaq.spark.clusters import CLUSTERS
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.paths import partition_name
 
 TOPIC = "logs"
+
+
+@contextmanager
+def own_clusters(make: Callable[..., AsyncClient] = AsyncClient) -> Iterator[None]:
+    """Ask no cluster of another test inside the block, by clients that `make` makes."""
+    with (
+        mock.patch.dict(CLUSTERS, clear=True),
+        mock.patch.object(cluster_module, "AsyncClient", make),
+    ):
+        yield
+        forget_clusters()
+
+
+def forget_clusters() -> None:
+    """Close all clusters, as the end of a driver does."""
+    while CLUSTERS:
+        CLUSTERS.popitem()[1].close()
 
 
 def numbered(count: int, first: int = 0) -> list[bytes]:

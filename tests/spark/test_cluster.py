@@ -11,14 +11,21 @@ import pytest
 
 from metaq.errors import NoBrokerError
 from metaq.model import Offset
-from metaq.spark import clusters
 from metaq.spark.cluster import Cluster
 from metaq.spark.errors import InnerOffsetError
 from metaq.spark.options import SourceOptions
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp, wire
+from tests.spark.brokers import (
+    TOPIC,
+    numbered,
+    options_of,
+    own_clusters,
+    publish,
+    tp,
+    wire,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -26,12 +33,9 @@ P0 = tp(0)
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
-    with embedded_broker(topics={TOPIC: 2}) as found:
-        monkeypatch.setattr(clusters, "_clusters", {})
+def broker() -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={TOPIC: 2}) as found, own_clusters():
         yield found
-        for cluster in clusters._clusters.values():
-            cluster.close()
 
 
 def source_options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:

@@ -22,7 +22,7 @@ from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
-from tests.spark.brokers import TOPIC, numbered, publish, tp
+from tests.spark.brokers import TOPIC, numbered, own_clusters, publish, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -54,16 +54,13 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
         del more["brokers"]
         return AsyncClient(coordinator=found.zookeeper.coordinator, **more)
 
-    monkeypatch.setattr(cluster_module, "AsyncClient", make)
-    monkeypatch.setattr(clusters, "_clusters", {})
-    monkeypatch.setattr(cluster_module, "NEW_TOPIC_S", 0.1)
     for broker in found.brokers:
         broker.start()
     publish(found.brokers[0], numbered(10), partition=HERE)
     publish(found.brokers[1], numbered(20), partition=THERE)
-    yield found
-    for cluster in clusters._clusters.values():
-        cluster.close()
+    monkeypatch.setattr(cluster_module, "NEW_TOPIC_S", 0.1)
+    with own_clusters(make):
+        yield found
     for broker in found.brokers:
         broker.stop()
 

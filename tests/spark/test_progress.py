@@ -4,9 +4,8 @@ import asyncio
 import pickle
 import threading
 import time
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +15,8 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
-from metaq.spark import cluster as cluster_module
-from metaq.spark import clusters
 from metaq.spark.cluster import Cluster
-from metaq.spark.clusters import shared_cluster
+from metaq.spark.clusters import CLUSTERS, shared_cluster
 from metaq.spark.declared.progress import lag_of
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import BEHIND_KEY, offsets_to_json
@@ -34,8 +31,7 @@ from metaq.spark.source.stream import (
     StreamReader,
 )
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from metaq.zk.offsets import GroupOffsets
-from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+from tests.spark.brokers import TOPIC, numbered, options_of, own_clusters, publish, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -45,7 +41,7 @@ VALUE = pa.binary()
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
+def broker() -> Iterator[EmbeddedBroker]:
     """Return a broker whose ZooKeeper in memory is what every address leads to."""
     with embedded_broker(topics={TOPIC: 2}) as found:
 
@@ -55,11 +51,35 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
             del more["brokers"]
             return AsyncClient(coordinator=found.coordinator_factory, **more)
 
-        monkeypatch.setattr(cluster_module, "AsyncClient", make)
-        monkeypatch.setattr(clusters, "_clusters", {})
-        yield found
-        for cluster in clusters._clusters.values():
-            cluster.close()
+        with own_clusters(make):
+            yield found
+
+
+class ToldCluster(Cluster):
+    """A cluster that shows `spans` to streams, and refuses what they commit."""
+
+    spans: Mapping[TopicPartition, LogSpan | None] | None = None
+    refuses = False
+
+    def watched_spans(self, partitions: Any) -> Any:
+        return self.spans or super().watched_spans(partitions)
+
+    def commit_progress(self, *progress: Any) -> None:
+        if self.refuses:
+            raise DataLossError(())
+        super().commit_progress(*progress)
+
+
+def told_cluster(options: SourceOptions) -> ToldCluster:
+    """Have queries with these options ask a cluster that can be told what to say."""
+    found = CLUSTERS[options.wire] = ToldCluster(options.wire)
+    return found
+
+
+def cluster_of(options: SourceOptions, *, idle_s: float) -> Cluster:
+    """Have queries with these options ask a cluster whose client is soon idle."""
+    found = CLUSTERS[options.wire] = Cluster(options.wire, idle_s=idle_s)
+    return found
 
 
 def progress(broker: EmbeddedBroker, **more: Any) -> StreamProgress:
@@ -208,35 +228,35 @@ def test_an_idle_query_asks_nobody(
     monkeypatch.setattr(stream, "IDLE_WAIT_S", 0.0)
     query = progress(broker, zookeeper="memory", progressGroup="idle")
     stand = query.advance(query.advance(query.start()))
-    before = request_count(query), len(broker.zookeeper.calls)
+    cluster = shared_cluster(source_options(broker, zookeeper="memory").wire)
+    before = request_count(cluster), len(broker.zookeeper.calls)
     for _ in range(200):
         assert query.advance(stand) == stand
-    after = request_count(query), len(broker.zookeeper.calls)
+    after = request_count(cluster), len(broker.zookeeper.calls)
     # A wait that ends meanwhile is followed by another one.
     assert after[0] - before[0] <= len(stand)
     assert after[1] == before[1]
 
 
-def request_count(query: StreamProgress) -> int:
-    """Return how many requests the query has sent to brokers."""
+def request_count(cluster: Cluster) -> int:
+    """Return how many requests were sent to brokers."""
 
     async def count(context: ClientContext, deadline_s: float) -> int:
         del deadline_s
         found = context.pool.statistics().connections
         return sum(connection.request_count for connection in found)
 
-    return query._cluster.run(count)
+    return cluster.run(count)
 
 
-def test_what_retention_took_is_named_or_left_out(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_what_retention_took_is_named_or_left_out(broker: EmbeddedBroker) -> None:
     """Both ways of `failOnDataLoss`, from the log start that is there now."""
     publish(broker, numbered(10), partition=P0)
+    cluster = told_cluster(source_options(broker))
     query = progress(broker)
     start, end = offsets(0, 0), query.advance(offsets(0, 0))
     spans = {P0: LogSpan(Offset(4 * SIZE), Offset(10 * SIZE)), P1: None}
-    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: spans)
+    cluster.spans = spans
     with pytest.raises(DataLossError, match=r"lost \[0, 140\)"):
         query.spans(start, end)
     query = progress(broker, failOnDataLoss="false")
@@ -311,19 +331,16 @@ def test_the_last_batch_of_a_run_that_ends_is_told(broker: EmbeddedBroker) -> No
 
 
 def test_a_failed_commit_is_no_failed_query(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, caplog: Any
+    broker: EmbeddedBroker, caplog: Any
 ) -> None:
     """The offsets of the query are Spark's; those of the group are for others."""
-    query = progress(broker, zookeeper="memory", progressGroup="g")
-    monkeypatch.setattr(GroupOffsets, "set_offset", partial(_refuse, DataLossError(())))
+    options = source_options(broker, zookeeper="memory", progressGroup="g")
+    told_cluster(options).refuses = True
+    query = StreamProgress(options)
     for tell in (query.commit, query.reach):
         caplog.clear()
         tell(offsets(1, 0))
         assert "progress is not committed" in caplog.text
-
-
-async def _refuse(error: Exception, *_args: object, **_more: object) -> None:
-    raise error
 
 
 def test_a_start_by_time_is_the_first_message_of_it(broker: EmbeddedBroker) -> None:
@@ -341,67 +358,65 @@ def test_a_start_by_time_is_the_first_message_of_it(broker: EmbeddedBroker) -> N
 
 
 def test_a_client_that_nobody_asks_is_closed_and_comes_back(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+    broker: EmbeddedBroker,
 ) -> None:
     """Spark never says that a query is over."""
-    monkeypatch.setattr(cluster_module, "IDLE_S", 0.05)
-    query = progress(broker)
+    options = source_options(broker)
+    cluster = cluster_of(options, idle_s=0.05)
+    query = StreamProgress(options)
     start = query.start()
-    cluster = shared_cluster(query._options.wire)
+    wait_closed(cluster)
+    assert query.start() == start
+
+
+def wait_closed(cluster: Cluster) -> None:
     deadline_s = time.monotonic() + 60.0
     while cluster.is_open:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    assert query.start() == start
 
 
 def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+    broker: EmbeddedBroker,
 ) -> None:
     """A call at that very moment is not cut off."""
     publish(broker, numbered(10), partition=P0)
-    query = progress(broker)
-    cluster = shared_cluster(query._options.wire)
-    start = query.start()
+    clients = set()
 
     async def read(context: ClientContext, deadline_s: float) -> Any:
+        clients.add(context)
         return await log_range(context, P0, deadline_s=deadline_s)
 
-    async def meet() -> Any:
-        cluster._look_if_idle()
-        return await cluster._run(read)
+    with own_clusters(SlowToClose):
+        # A client is idle at each turn of the loop between two calls.
+        cluster = cluster_of(source_options(broker), idle_s=0.0)
+        while len(clients) < 5:
+            assert cluster.run(read) == (0, offsets(10, 0)[P0])
 
-    monkeypatch.setattr(cluster_module, "IDLE_S", 0.0)
-    assert cluster._thread.run(meet()) == (start[P0], offsets(10, 0)[P0])
+
+class SlowToClose(AsyncClient):
+    """Its connections are open a while yet, when it is being closed."""
+
+    closed_count = 0
+
+    async def close(self, **more: Any) -> None:
+        await asyncio.sleep(0.1)
+        await super().close(**more)
+        SlowToClose.closed_count += 1
 
 
 def test_the_end_waits_for_a_client_that_is_being_closed(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+    broker: EmbeddedBroker,
 ) -> None:
     """Else its connections would be left to the garbage, with the loop gone."""
-    closed: list[AsyncClient] = []
-    close = AsyncClient.close
-
-    async def slowly(client: AsyncClient) -> None:
-        await asyncio.sleep(0.1)
-        await close(client)
-        closed.append(client)
-
-    monkeypatch.setattr(AsyncClient, "close", slowly)
-    query = progress(broker)
-    query.start()
-    cluster = shared_cluster(query._options.wire)
-
-    async def look() -> AsyncClient | None:
-        client = cluster._client
-        cluster._look_if_idle()
-        return client
-
-    monkeypatch.setattr(cluster_module, "IDLE_S", 0.0)
-    client = cluster._thread.run(look())
-    assert not cluster.is_open
-    cluster.close()
-    assert closed == [client]
+    options = source_options(broker)
+    with own_clusters(SlowToClose):
+        cluster = cluster_of(options, idle_s=0.05)
+        StreamProgress(options).start()
+        wait_closed(cluster)
+        before = SlowToClose.closed_count
+        cluster.close()
+        assert SlowToClose.closed_count == before + 1
 
 
 def test_calls_that_come_at_once_share_one_client(broker: EmbeddedBroker) -> None:
@@ -412,10 +427,8 @@ def test_calls_that_come_at_once_share_one_client(broker: EmbeddedBroker) -> Non
         del deadline_s
         return context
 
-    async def meet() -> list[ClientContext]:
-        return await asyncio.gather(*(cluster._run(read) for _ in range(3)))
-
-    first, *others = cluster._thread.run(meet())
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(cluster.run, [read] * 3)
     assert all(context is first for context in others)
 
 
@@ -438,22 +451,21 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
 
 
 def test_a_partition_that_is_gone_is_told_once(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    broker: EmbeddedBroker, caplog: Any
 ) -> None:
     """If that is no error; however often Spark asks, and again if it comes back."""
     publish(broker, numbered(10), partition=P0)
+    cluster = told_cluster(source_options(broker))
     stand = offsets(10, 0)
     query = progress(broker, failOnDataLoss="false")
-    watched_spans = Cluster.watched_spans
-    there = dict.fromkeys(stand)
-    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: there)
+    cluster.spans = dict.fromkeys(stand)
     for _ in range(3):
         assert query.advance(stand) == stand
     (said,) = [r for r in caplog.messages if "the partition is gone" in r]
     assert str(P0) in said
-    monkeypatch.setattr(Cluster, "watched_spans", watched_spans)
+    cluster.spans = None
     assert query.advance(stand) == stand
-    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: there)
+    cluster.spans = dict.fromkeys(stand)
     assert query.advance(stand) == stand
     assert caplog.text.count("the partition is gone") == 2
 
@@ -479,23 +491,19 @@ def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
 
 
 def test_an_old_spark_goes_on_with_a_broker_that_was_away(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker,
 ) -> None:
     """Messages of it read before the restart do not come again."""
     publish(broker, numbered(30), partition=P0)
     publish(broker, numbered(20), partition=P1)
+    cluster = told_cluster(source_options(broker))
     reader = OldStreamReader(source_options(broker), VALUE)
-    watched_spans = Cluster.watched_spans
-
-    def without(cluster: Cluster, partitions: Any) -> Any:
-        return watched_spans(cluster, set(partitions) - {P1})
-
-    monkeypatch.setattr(Cluster, "watched_spans", without)
+    cluster.spans = {P0: LogSpan(Offset(0), offsets(30, 0)[P0])}
     start, end = offsets_to_json(offsets(10, 15)), reader.latestOffset()
     assert end == offsets_to_json({P0: offsets(30, 0)[P0]})
     (task,) = reader.partitions(start, end)
     assert task.value.range.start == 10 * SIZE
-    monkeypatch.setattr(Cluster, "watched_spans", watched_spans)
+    cluster.spans = None
     last = reader.latestOffset()
     assert last == offsets_to_json(offsets(30, 20))
     (task,) = reader.partitions(end, last)

@@ -15,7 +15,6 @@ from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.spark import cluster as cluster_module
-from metaq.spark import clusters
 from metaq.spark.errors import RoutesError
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes
@@ -27,7 +26,15 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
-from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
+from tests.spark.brokers import (
+    TOPIC,
+    data_of,
+    forget_clusters,
+    numbered,
+    own_clusters,
+    stored,
+    tp,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -67,7 +74,7 @@ class Brokers:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
     found = Brokers(tmp_path)
 
     def make(zookeeper: str | None, **more: Any) -> AsyncClient:
@@ -76,11 +83,8 @@ def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers
         del more["brokers"]
         return AsyncClient(coordinator=found.zookeeper.coordinator, **more)
 
-    monkeypatch.setattr(cluster_module, "AsyncClient", make)
-    monkeypatch.setattr(clusters, "_clusters", {})
-    yield found
-    for cluster in clusters._clusters.values():
-        cluster.close()
+    with own_clusters(make):
+        yield found
     for broker in found.all:
         broker.stop()
 
@@ -109,9 +113,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     ) -> None:
         name = WriteName(query, batch, 0, next(attempts))
         monkeypatch.setattr(sinks, "write_name", lambda _write: name)
-        for cluster in clusters._clusters.values():
-            cluster.close()
-        clusters._clusters.clear()
+        forget_clusters()
         options = sink_options(**more)
         schema = ROWS if options.topic else NAMED
         values = numbered(COUNT, first)

@@ -14,7 +14,7 @@ from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.record.flags import HAS_ATTRIBUTE, decode_payload, encode_payload
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER, encode_record
-from metaq.spark import rows, runs
+from metaq.spark import runs
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
 from metaq.spark.rows import (
@@ -239,14 +239,11 @@ def test_a_torn_tail_ends_the_read_of_a_growing_file() -> None:
         assert reader.damage == []
 
 
-def test_a_long_torn_tail_is_left_where_it_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_torn_tail_is_left_where_it_begins() -> None:
     """However far the search for a record behind it went."""
-    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
     log = record(b"whole") + record(b"\xff" * 2000)[:1500]
     for size in (50, 400, 2000):
-        reader = decoder(log, may_be_torn=True)
+        reader = decoder(log, may_be_torn=True, resync_bytes=64)
         pieces = [log[at : at + size] for at in range(0, len(log), size)]
         assert len(table(decode_pieces(reader, pieces))) == 1
         assert reader.is_done
@@ -276,15 +273,12 @@ def test_bytes_that_do_not_come_are_damage() -> None:
     assert [(d.start, d.end) for d in reader.damage] == [(BASE + len(log), end)]
 
 
-def test_a_good_record_far_behind_damage_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_good_record_far_behind_damage_is_found() -> None:
     """The search keeps enough of what it saw to put a cut record together."""
-    monkeypatch.setattr(rows, "RESYNC_BYTES", 256)
     log = b"\xff" * 3000 + record(b"x" * 150, 5) + b"\xff" * 2000
     for size in (1, 100, 700):
         pieces = [log[at : at + size] for at in range(0, len(log), size)]
-        reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+        reader = decoder(log, on_corrupt=OnCorrupt.SKIP, resync_bytes=256)
         (row,) = table(decode_pieces(reader, pieces))
         assert row["offset"] == BASE + 3000
         assert reader.damage == [
@@ -293,13 +287,10 @@ def test_a_good_record_far_behind_damage_is_found(
         ]
 
 
-def test_a_search_goes_on_with_the_record_it_stopped_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_goes_on_with_the_record_it_stopped_at() -> None:
     """The rest may begin with a good record that was cut."""
-    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
     log = b"\xff" * 300 + record(b"good" * 20, 5)
-    reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+    reader = decoder(log, on_corrupt=OnCorrupt.SKIP, resync_bytes=64)
     (row,) = table(decode_pieces(reader, [log[:364], log[364:]]))
     assert row["message_id"] == 5
 
@@ -315,21 +306,18 @@ def test_equal_sizes_are_told_by_every_length_field(
     assert [len(row["value"]) for row in found] == sizes  # type: ignore[arg-type]
 
 
-def test_zeros_at_the_end_of_a_piece_are_no_good_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_zeros_at_the_end_of_a_piece_are_no_good_record() -> None:
     """Eight zeros look like an empty record until what follows is seen."""
-    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
     start = b"\xff" * 300 + bytes(8) + b"x" * 12
     log = start + b"\xff" * 300 + record(b"good", 5)
-    reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+    reader = decoder(log, on_corrupt=OnCorrupt.SKIP, resync_bytes=64)
     (row,) = table(decode_pieces(reader, [start, log[len(start) :]]))
     assert row["message_id"] == 5
     assert [(d.start, d.end) for d in reader.damage] == [(BASE, BASE + len(log) - 24)]
     empty = record(b"", 6)
     log = b"\xff" * 300 + empty + empty + record(b"good", 5) + empty
     for cut in (300, 320, 340, 364):
-        reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+        reader = decoder(log, on_corrupt=OnCorrupt.SKIP, resync_bytes=64)
         found = table(decode_pieces(reader, [log[:cut], log[cut:]]))
         assert [row["message_id"] for row in found] == [6, 6, 5, 6]
 

@@ -11,7 +11,7 @@ from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.pushed_filters import PushedFilters
 from metaq.spark.segments.segment_plan import plan_query
-from metaq.spark.segments.segment_splits import WalkBudget
+from metaq.spark.segments.segment_read import PIECE_BYTES
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.span_index import SPANS_SUFFIX
 from tests.spark.segment_dirs import (
@@ -76,14 +76,11 @@ def test_every_split_size_gives_the_same_rows(
     assert [row["value"] for row in found] == payloads(100)
 
 
-def test_files_without_an_index_stay_whole_beyond_a_bound(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_an_index_stay_whole_beyond_a_bound(data_dir: Path) -> None:
     """The driver does not read an archive of terabytes to cut it."""
     write_java_log(data_dir, [payloads(20), payloads(20), payloads(20)])
-    monkeypatch.setattr(WalkBudget.__init__, "__defaults__", (2 * 20 * STRIDE,))
     asked = options(data_dir, bytes_per_partition=SizeBytes(5 * STRIDE))
-    plan = plan_query(FS, asked, PushedFilters())
+    plan = plan_query(FS, asked, PushedFilters(), walk_bytes_max=2 * 20 * STRIDE)
     sizes = [b.split.size_bytes // STRIDE for task in plan.tasks for b in task]
     assert sizes == [5] * 8 + [20]
     assert values(asked) == payloads(20) * 3
@@ -221,14 +218,12 @@ def test_a_damaged_zip_gives_what_lies_before_the_damage(
     assert f"file={zipped}" in caplog.messages[-1]
 
 
-def test_a_zip_is_read_in_pieces(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zip_is_read_in_pieces(data_dir: Path) -> None:
     """Records that cross the pieces come whole."""
-    monkeypatch.setattr("metaq.spark.segments.segment_read.PIECE_BYTES", 100)
-    directory = write_log(data_dir, payloads(100, size=251), segment_bytes=5000)
+    sent = payloads(100, size=PIECE_BYTES // 11)
+    directory = write_log(data_dir, sent, segment_bytes=3 * PIECE_BYTES)
     archive(directory, ZIP, ZIP, ARCHIVE)
-    assert values(options(directory)) == payloads(100, size=251)
+    assert values(options(directory)) == sent
 
 
 def test_an_archive_that_is_none_fails_or_is_left_out(directory: Path) -> None:

@@ -14,6 +14,7 @@ from metaq.spark.segments.segment_files import (
 )
 from metaq.spark.segments.segment_options import SegmentOptions
 from metaq.spark.segments.segment_splits import (
+    WALK_BYTES_MAX,
     Placed,
     Split,
     WalkBudget,
@@ -44,7 +45,10 @@ class SegmentPlan:
 
 
 def plan_query(
-    fs: FileSystem, options: SegmentOptions, pushed: PushedFilters
+    fs: FileSystem,
+    options: SegmentOptions,
+    pushed: PushedFilters,
+    walk_bytes_max: int = WALK_BYTES_MAX,
 ) -> SegmentPlan:
     """Look at the files, and give each task about as many bytes as the options say.
 
@@ -54,7 +58,7 @@ def plan_query(
     """
     files = [f for f in find_segments(fs, options.paths) if options.wants(f.log_id)]
     splits: list[BoundedSplit] = []
-    budget = WalkBudget()
+    budget = WalkBudget(walk_bytes_max)
     for placed in place_files(fs, files, options.broker_id):
         bounds = _bounds_of(placed, options, pushed)
         if bounds is not None:

@@ -117,7 +117,7 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
 class WalkBudget:
     """Bytes that a query may still walk on the driver. Owner: one plan."""
 
-    def __init__(self, left_bytes: int = WALK_BYTES_MAX) -> None:
+    def __init__(self, left_bytes: int) -> None:
         self.left_bytes = left_bytes
         """Rest of the budget, bytes."""
 
