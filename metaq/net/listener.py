@@ -71,6 +71,7 @@ class Listener:
         on_connection: Callable[[socket.socket, str], None],
         connection_count_max: int,
         connection_count_per_host_max: int,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """Prepare a listener; `open` binds it.
 
@@ -80,11 +81,13 @@ class Listener:
                 host to hand to `forget` when the connection is closed.
             connection_count_max: cap in all, 1 or more.
             connection_count_per_host_max: cap per remote address; 0: no cap.
+            pause_s: seconds without accepting when descriptors or memory ran out.
         """
         self._loop = loop
         self._on_connection = on_connection
         self._count_max = connection_count_max
         self._per_host_max = connection_count_per_host_max
+        self._pause_s = pause_s
         self._sock: socket.socket | None = None
         self._resume: asyncio.TimerHandle | None = None
         self._hosts: Counter[str] = Counter()
@@ -174,11 +177,11 @@ class Listener:
             "accept paused, no descriptors or memory left: error=%s open=%d pause_s=%s",
             error.strerror,
             self._open_count,
-            PAUSE_S,
+            self._pause_s,
         )
         assert self._sock is not None
         self._loop.remove_reader(self._sock.fileno())
-        self._resume = self._loop.call_later(PAUSE_S, self._on_resume)
+        self._resume = self._loop.call_later(self._pause_s, self._on_resume)
 
     def _on_resume(self) -> None:
         self._resume = None

@@ -24,7 +24,8 @@ from metaq.protocol.commands import Get, Mput
 from metaq.record.layout import encode_record
 from metaq.record.scan import read_record
 from metaq.testing.clock import ManualClock
-from tests.rigs.broker import CONFIG, Peer, running_broker
+from tests.rigs.broker import CONFIG, Peer, running_broker, take_nothing
+from tests.rigs.inside import wrap_socket
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import until
 
@@ -185,7 +186,7 @@ def test_no_memory_to_receive_closes_who_holds_most(
         async with Peer(broker) as large, Peer(broker) as peer:
             await large.send(HALF)
             channel = peer.session.channel
-            channel._sock = NoMemory(channel._sock, 1)
+            wrap_socket(channel, lambda sock: NoMemory(sock, 1))
             assert (await peer.ask(put(b"x"))).startswith(b"result 200 ")
             assert await large.read_some() == b""
 
@@ -206,7 +207,7 @@ def test_no_memory_to_receive_closes_the_connection_itself_if_nothing_is_held(
             for _ in range(5):
                 async with Peer(broker) as peer:
                     channel = peer.session.channel
-                    channel._sock = NoMemory(channel._sock, 1_000_000)
+                    wrap_socket(channel, lambda sock: NoMemory(sock, 1_000_000))
                     peer.writer.write(b"version 1\r\n")
                     await until(peer.is_closed)
             assert (await other.ask(put(b"x"))).startswith(b"result 200 ")
@@ -231,7 +232,7 @@ def test_no_memory_inside_a_command_ends_its_connection_alone(
 
     async def scenario(broker) -> None:
         async with Peer(broker) as peer, Peer(broker) as other:
-            monkeypatch.setattr(peer.session._hot, "take", lambda _buffer: 0)
+            take_nothing(peer.session)
             await peer.send(command + b"version 2\r\n")
             assert peer.is_closed()
             assert (await other.ask(b"version 1\r\n")).startswith(b"result 200 ")

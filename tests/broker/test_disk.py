@@ -19,6 +19,7 @@ from metaq.protocol.reply_codes import DAMAGED, split_code
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem, Operation
+from tests.rigs.inside import check_sessions
 from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
@@ -323,7 +324,7 @@ def test_who_gives_up_on_a_disk_that_hangs_leaves_no_connection(
 
             def is_gone() -> bool:
                 clock.advance_s(60)
-                broker._check_sessions()
+                check_sessions(broker)
                 return not broker.sessions
 
             await until(is_gone)

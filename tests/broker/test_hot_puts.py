@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -15,6 +16,7 @@ from metaq.broker.hot_puts import (
     ANY_READS_MAX,
     HEADS_MAX,
     ROW_MAX,
+    TAKEN_MAX,
     HotPuts,
     read_opaque,
 )
@@ -22,7 +24,8 @@ from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record
-from tests.rigs.broker import TIMEOUT_S, Peer, running_broker
+from tests.rigs.broker import TIMEOUT_S, Peer, running_broker, take_nothing
+from tests.rigs.inside import hot_puts_of
 
 NOW_MS = 1_700_000_000_000
 
@@ -114,9 +117,7 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
     clock = ManualClock(wall_ms=NOW_MS)
     async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
         if not is_hot:
-            peer.session._hot.take = lambda _buffer: 0
-            peer.session._hot.take_lone = lambda _data: 0
-            peer.session._hot.take_lone_batch = lambda _data: False
+            take_nothing(peer.session)
         answers = []
         for piece in pieces:
             answers.append(await peer.ask(piece))
@@ -264,22 +265,44 @@ def test_an_oddity_in_a_row_is_treated_the_same(frame: bytes, tmp_path: Path) ->
 
 def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
     """A row's pattern is used for the next one, and forgotten with the heads."""
-    row = b"".join(put(opaque=o) for o in range(ROW_MIN))
 
     async def scenario() -> None:
-        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+        clock = ManualClock(wall_ms=NOW_MS)
+        async with (
+            running_broker(tmp_path / "data", clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
             await peer.ask(put())
-            hot, taken = peer.session._hot, []
-            original = hot._take_row
-            hot._take_row = lambda *put: taken.append(original(*put)) or taken[-1]
-            for _ in range(3):
-                assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
-            assert sum(taken) == 2 * ROW_MIN
+            hot = hot_puts_of(peer.session)
+            hot.turn_ends_s = clock.monotonic_s() + 1
+            row = b"".join(put(opaque=o) for o in range(LONG_ROW))
+            for _ in range(2):
+                assert take_all(hot, row) == [TAKEN_MAX, LONG_ROW - TAKEN_MAX]
+                assert take_all(hot, row) == [LONG_ROW]
+                assert take_all(hot, put(flag=1) * TAKEN_MAX) == [TAKEN_MAX]
             broker.context.topics.close_partitions("test", start=0, end=0)
-            assert (await peer.ask(row)).count(b"result 403") == ROW_MIN
-            assert sum(taken) == 2 * ROW_MIN
+            assert take_all(hot, row) == []
+            await settled(peer)
 
     asyncio.run(scenario())
+
+
+LONG_ROW = 2 * TAKEN_MAX
+"""More puts than are taken one by one at once."""
+
+
+def take_all(hot: HotPuts, data: bytes) -> list[int]:
+    """Return how many puts were taken at once, again and again."""
+    buffer, counts = Received(data), list[int]()
+    while buffer.position < len(data) and (count := hot.take(buffer)):
+        counts.append(count)
+    return counts
+
+
+async def settled(peer: Peer) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while peer.session.owed:
+            await asyncio.sleep(0.0005)
 
 
 def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
@@ -295,15 +318,14 @@ def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
             await peer.ask(put(payload=b"") * (2 * ROW_MIN))
             log = broker.context.topics.find_log("test", 0)
             assert log is not None
-            peer.session._hot.turn_ends_s = clock.monotonic_s() + 1
+            hot = hot_puts_of(peer.session)
+            hot.turn_ends_s = clock.monotonic_s() + 1
             before = log.statistics().append_count
             buffer = Received(
                 b"".join(put(payload=b"", opaque=o) for o in range(count))
             )
-            assert peer.session._hot.take(buffer) == count
-            async with asyncio.timeout(TIMEOUT_S):
-                while peer.session.owed:
-                    await asyncio.sleep(0.0005)
+            assert hot.take(buffer) == count
+            await settled(peer)
             assert log.statistics().append_count == before + 1
             assert log.record_count == 2 * ROW_MIN + count
 
@@ -316,7 +338,10 @@ def test_a_turn_that_is_over_ends_the_rows(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
             await peer.ask(put(payload=b"") * (2 * ROW_MIN))
-            hot, buffer = peer.session._hot, Received(put(payload=b"") * (3 * ROW_MAX))
+            hot, buffer = (
+                hot_puts_of(peer.session),
+                Received(put(payload=b"") * (3 * ROW_MAX)),
+            )
             hot.turn_ends_s = 0.0
             for _ in range(3):
                 assert hot.take(buffer) == ROW_MAX
@@ -406,7 +431,7 @@ def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
             count = HEADS_MAX + 10
             replies = await peer.ask(b"".join(put(flag=f) for f in range(count)))
             assert replies.count(b"result 200") == count
-            assert 0 < len(peer.session._hot._heads) <= HEADS_MAX
+            assert 0 < len(hot_puts_of(peer.session)._heads) <= HEADS_MAX
 
     asyncio.run(scenario())
 
@@ -449,19 +474,22 @@ def test_rows_of_every_form_are_taken_as_rows(tmp_path: Path) -> None:
     """Without checksum, and to any partition; all of one read go to one."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+        clock = ManualClock(wall_ms=NOW_MS)
+        async with (
+            running_broker(tmp_path / "data", clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
             for partition in (0, 1):
                 await peer.ask(put(partition=partition))
+            hot = hot_puts_of(peer.session)
+            hot.turn_ends_s = clock.monotonic_s() + 1
             for form in ({"checksum": -1}, {"partition": -1}):
-                hot, taken = peer.session._hot, []
-                read, row = hot._take_row, put(**form) * ROW_MIN
-                hot._take_row = lambda *p, read=read, t=taken: (
-                    t.append(read(*p)) or t[-1]
-                )
-                for _ in range(2):
-                    assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
-                hot._take_row = read
-                assert sum(taken) == ROW_MIN
+                row = put(**form) * LONG_ROW
+                assert take_all(hot, row) == [TAKEN_MAX, LONG_ROW - TAKEN_MAX]
+                assert take_all(hot, row) == [LONG_ROW]
+                await settled(peer)
+            logs = broker.context.topics.logs()
+            assert [log.record_count for log in logs] == [1 + 2 * LONG_ROW] * 2
 
     asyncio.run(scenario())
 
@@ -516,13 +544,14 @@ def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
             await peer.ask(put())
             await peer.ask(put(partition=1))
             taken = []
-            original = HotPuts.take
+            hot: Any = hot_puts_of(peer.session)
+            original = hot.take
 
             def take(buffer: object) -> int:
-                taken.append(original(peer.session._hot, buffer))
+                taken.append(original(buffer))
                 return taken[-1]
 
-            peer.session._hot.take = take
+            hot.take = take
             await peer.ask(put(opaque=-(2**31)) + put(opaque=2**31 - 1) + put(opaque=0))
             assert sum(taken) == 3
             # A lone one does not even come so far.
@@ -591,8 +620,7 @@ async def journal_of(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[o
     clock = ManualClock(wall_ms=NOW_MS)
     async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
         if not is_hot:
-            peer.session._hot.take = lambda _buffer: 0
-            peer.session._hot.take_lone = lambda _data: 0
+            take_nothing(peer.session)
         answers = [await peer.ask(piece) for piece in pieces]
         replies = b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
         found: list[object] = [sorted(_frames(replies))]

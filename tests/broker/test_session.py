@@ -7,9 +7,9 @@ from zlib import crc32
 
 import pytest
 
-from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import Peer, reset_on_close, running_broker
+from tests.rigs.inside import check_sessions
 from tests.rigs.waiting import until
 
 
@@ -70,10 +70,10 @@ def test_a_frame_that_does_not_end_is_cut_off(
             for piece in pieces:
                 await peer.send(piece)
                 clock.advance_s(40)
-                broker._check_sessions()
+                check_sessions(broker)
             assert not peer.is_closed() or len(pieces) > 2
             clock.advance_s(101)
-            broker._check_sessions()
+            check_sessions(broker)
             assert peer.is_closed()
             assert await peer.read_some() == b""
 
@@ -91,7 +91,7 @@ def test_frames_that_end_are_not_cut_off_for_those_that_begin(data_dir: Path) ->
             for _ in range(4):
                 broker.context.clock.advance_s(60)
                 await peer.ask(frame[8:] + frame[:8])
-                broker._check_sessions()
+                check_sessions(broker)
                 assert not peer.is_closed()
 
     run(data_dir, scenario, {"idleTimeoutMs": "100000"}, clock=ManualClock())
@@ -105,7 +105,7 @@ def test_a_silent_connection_is_closed_and_a_busy_one_is_not(data_dir: Path) -> 
             broker.context.clock.advance_s(60)
             await busy.ask(b"version 1\r\n")
             broker.context.clock.advance_s(60)
-            broker._check_sessions()
+            check_sessions(broker)
             assert silent.is_closed()
             assert not busy.is_closed()
 
@@ -144,7 +144,7 @@ def test_a_peer_that_never_reads_stops_being_served_and_is_cut_off(
                 broker.context.clock.advance_s(151)
                 # Another connection is served all along.
                 assert (await peer.ask(b"version 1\r\n")).startswith(b"result 200")
-                broker._check_sessions()
+                check_sessions(broker)
             await until(lambda: len(broker.sessions) == 1)
             raw.close()
 
@@ -266,7 +266,9 @@ def test_a_flood_of_connections_is_refused_and_the_others_are_served(
             flood = [
                 socket.create_connection(("127.0.0.1", broker.port)) for _ in range(50)
             ]
-            await until(lambda: broker._listener.statistics().refused_count == 50 - 9)
+            await until(
+                lambda: broker.control.status().listener.refused_count == 50 - 9
+            )
             assert len(broker.sessions) == 10
             assert (await peer.ask(put(b"a"))).startswith(b"result 200")
             for sock in flood:
@@ -354,7 +356,7 @@ def test_logs_are_named_by_topic_and_partition(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as peer:
             assert (await peer.ask(put(b"a", topic="wild-é"))).startswith(b"result 200")
-            assert broker._logs.get(LogId("wild-é", 0)) is not None
+            assert broker.context.topics.find_log("wild-é", 0) is not None
 
     run(data_dir, scenario)
 

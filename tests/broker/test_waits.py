@@ -32,8 +32,7 @@ async def begin(broker, peer: Peer, request: bytes) -> None:
         has_begun.set()
 
     waiters.add = note
-    peer.writer.write(request)
-    peer._sent += len(request)
+    peer.write(request)
     async with asyncio.timeout(30):
         await has_begun.wait()
     waiters.add = add

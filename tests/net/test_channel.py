@@ -10,6 +10,7 @@ import pytest
 from metaq.net import channel as channel_module
 from metaq.net.channel import ChannelState
 from tests.net.rig import ROOM, Range, Rig, run, sorry
+from tests.rigs.inside import wrap_socket
 
 
 def test_replies_of_one_turn_leave_in_one_write(
@@ -45,7 +46,7 @@ def test_room_to_receive_follows_what_comes() -> None:
             return getattr(self._sock, name)
 
     async def scenario(rig: Rig) -> None:
-        rig.channel._sock = Watched(rig.channel._sock)
+        wrap_socket(rig.channel, Watched)
         small, large = channel_module.RECEIVE_BYTES_MIN, channel_module.RECEIVE_BYTES
         for data, asked in (
             (b"put", small),
@@ -404,7 +405,7 @@ def test_lingering_needs_no_memory() -> None:
         failed: list[object] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: failed.append(context))
-        rig.channel._sock = NoMemory(rig.channel._sock)
+        wrap_socket(rig.channel, NoMemory)
         rig.channel.close_after_flush("done")
         rig.peer.sendall(b"unread " * 10_000)
         await rig.until(lambda: rig.channel.statistics().received_bytes == 70_000)
@@ -533,7 +534,7 @@ def test_a_rest_that_there_is_no_memory_for_ends_the_channel() -> None:
             reads_rest=True,
         )
         rig.channel.pause_reading()
-        rig.channel._sock = NoMemory(rig.channel._sock)
+        wrap_socket(rig.channel, NoMemory)
         rig.peer.close()
         rig.channel.send(b"too late")
         await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)

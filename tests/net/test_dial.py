@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from metaq.testing.ports import reserved_port
 PATIENCE_S = 30.0
 
 Infos = list[tuple[Any, ...]]
+Connect = Callable[[socket.socket, Any], Awaitable[None]]
 
 
 def info(host: str, port: int) -> tuple[Any, ...]:
@@ -19,14 +21,24 @@ def info(host: str, port: int) -> tuple[Any, ...]:
     return (family, socket.SOCK_STREAM, 6, "", (host, port))
 
 
-async def dial_as(loop_infos: Infos, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+class ScriptedLoop:
+    """The running loop; it resolves every name to the given addresses."""
+
+    def __init__(self, infos: Infos, connect: Connect | None = None) -> None:
+        self._infos = infos
+        self._loop = asyncio.get_running_loop()
+        self.sock_connect = connect or self._loop.sock_connect
+
+    async def getaddrinfo(self, *_args: object, **_named: object) -> Infos:
+        return self._infos
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+async def dial_as(infos: Infos, connect: Connect | None = None) -> socket.socket:
     """Dial a name that stands for the given addresses."""
-    loop = asyncio.get_running_loop()
-
-    async def resolve(*_args: object, **_named: object) -> Infos:
-        return loop_infos
-
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    loop: Any = ScriptedLoop(infos, connect)
     return await dial("a.name", 1, loop=loop)
 
 
@@ -62,16 +74,14 @@ def test_ipv6_addresses_need_no_resolver() -> None:
     asyncio.run(main())
 
 
-def test_the_next_address_is_tried_when_one_refuses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_address_is_tried_when_one_refuses() -> None:
     """A name's addresses stand in for each other."""
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             infos = [info("127.0.0.2", port), info("127.0.0.1", port)]
-            sock = await dial_as(infos, monkeypatch)
+            sock = await dial_as(infos)
             assert sock.getpeername()[0] == "127.0.0.1"
             sock.close()
 
@@ -79,9 +89,7 @@ def test_the_next_address_is_tried_when_one_refuses(
 
 
 @pytest.mark.slow
-def test_an_address_that_leads_nowhere_delays_the_next_a_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_address_that_leads_nowhere_delays_the_next_a_little() -> None:
     """The attempts overlap: silence of one does not use up the caller's time."""
 
     async def main() -> None:
@@ -95,12 +103,11 @@ def test_an_address_that_leads_nowhere_delays_the_next_a_little(
                 await asyncio.sleep(100 * PATIENCE_S)
             await connect(sock, target)
 
-        monkeypatch.setattr(loop, "sock_connect", connect_or_hang)
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             infos = [info("127.0.0.2", port), info("127.0.0.1", port)]
             async with asyncio.timeout(PATIENCE_S):
-                sock = await dial_as(infos, monkeypatch)
+                sock = await dial_as(infos, connect_or_hang)
             sock.close()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -120,29 +127,27 @@ def test_the_reason_is_the_systems_own_words() -> None:
     asyncio.run(main())
 
 
-def test_a_name_without_addresses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_addresses_is_an_error() -> None:
     """A resolver that finds nothing ends in the one error there is."""
 
     async def main() -> None:
         with pytest.raises(OSError, match="no address"):
-            await dial_as([], monkeypatch)
+            await dial_as([])
 
     asyncio.run(main())
 
 
-def test_a_cancelled_dial_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_dial_leaves_no_socket() -> None:
     """The caller's bound of time is the only one, and it costs nothing."""
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         dialled: list[socket.socket] = []
 
         async def hang(sock: socket.socket, _target: object) -> None:
             dialled.append(sock)
             await asyncio.sleep(3600)
 
-        monkeypatch.setattr(loop, "sock_connect", hang)
-        task = asyncio.ensure_future(dial_as([info("127.0.0.1", 1)], monkeypatch))
+        task = asyncio.ensure_future(dial_as([info("127.0.0.1", 1)], hang))
         for _ in range(5):
             await asyncio.sleep(0)
         task.cancel()

@@ -7,21 +7,28 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from metaq.net import listener as listener_module
 from metaq.net.listener import Listener, ListenError
+from tests.rigs.inside import wrap_socket
 
 
 class Rig:
     def __init__(self, count_max: int = 100, per_host_max: int = 0) -> None:
         self.accepted: list[tuple[socket.socket, str]] = []
+        self.errors: list[BaseException] = []
         self.listener = Listener(
             loop=asyncio.get_running_loop(),
-            on_connection=lambda sock, host: self.accepted.append((sock, host)),
+            on_connection=self._on_connection,
+            pause_s=0.01,
             connection_count_max=count_max,
             connection_count_per_host_max=per_host_max,
         )
         self.port = self.listener.open("", 0)
         self.clients: list[socket.socket] = []
+
+    def _on_connection(self, sock: socket.socket, host: str) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.accepted.append((sock, host))
 
     async def connect(self) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", self.port))
@@ -85,22 +92,20 @@ def test_one_connection_too_many_is_closed_and_counted(caps: dict[str, int]) -> 
     run(scenario, **caps)
 
 
-def test_accepting_pauses_when_descriptors_run_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_accepting_pauses_when_descriptors_run_out() -> None:
     """EMFILE: counted, no busy loop, and what waited is accepted afterwards."""
-    monkeypatch.setattr(listener_module, "PAUSE_S", 0.01)
+    calls = 0
 
     class Exhausted:
         """A listening socket whose first accept fails."""
 
         def __init__(self, sock: socket.socket) -> None:
             self._sock = sock
-            self.call_count = 0
 
         def accept(self) -> tuple[socket.socket, object]:
-            self.call_count += 1
-            if self.call_count == 1:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
                 raise OSError(errno.EMFILE, "Too many open files")
             return self._sock.accept()
 
@@ -108,55 +113,45 @@ def test_accepting_pauses_when_descriptors_run_out(
             return getattr(self._sock, name)
 
     async def scenario(rig: Rig) -> None:
-        exhausted = Exhausted(rig.listener._sock)
-        rig.listener._sock = exhausted
+        wrap_socket(rig.listener, Exhausted)
         await rig.connect()
         await rig.until(lambda: rig.listener.statistics().exhausted_count)
         await rig.until(lambda: rig.accepted)
         assert rig.listener.statistics().exhausted_count == 1
-        assert exhausted.call_count <= 4
+        assert calls <= 4
 
     run(scenario)
 
 
 @pytest.mark.parametrize("place", ["accept", "hand over"])
-def test_accepting_pauses_when_memory_runs_out(
-    monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_accepting_pauses_when_memory_runs_out(place: str) -> None:
     """Counted, no busy loop, and a connection that could not be taken is closed."""
-    monkeypatch.setattr(listener_module, "PAUSE_S", 0.01)
+
+    class NoMemory:
+        """A listening socket whose first accept fails."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+            self._errors = iter([MemoryError()])
+
+        def accept(self) -> tuple[socket.socket, object]:
+            for error in self._errors:
+                raise error
+            return self._sock.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
 
     async def scenario(rig: Rig) -> None:
-        listener, sock, calls = rig.listener, rig.listener._sock, []
-        hand_over = listener._on_connection
-
-        class NoMemory:
-            """A listening socket whose first accept fails."""
-
-            def accept(self) -> tuple[socket.socket, object]:
-                calls.append("accept")
-                if len(calls) == 1:
-                    raise MemoryError
-                return sock.accept()
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(sock, name)
-
-        def fail_once(accepted: socket.socket, host: str) -> None:
-            calls.append("hand over")
-            if len(calls) == 1:
-                raise MemoryError
-            hand_over(accepted, host)
-
+        listener = rig.listener
         if place == "accept":
-            listener._sock = NoMemory()
+            wrap_socket(listener, NoMemory)
         else:
-            listener._on_connection = fail_once
+            rig.errors.append(MemoryError())
         first = await rig.connect()
         await rig.until(lambda: listener.statistics().exhausted_count)
         await rig.connect()
         await rig.until(lambda: rig.accepted)
-        await rig.until(lambda: listener._resume is None)
         statistics = listener.statistics()
         assert statistics.exhausted_count == 1
         if place == "hand over":

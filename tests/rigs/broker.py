@@ -5,7 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from metaq.broker.app import Broker
 from metaq.broker.session import Session
@@ -15,6 +15,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.net.channel import ChannelState
 from metaq.zk.session import Coordinator
+from tests.rigs.inside import hot_puts_of
 
 CONFIG: Final = """
 [system]
@@ -109,14 +110,18 @@ class Peer:
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
+    def write(self, data: bytes) -> None:
+        """Send bytes, and wait for nothing."""
+        self.writer.write(data)
+        self._sent += len(data)
+
     async def ask(self, data: bytes) -> bytes:
         """Send bytes; return all that the broker has to say to them.
 
         No sleeping and no guessing: it is over when the broker has read every byte,
         owes no answer and has nothing left to send, or has closed the connection.
         """
-        self.writer.write(data)
-        self._sent += len(data)
+        self.write(data)
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 if self.is_closed():
@@ -134,8 +139,7 @@ class Peer:
 
     async def send(self, data: bytes) -> None:
         """Send bytes and wait until the broker has read them."""
-        self.writer.write(data)
-        self._sent += len(data)
+        self.write(data)
         async with asyncio.timeout(TIMEOUT_S):
             # No event tells of it.
             while self.session.channel.statistics().received_bytes < self._sent:
@@ -152,6 +156,14 @@ class Peer:
         """Tell whether the broker has ended the connection."""
         state = self.session.channel.state
         return state in {ChannelState.LINGERING, ChannelState.CLOSED}
+
+
+def take_nothing(session: Session) -> None:
+    """Leave all puts of a session to the general path."""
+    hot: Any = hot_puts_of(session)
+    hot.take = lambda _buffer: 0
+    hot.take_lone = lambda _data: 0
+    hot.take_lone_batch = lambda _data: False
 
 
 def reset_on_close(sock: socket.socket) -> None:

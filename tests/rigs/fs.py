@@ -114,17 +114,19 @@ class FaultyFileSystem(FileSystem):
         """
         return FaultyFileSystem(self._faulty.disk.crash(choose, torn=torn))
 
-    def crashes(self, *, torn: bool) -> "Iterator[FaultyFileSystem]":
+    def crashes(
+        self, *, torn: bool, count_max: int = CRASHES_MAX
+    ) -> "Iterator[FaultyFileSystem]":
         """Yield every disk that a power cut at this moment can leave.
 
         Some outcomes may come twice. With `torn` there is one for every byte, so it is
         for scenarios with a few unsynced bytes.
 
         Raises:
-            ValueError: There are more than `CRASHES_MAX`.
+            ValueError: There are more than `count_max`.
         """
         first: list[int] = []
-        for _ in range(CRASHES_MAX):
+        for _ in range(count_max):
             trail: list[tuple[int, int]] = []
 
             def choose(
@@ -143,7 +145,7 @@ class FaultyFileSystem(FileSystem):
                 return
             first = [taken for taken, _count in trail]
             first[-1] += 1
-        raise ValueError(f"more than {CRASHES_MAX} outcomes: crash with keep_random")
+        raise ValueError(f"more than {count_max} outcomes: crash with keep_random")
 
     def on_call(self, hook: Callable[[Operation], None] | None) -> None:
         """Have `hook` called before each call takes effect; None ends that."""

@@ -1,0 +1,83 @@
+"""The few private parts that tests reach into: one function for each.
+
+Nothing public leads there, and nothing public should. `tests/house/test_seams.py`
+bounds what other files of tests reach.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from metaq.broker.app import Broker
+from metaq.broker.hot_puts import HotPuts
+from metaq.broker.session import Session
+from metaq.fs import FileSystem
+from metaq.testing.embedded import EmbeddedBroker
+
+
+def twin_of(sync_object: Any) -> Any:
+    """Return the async object behind one of the sync world."""
+    return sync_object._twin
+
+
+def subscription_of(consumer: Any) -> Any:
+    """Return what an async consumer reads, and where it stands."""
+    return consumer._subscription
+
+
+def loop_thread_of(client: Any) -> Any:
+    """Return the thread on which a client of the sync world has its loop."""
+    return client._require_thread()
+
+
+def wrap_socket(owner: Any, wrap: Callable[[Any], Any]) -> None:
+    """Put something between a channel or listener and its socket: kernels do not fail
+    when a test says so."""
+    owner._sock = wrap(owner._sock)
+
+
+def kazoo_session(coordinator: Any) -> tuple[int, bytes]:
+    """Return id and password of a ZooKeeper session, with which it can be ended."""
+    identity: tuple[int, bytes] = coordinator._client.client_id
+    return identity
+
+
+def hot_puts_of(session: Session) -> HotPuts:
+    """Return the loop that takes a session's ordinary puts off its bytes."""
+    return session._hot
+
+
+def check_sessions(broker: Broker) -> None:
+    """Do at once what housekeeping does some seconds later."""
+    broker._check_sessions()
+
+
+def running_inside(embedded: EmbeddedBroker) -> Broker:
+    """Return the broker that an embedded one runs; its own loop's thread may use it."""
+    assert embedded._broker is not None
+    return embedded._broker
+
+
+def change_settings(embedded: EmbeddedBroker, **settings: str) -> None:
+    """Give an embedded broker other settings at its next start."""
+    embedded._settings |= settings
+
+
+def call_inside(embedded: EmbeddedBroker, call: Callable[[], object]) -> None:
+    """Call something on the loop of an embedded broker."""
+    assert embedded._thread is not None
+    embedded._thread.call(call)
+
+
+def use_disk(ordered_producer: Any, fs: FileSystem) -> None:
+    """Have an ordered producer that is not started spool to another disk."""
+    ordered_producer._fs = fs
+
+
+def kill(source: Any) -> None:
+    """End the task of a group member as the end of its process does."""
+    source._task.cancel()
+
+
+def membership_of(source: Any) -> Any:
+    """Return a member's view of the nodes of its group."""
+    return source._membership
