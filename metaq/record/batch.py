@@ -68,14 +68,16 @@ def check_in_steps(
     count: int,
     *,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    step_bytes: int = STEP_BYTES,
 ) -> Generator[None, None, BatchError | list[CheckedRecords]]:
-    """Verify `count` records that fill the payload, about STEP_BYTES a step.
+    """Verify `count` records that fill the payload, about `step_bytes` a step.
 
     Args:
         pieces: the payload, cut anywhere; not changed, and must not change between two
             steps.
         count: records announced.
         payload_bytes_max: largest payload of a record.
+        step_bytes: size of a step, exceeded by less than one piece.
 
     Returns:
         The records, for `stamp_in_steps`, when every one is whole and matches its
@@ -84,7 +86,7 @@ def check_in_steps(
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
     checker = _Checker(sum(map(len, pieces)), count, payload_bytes_max)
-    for step in in_steps(pieces, STEP_BYTES):
+    for step in in_steps(pieces, step_bytes):
         error = checker.take(step)
         if error is not None:
             return error

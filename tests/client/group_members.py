@@ -11,6 +11,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
 from metaq.zk.znodes import TopicRegistration, encode_registration
+from tests.rigs.inside import kill
 from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
@@ -140,8 +141,7 @@ class Member:
         number = self.coordinator.status.session_id
         self.sink.reading.clear()
         self.server.abandon(self.coordinator)
-        assert self.source._task is not None
-        self.source._task.cancel()
+        kill(self.source)
         self.has_quit = True
         await self.metadata.stop()
         return number

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from metaq.model import MessageId
 from metaq.record.batch import (
+    STEP_BYTES,
     BatchError,
     CheckedRecords,
     check_in_steps,
@@ -20,13 +21,16 @@ def check_and_stamp(
     *,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     cuts: Sequence[int] = (),
+    step_bytes: int = STEP_BYTES,
 ) -> BatchError | None:
     """Write ids into records as an mput does, or return why they are refused.
 
     The records come in pieces that are cut at `cuts`, in ascending order.
     """
     pieces = [buffer[a:b] for a, b in pairwise((0, *cuts, len(buffer)))]
-    steps = check_in_steps(pieces, count, payload_bytes_max=payload_bytes_max)
+    steps = check_in_steps(
+        pieces, count, payload_bytes_max=payload_bytes_max, step_bytes=step_bytes
+    )
     found = run_to_end(steps)
     if isinstance(found, BatchError):
         return found

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
-from metaq.record import batch
 from metaq.record.batch import (
     STEP_BYTES,
     UNIFORM_COUNT_MIN,
@@ -102,9 +101,9 @@ def test_cuts_change_nothing(
     whole, cut = bytearray(raw), bytearray(raw)
     expected = check_and_stamp(whole, count, FIRST, payload_bytes_max=2)
     inside = sorted(each for each in cuts if each <= len(raw))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batch, "STEP_BYTES", step_bytes)
-        found = check_and_stamp(cut, count, FIRST, payload_bytes_max=2, cuts=inside)
+    found = check_and_stamp(
+        cut, count, FIRST, payload_bytes_max=2, cuts=inside, step_bytes=step_bytes
+    )
     assert found == expected
     assert cut == whole
 

@@ -17,6 +17,7 @@ from metaq.zk.children import (
     read_values,
 )
 from metaq.zk.errors import PayloadError
+from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
@@ -61,24 +62,21 @@ def test_values_are_read_in_batches_by_ascending_names() -> None:
 
 
 def test_what_vanishes_or_cannot_be_read_is_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A child may go between the list and the read."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         coordinator = await connect(server)
         for name in ("a", "b", "c"):
             server.put(f"/p/{name}", b"1")
         server.put("/p/b", b"bad")
-        real = coordinator.children
 
-        async def children(path: str, *, deadline_s: float) -> tuple[str, ...] | None:
-            names = await real(path, deadline_s=deadline_s)
+        async def remove(_path: str) -> None:
             server.remove("/p/c")
-            return names
 
-        monkeypatch.setattr(coordinator, "children", children)
+        server.after["children"] = remove
         found = await read_values(coordinator, "/p", decode, deadline_s=in_s())
         assert found == {"a": "1"}
 

@@ -455,7 +455,10 @@ def test_a_closed_watch_is_silent() -> None:
             watch.close()
             await settle()
             assert len(seen) == 2
-            assert coordinator._watches == []
+            server.calls.clear()
+            broker(server, 3)
+            await settle()
+            assert server.calls == []
             ClusterWatch(coordinator, NodePaths(), clock=CLOCK).close()
 
     run_virtually(scenario())

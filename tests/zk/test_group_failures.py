@@ -17,6 +17,7 @@ from metaq.zk.groups import (
 )
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_group_offset
+from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.membership import (
     MEMBER,
     OWNER,
@@ -79,26 +80,23 @@ def test_a_session_that_ends_under_a_claim_gives_nothing(call: str) -> None:
 
 @pytest.mark.parametrize("call", ["register", "claim", "release", "unregister"])
 def test_an_answer_of_the_last_session_is_not_acted_upon(
-    call: str, monkeypatch: pytest.MonkeyPatch
+    call: str,
 ) -> None:
     """The session ends between the look at a node and what would follow from it."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         async with member_on(server) as (one, coordinator):
             await one.register(["test"], deadline_s=in_s())
             await one.claim(P0, deadline_s=in_s())
-            real = coordinator.get
 
-            async def get(path: str, *, deadline_s: float) -> object:
-                node = await real(path, deadline_s=deadline_s)
-                monkeypatch.undo()
+            async def end_session(path: str) -> None:
+                server.after.clear()
                 server.expire(coordinator)
                 await settle()
                 server.put(path, b"g_c1", session_id=coordinator.status.session_id)
-                return node
 
-            monkeypatch.setattr(coordinator, "get", get)
+            server.after["get"] = end_session
             calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "register": lambda: one.register(["test"], deadline_s=in_s()),
                 "claim": lambda: one.claim(P0, deadline_s=in_s()),
@@ -138,25 +136,22 @@ def test_a_claim_without_an_answer_can_be_repeated_or_released() -> None:
     run_virtually(scenario())
 
 
-def test_a_node_that_flickers_is_not_fought_over_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_flickers_is_not_fought_over_for_ever() -> None:
     """A client that creates and deletes it each time is named in an error."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
-        async with member_on(server) as (one, coordinator):
+        server = MeddledZooKeeper()
+        async with member_on(server) as (one, _coordinator):
             await one.register(["test"], deadline_s=in_s())
-            real_get = coordinator.get
 
-            async def get(path: str, *, deadline_s: float) -> object:
+            async def delete(path: str) -> None:
                 server.remove(path)
-                node = await real_get(path, deadline_s=deadline_s)
-                server.put(path, b"g_c2", session_id=0x77)
-                return node
 
-            server.put(OWNER, b"g_c2", session_id=0x77)
-            monkeypatch.setattr(coordinator, "get", get)
+            async def create(path: str) -> None:
+                server.put(path, b"g_c2", session_id=0x77)
+
+            await create(OWNER)
+            server.before["get"], server.after["get"] = delete, create
             with pytest.raises(NodeChangedError, match="0-0"):
                 await one.claim(P0, deadline_s=in_s())
 

@@ -17,7 +17,8 @@ from metaq.zk.errors import (
 from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import GroupOffset, Node
+from metaq.zk.znodes import GroupOffset
+from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
@@ -171,28 +172,23 @@ def test_a_claim_is_good_for_its_session_alone() -> None:
     run_virtually(scenario())
 
 
-def test_a_late_commit_does_not_throw_the_next_owner_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_late_commit_does_not_throw_the_next_owner_back() -> None:
     """The partition changes hands between the look at the owner and the write."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         async with owner_on(server) as one, owner_on(server, "c2") as two:
             await one.claim()
             await one.commit(10)
-            real_get = one.coordinator.get
 
-            async def get(path: str, *, deadline_s: float) -> Node | None:
-                node = await real_get(path, deadline_s=deadline_s)
+            async def change_hands(path: str) -> None:
                 if path == OWNER:
-                    monkeypatch.undo()
+                    server.after.clear()
                     await one.group.release(P0, deadline_s=in_s())
                     await two.claim()
                     await two.commit(500)
-                return node
 
-            monkeypatch.setattr(one.coordinator, "get", get)
+            server.after["get"] = change_hands
             with pytest.raises(OwnershipLostError, match=r"g_c1 .* got g_c2"):
                 await one.commit(20)
             assert server.nodes[OFFSET].data == b"7-500"
@@ -200,26 +196,21 @@ def test_a_late_commit_does_not_throw_the_next_owner_back(
     run_virtually(scenario())
 
 
-def test_a_commit_does_not_outlive_its_session(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_commit_does_not_outlive_its_session() -> None:
     """The session ends between the look at the owner and the write."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         async with owner_on(server) as one:
             await one.claim()
             await one.commit(10)
-            real_get = one.coordinator.get
 
-            async def get(path: str, *, deadline_s: float) -> Node | None:
-                node = await real_get(path, deadline_s=deadline_s)
+            async def end_session(path: str) -> None:
                 if path == OWNER:
                     server.expire(one.coordinator)
                     await asyncio.sleep(0.1)
-                return node
 
-            monkeypatch.setattr(one.coordinator, "get", get)
+            server.after["get"] = end_session
             with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
                 await one.commit(20)
             assert server.nodes[OFFSET].data == b"7-10"
@@ -242,28 +233,22 @@ def test_two_consumers_of_one_process_are_two_owners() -> None:
     run_virtually(scenario())
 
 
-def test_an_owner_prevails_over_a_tool_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_owner_prevails_over_a_tool_but_not_for_ever() -> None:
     """A write in between is overwritten; one in every between is an error."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         async with owner_on(server) as one:
             await one.claim()
-            real_replace = one.coordinator.replace
             meddlings = 1
 
-            async def meddled_replace(
-                path: str, data: bytes, *, version: int | None, deadline_s: float
-            ) -> None:
+            async def meddle(path: str) -> None:
                 nonlocal meddlings
                 if meddlings:
                     meddlings -= 1
                     server.write(path, b"0")
-                await real_replace(path, data, version=version, deadline_s=deadline_s)
 
-            monkeypatch.setattr(one.coordinator, "replace", meddled_replace)
+            server.before["replace"] = meddle
             await one.commit(10)
             assert server.nodes[OFFSET].data == b"7-10"
             meddlings = 100
