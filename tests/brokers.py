@@ -21,6 +21,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import decode_registration
+from tests.rigs.inside import call_inside, running_inside
 
 PYTHON = "metaq-python"
 """The real broker, in this process."""
@@ -151,11 +152,8 @@ class PythonBroker(AnyBroker):
         self._control("open_partitions", topic, partition)
 
     def _control(self, what: str, topic: str, partition: int) -> None:
-        broker, thread = self.inner._broker, self.inner._thread
-        assert broker is not None
-        assert thread is not None
-        change = getattr(broker.control, what)
-        thread.call(lambda: change(topic, start=partition, end=partition))
+        change = getattr(running_inside(self.inner).control, what)
+        call_inside(self.inner, lambda: change(topic, start=partition, end=partition))
 
     def start(self) -> None:
         self.inner.start()

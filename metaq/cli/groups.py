@@ -47,7 +47,7 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
     elif name:
         _print_group(found[0])
     else:
-        rows = [_group_row(group) for group in found]
+        rows = [group_row(group) for group in found]
         marked = [index for index, group in enumerate(found) if _unowned(group)]
         render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
 
@@ -99,7 +99,8 @@ def _unowned(group: GroupDescription) -> list[PartitionProgress]:
     return [each for each in group.partitions if each.is_wanted and not each.owner]
 
 
-def _group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
+def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
+    """Return the cells of a group."""
     # A sum that leaves out unknown values would look complete.
     lags = [each.lag for each in group.partitions]
     counts = [lag.messages if lag else None for lag in lags]

@@ -38,8 +38,8 @@ class _Lines(logging.Handler):
             self.handleError(record)
 
 
-_lines: Final = _Lines()
-_lines.setFormatter(logging.Formatter(f"{SPEAKER}%(message)s"))
+SHOWN: Final = _Lines()
+SHOWN.setFormatter(logging.Formatter(f"{SPEAKER}%(message)s"))
 
 
 def _is_for_everybody(record: logging.LogRecord) -> bool:
@@ -50,16 +50,16 @@ def _is_for_everybody(record: logging.LogRecord) -> bool:
 
 def be_quiet() -> None:
     """Show errors and warnings only; every command begins with it."""
-    if _lines not in logging.getLogger().handlers:
-        logging.getLogger().addHandler(_lines)
-        _lines.addFilter(_is_for_everybody)
+    if SHOWN not in logging.getLogger().handlers:
+        logging.getLogger().addHandler(SHOWN)
+        SHOWN.addFilter(_is_for_everybody)
 
 
 def tell(level: int) -> None:
     """Show everything from a level on; below INFO, of other people's libraries too."""
     be_quiet()
-    _lines.removeFilter(_is_for_everybody)
-    _lines.setFormatter(logging.Formatter(FORMAT))
+    SHOWN.removeFilter(_is_for_everybody)
+    SHOWN.setFormatter(logging.Formatter(FORMAT))
     logging.getLogger().setLevel(level)
     for name in CHATTY:
         quiet = level >= logging.INFO

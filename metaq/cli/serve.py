@@ -139,7 +139,7 @@ def serve_local(options: LocalOptions) -> None:
     """
     data_dir = (options.data_dir or default_data_dir()).absolute()
     # A mistake in a setting shows before anything is started or created.
-    config = _local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
+    config = local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
     if options.data_dir is None:
         render.say(f"data is kept in {data_dir}")
     logs.tell(logging.INFO)
@@ -152,9 +152,9 @@ def serve_local(options: LocalOptions) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         if options.port == 0:
-            options = replace(options, port=_last_port(data_dir / LOCAL / PORT_FILE))
-        with _zookeeper(options, config, data_dir) as (connect, server):
-            config = _local_config(options, data_dir, connect)
+            options = replace(options, port=last_port(data_dir / LOCAL / PORT_FILE))
+        with local_zookeeper(options, config, data_dir) as (connect, server):
+            config = local_config(options, data_dir, connect)
             overrides = _overrides(options, data_dir, connect)
             with _naming_another("--port", options.port):
                 _run(config, overrides, data_dir / LOCAL / PORT_FILE, server)
@@ -224,7 +224,7 @@ def _end_with(server: EmbeddedZooKeeper) -> None:
 
 
 @contextlib.contextmanager
-def _zookeeper(
+def local_zookeeper(
     options: LocalOptions, config: BrokerConfig, data_dir: Path
 ) -> Iterator[tuple[str, EmbeddedZooKeeper | None]]:
     """Give the address of ZooKeeper, and ours unless the settings name another."""
@@ -248,7 +248,7 @@ def _zookeeper(
         server.stop()
 
 
-def _last_port(memory: Path) -> int:
+def last_port(memory: Path) -> int:
     """Return the port of the last run if it is free now, else 0."""
     try:
         port = int(memory.read_text(encoding="ascii"))
@@ -260,7 +260,8 @@ def _last_port(memory: Path) -> int:
     return port
 
 
-def _local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:
+def local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:
+    """Return MetaQ's example settings, changed for this machine."""
     settings = installed_settings()
     overrides = _overrides(options, data_dir, connect)
     return load_config(str(settings), read_bytes, overrides)

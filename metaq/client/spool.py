@@ -130,6 +130,7 @@ class Spool:
         lock: DirLock,
         *,
         size_bytes_max: SizeBytes = SPOOL_BYTES_MAX,
+        compact_bytes: int = COMPACT_BYTES,
     ) -> None:
         """Prepare; `Spool.open` is the way in."""
         self.directory: Final = directory
@@ -138,6 +139,7 @@ class Spool:
         self._path = directory / FILE_NAME
         self._dir_lock = lock
         self._size_bytes_max = size_bytes_max
+        self._compact_bytes = compact_bytes
         self._lock = threading.Lock()
         self._places: dict[int, _Place] = {}
         self._next_number = 1
@@ -156,6 +158,7 @@ class Spool:
         directory: Path,
         *,
         size_bytes_max: SizeBytes = SPOOL_BYTES_MAX,
+        compact_bytes: int = COMPACT_BYTES,
     ) -> Self:
         """Open the spool of a directory, made if it is missing, and repair its tail.
 
@@ -163,6 +166,7 @@ class Spool:
             fs: the disk.
             directory: its own directory.
             size_bytes_max: `append` lets the file grow to this.
+            compact_bytes: least bytes of removed messages that are worth a new file.
 
         Raises:
             LogDirLockedError: another process, or another spool of this one, has it.
@@ -173,7 +177,11 @@ class Spool:
             if not fs.is_directory(level):
                 fs.make_directory(level)
         spool = cls(
-            fs, directory, fs.lock_directory(directory), size_bytes_max=size_bytes_max
+            fs,
+            directory,
+            fs.lock_directory(directory),
+            size_bytes_max=size_bytes_max,
+            compact_bytes=compact_bytes,
         )
         try:
             spool._recover()
@@ -298,7 +306,7 @@ class Spool:
             self._write(entry)
             self._learn(_Entry(_REMOVE, 0, body, len(entry)))
             garbage = self._end - HEADER.size - self._live_bytes
-            if garbage >= max(COMPACT_BYTES, self._live_bytes):
+            if garbage >= max(self._compact_bytes, self._live_bytes):
                 self._compact()
 
     def numbers(self, count_max: int | None = None) -> list[int]:
@@ -483,17 +491,19 @@ def _read_entry(file: ReadFile, position: int, end: int) -> _Entry | None:
 
 def _find_entry(file: ReadFile, start: int, end: int) -> int | None:
     """Return the position of the first whole entry at or behind `start`."""
-    for position in _markers(file, start, end):
+    for position in find_markers(file, start, end):
         if _read_entry(file, position, end) is not None:
             return position
     return None
 
 
-def _markers(file: ReadFile, start: int, end: int) -> Iterator[int]:
+def find_markers(
+    file: ReadFile, start: int, end: int, piece_bytes: int = COMPACT_BYTES
+) -> Iterator[int]:
     """Yield every position of the marker's bytes, a piece of the file at a time."""
     overlap = len(MARKER) - 1
     while start < end:
-        piece = file.read_at(Position(start), SizeBytes(COMPACT_BYTES))
+        piece = file.read_at(Position(start), SizeBytes(piece_bytes))
         at = piece.find(MARKER)
         while at >= 0:
             yield start + at

@@ -11,9 +11,9 @@ from metaq.cli import logs
 @pytest.fixture(autouse=True)
 def quiet_loggers() -> Iterator[None]:
     levels = {name: logging.getLogger(name).level for name in ("", *logs.CHATTY)}
-    form = logs._lines.formatter
+    form = logs.SHOWN.formatter
     yield
-    logging.getLogger().removeHandler(logs._lines)
-    logs._lines.setFormatter(form)
+    logging.getLogger().removeHandler(logs.SHOWN)
+    logs.SHOWN.setFormatter(form)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
-from metaq.cli.groups import _group_row, groups
+from metaq.cli.groups import group_row, groups
 from metaq.cli.main import main
 from metaq.cli.offsets import (
     WriteOptions,
@@ -116,8 +116,8 @@ def test_a_sum_without_what_is_not_known_is_not_shown() -> None:
         for number, lag in enumerate([Lag(1, 21, 0.0), None])
     )
     known = GroupDescription("g", {}, (there,))
-    assert _group_row(known)[-2:] == (1, 21)
-    assert _group_row(GroupDescription("g", {}, (there, away)))[-2:] == (None, None)
+    assert group_row(known)[-2:] == (1, 21)
+    assert group_row(GroupDescription("g", {}, (there, away)))[-2:] == (None, None)
 
 
 def test_one_group_is_shown_with_its_members(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli import pipeline_jobs, spark_session
+from metaq.cli import pipeline_jobs
 from metaq.cli.cluster import Target
 from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
@@ -57,7 +57,7 @@ def test_what_is_no_old_archive_is_not_taken_over(tmp_path: Path) -> None:
 
 def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is optional; nothing is started."""
-    monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # it cannot be imported
     result = run("pipeline", "verify", "/nowhere")
     assert result.exit_code == 1
     assert result.output == (
@@ -130,7 +130,7 @@ def test_a_topic_that_nobody_serves_is_refused_before_spark_starts(
     words: tuple[str, ...], start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job would find nothing to do, every night, and say that all is well."""
-    monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # it cannot be imported
     result = run("pipeline", *words, broker=start_broker({"t": 1}))
     assert result.exit_code == 1
     assert "metaq: no broker serves topic 'nobody'" in result.stderr

@@ -1,10 +1,10 @@
 """`metaq pipeline schema`: messages of a topic in, a schema that fits them out."""
 
 import json
+import sys
 
 import pytest
 
-from metaq.cli import spark_session
 from metaq.cli.pipeline_schema import SAMPLE_BYTES_MAX
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
@@ -86,7 +86,7 @@ def test_where_nothing_fits_the_exit_code_says_so(
 
 def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its types are those of the schema."""
-    monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # it cannot be imported
     result = run("pipeline", "schema", "t")
     assert result.exit_code == 1
     assert "pip install 'metaq[spark]'" in result.output

@@ -21,7 +21,7 @@ def config(
     options = LocalOptions(
         data_dir=data_dir, port=0, zookeeper_port=0, settings=settings, topics=topics
     )
-    return serve._local_config(options, data_dir, "127.0.0.1:2181")
+    return serve.local_config(options, data_dir, "127.0.0.1:2181")
 
 
 def test_local_is_metaqs_example_on_this_machine(tmp_path: Path) -> None:
@@ -119,14 +119,14 @@ def metaq_local(*words: str) -> "subprocess.CompletedProcess[str]":
 def test_the_last_port_is_used_again_if_it_is_free(tmp_path: Path) -> None:
     """A port that is taken, and nonsense in the file, give 0."""
     memory = tmp_path / "port"
-    assert serve._last_port(memory) == 0
+    assert serve.last_port(memory) == 0
     memory.write_text("nonsense")
-    assert serve._last_port(memory) == 0
+    assert serve.last_port(memory) == 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         memory.write_text(f"{port}\n")
-        assert serve._last_port(memory) == 0
-    assert serve._last_port(memory) == port
+        assert serve.last_port(memory) == 0
+    assert serve.last_port(memory) == port
 
 
 def test_the_installed_settings_are_found_in_a_wheel_and_in_a_checkout(
@@ -154,8 +154,8 @@ def test_a_zookeeper_that_is_named_is_used_instead_of_ours(tmp_path: Path) -> No
         options = LocalOptions(
             data_dir=tmp_path, port=0, zookeeper_port=0, settings=(setting,), topics=()
         )
-        settings = serve._local_config(options, tmp_path, "127.0.0.1:0")
-        with serve._zookeeper(options, settings, tmp_path) as given:
+        settings = serve.local_config(options, tmp_path, "127.0.0.1:0")
+        with serve.local_zookeeper(options, settings, tmp_path) as given:
             assert given == (connect, None)
     assert not (tmp_path / "local").exists()
 

@@ -105,8 +105,12 @@ class ScriptedBroker:
         self.address = BrokerAddress("127.0.0.1", port)
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
+    def stop_listening(self) -> None:
+        """Refuse connections from now on."""
         self._server.close()
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.stop_listening()
         self.cut()
         await until(lambda: not self.talks)
 

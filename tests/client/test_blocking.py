@@ -24,6 +24,7 @@ from metaq.model import Message, Offset
 from metaq.testing.fake_faults import FaultKind
 from tests.brokers import AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
+from tests.rigs.inside import loop_thread_of, twin_of
 
 ONE_BROKER = {"java": "an answer that is late"}
 ZERO = partition(0)
@@ -338,8 +339,8 @@ def test_nothing_leaks_from_consumers_that_come_and_go(
         with client.producer():
             pass
     client.producer()
-    assert len(client._twin._children) == 1
-    assert len(client._twin.context.metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
+    assert len(twin_of(client)._children) == 1
+    assert len(client.context.metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
 
 
 def test_closing_the_client_ends_calls_that_wait_in_other_threads(
@@ -487,10 +488,10 @@ def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
         future = out.send_nowait("test", b"1")
         assert future.result(20)
         locks: list[Any] = [
-            consumer._twin.fetch_buffer._lock,
-            out._twin.accumulator._lock,
-            client._require_thread()._entry,
-            *(queue.spool._lock for queue in ordered._twin._queues.values()),
+            twin_of(consumer).fetch_buffer._lock,
+            twin_of(out).accumulator._lock,
+            loop_thread_of(client)._entry,
+            *(queue.spool._lock for queue in twin_of(ordered)._queues.values()),
         ]
         held, let_go = threading.Event(), threading.Event()
 
@@ -537,7 +538,7 @@ def test_a_client_that_was_closed_before_a_fork_waits_for_no_lock_either(
     client.start()
     consumer = client.consumer("g", ["test"], **IDLE)
     client.close()
-    with consumer._twin.fetch_buffer._lock:
+    with twin_of(consumer).fetch_buffer._lock:
         assert _in_child({"health": consumer.health}) == []
 
 

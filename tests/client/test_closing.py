@@ -15,6 +15,7 @@ from metaq.model import Message
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
+from tests.rigs.inside import loop_thread_of
 from tests.rigs.waiting import until
 
 KIB = 1024
@@ -90,7 +91,7 @@ def on_loop(client: Client, call: Callable[[], object]) -> BaseException | None:
             errors.append(error)
         ended.set()
 
-    client._thread.loop.call_soon_threadsafe(work)
+    loop_thread_of(client).loop.call_soon_threadsafe(work)
     assert ended.wait(20)
     return errors[0] if errors else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import Client, Consumer
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.errors import NoProgressError
@@ -29,6 +29,7 @@ from tests.client.worlds import (
     payloads,
     take,
 )
+from tests.rigs.inside import subscription_of, twin_of
 
 ONE_BROKER = {
     "java": "damage, faults on cue, a log whose start moves, a broker that never waits",
@@ -291,14 +292,14 @@ def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> 
     options = {"buffer_bytes_max": 200_000, "fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         assert consumer.receive(30) is not None
-        feed = _feed(consumer)
+        feed = async_of(consumer).fetch_buffer
         most = 0
         for count in range(1, 2000):
             assert consumer.receive(30) is not None, count
-            most = max(most, feed._buffered_bytes)
+            most = max(most, _buffered_bytes(feed))
         assert most <= 200_000 + 2 * 65536
         assert consumer.receive(0) is None
-        assert feed._buffered_bytes == feed._buffered_count == 0
+        assert _buffered_bytes(feed) == 0
 
 
 @pytest.mark.slow
@@ -311,20 +312,23 @@ def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> No
     options = {"buffer_bytes_max": count * 65536, **IDLE}
     with client.consumer("g", ["many"], **options) as consumer:
         assert len(take(consumer, count)) == count
-        fetchers = getattr(consumer, "_twin", None) or consumer.twin
-        until(lambda: _asked_bytes(fetchers) <= count * 65536)
-        assert _asked_bytes(fetchers) == count * 65536
+        twin = async_of(consumer)
+        until(lambda: _asked_bytes(twin) <= count * 65536)
+        assert _asked_bytes(twin) == count * 65536
+
+
+def _buffered_bytes(feed: Any) -> int:
+    return sum(buffer.buffered_bytes for buffer in feed.statistics().values())
 
 
 def _asked_bytes(consumer: Any) -> int:
-    fetchers = consumer._subscription._fetchers.values()
+    fetchers = subscription_of(consumer)._fetchers.values()
     return sum(fetcher.cursor.size_bytes for fetcher in fetchers)
 
 
-def _feed(consumer: Any) -> Any:
-    return (
-        getattr(consumer, "_twin", None) and consumer._twin.fetch_buffer
-    ) or consumer.fetch_buffer
+def async_of(consumer: Any) -> Any:
+    """Return the async consumer of either world."""
+    return twin_of(consumer) if isinstance(consumer, Consumer) else consumer.twin
 
 
 def test_filtered_messages_are_not_delivered_and_count_as_handled(
@@ -694,8 +698,7 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
     """Whatever stopped the fetcher: a worker waits, there is data, nothing comes."""
     with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
         assert consumer.receive(0.3) is None  # silence without data is no error
-        twin = getattr(consumer, "_twin", None) or consumer.twin
-        twin._subscription._fetchers[ZERO].stop()
+        subscription_of(async_of(consumer))._fetchers[ZERO].stop()
         broker.put(b"m")
         with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):
             consumer.receive(30)

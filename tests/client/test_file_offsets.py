@@ -140,19 +140,18 @@ def test_a_file_that_grows_too_large_is_refused(tmp_path: Path) -> None:
     assert load(FileOffsets(path), large, ZERO) == at(1)
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "offsets"
-    commit(FileOffsets(path), "g", {ZERO: at(1)})
-    files = SystemFileSystem()
+class Full(SystemFileSystem):
+    """A disk without room."""
 
-    def refuse(*_args: object) -> None:
+    def write_atomically(self, *_args: object) -> None:
         raise NoSpaceError("write found no room")
 
-    monkeypatch.setattr(files, "write_atomically", refuse)
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    commit(FileOffsets(path), "g", {ZERO: at(1)})
     with pytest.raises(NoSpaceError):
-        commit(FileOffsets(path, files=files), "g", {ZERO: at(2)})
+        commit(FileOffsets(path, files=Full()), "g", {ZERO: at(2)})
     assert load(FileOffsets(path), "g", ZERO) == at(1)
     commit(FileOffsets(path), "g", {ZERO: at(3)})  # the lock was given back
 

@@ -22,6 +22,7 @@ from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import TIMEOUT_S
+from tests.rigs.inside import twin_of
 from tests.rigs.waiting import until
 
 SOON = RetryPolicy(attempts_max=3, first_s=0.001, max_s=0.002)
@@ -643,7 +644,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
         Client(**broker.client_options) as client,
         client.consumer("g", ["test"]) as consumer,
     ):
-        consumer._twin.fetch_buffer.fail(StuckError("stuck"))
+        twin_of(consumer).fetch_buffer.fail(StuckError("stuck"))
         with pytest.raises(StuckError, match="stuck"):
             consumer.run(lambda _: None, concurrency=3)
 

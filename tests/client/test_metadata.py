@@ -190,7 +190,7 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
     ) -> None:
         first = await metadata.topic("t", deadline_s=soon())
-        one._server.close()
+        one.stop_listening()
         one.cut()
         second = await metadata.wait_newer(first.version, deadline_s=soon())
         assert set(second.brokers) == {0}

@@ -35,6 +35,7 @@ from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.inside import use_disk
 from tests.rigs.waiting import until
 
 SHORT_S = 0.1
@@ -251,7 +252,7 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
             producer = client.ordered_producer(
                 "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
             )
-            producer._fs = fs
+            use_disk(producer, fs)
             async with producer:
                 await producer.send(b"a")
                 fs.fail_at(fs.calls + 2, errno.EIO)
@@ -275,7 +276,7 @@ def test_a_full_disk_sends_nothing_twice(
         await asyncio.to_thread(broker.stop)
         async with client_of(broker) as client:
             producer = client.ordered_producer("test", ["0-0"], Path("/s"))
-            producer._fs = fs
+            use_disk(producer, fs)
             async with producer:
                 for number in range(3):
                     await producer.send(b"%d" % number, timeout=SHORT_S)

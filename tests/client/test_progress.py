@@ -38,12 +38,22 @@ BOUND_S = 60.0
 BEGIN = GroupOffset(Offset(0), MessageId(-1))
 
 
+class WaitedFor(FetchBuffer):
+    """A buffer for which a worker waits, as long as the test says so."""
+
+    is_waited_for = True
+
+    @property
+    def has_waiters(self) -> bool:
+        return self.is_waited_for
+
+
 class Bench:
     """A watchdog over a feed, a clock that is moved, and a broker that says `ends`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
-        self.fetch_buffer = FetchBuffer(
+        self.fetch_buffer = WaitedFor(
             clock=self.clock,
             buffer_bytes_max=1000,
             buffer_count_max=10,
@@ -63,7 +73,6 @@ class Bench:
             standing_of=lambda _partition: self.standing,
             on_stuck=lambda _error: None,
         )
-        self.fetch_buffer._waiting_count = 1
         monkeypatch.setattr(progress, "log_range", self._log_range)
 
     async def _log_range(self, *_args: object, **_named: object) -> Any:
@@ -75,7 +84,7 @@ class Bench:
 
     def look(self, *, after_s: float = BOUND_S / 4) -> MetaqError | None:
         self.clock.advance_s(after_s)
-        return asyncio.run(self.dog._look())
+        return asyncio.run(self.dog.look())
 
     def looks_until_alarm(self, most: int = 20) -> int | None:
         for count in range(1, most + 1):
@@ -129,7 +138,7 @@ def test_a_message_that_is_long_in_hand_is_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its handler is not disturbed; the next message has the whole bound again."""
-    bench.fetch_buffer._waiting_count = 0
+    bench.fetch_buffer.is_waited_for = False
     bench.fetch_buffer.put(
         FetchedBatch(ZERO, [message(0), message(20)], Offset(40), 40)
     )
@@ -164,11 +173,11 @@ def test_a_broker_that_cannot_say_is_no_alarm(bench: Bench, ends: Any) -> None:
 def test_nobody_who_waits_is_no_alarm_and_nobody_is_asked(bench: Bench) -> None:
     for _ in range(3):
         assert bench.look() is None
-    bench.fetch_buffer._waiting_count = 0
+    bench.fetch_buffer.is_waited_for = False
     questions = bench.questions
     assert bench.looks_until_alarm() is None
     assert bench.questions == questions
-    bench.fetch_buffer._waiting_count = 1
+    bench.fetch_buffer.is_waited_for = True
     count = bench.looks_until_alarm()
     assert count is not None
     assert count >= 4  # the suspicion of before is forgotten
@@ -220,7 +229,7 @@ def test_a_broker_that_refuses_to_say_where_its_log_ends_has_said_it_before(
 def test_a_partition_is_stuck_beside_one_that_flows(bench: Bench) -> None:
     """The only worker is never free when the watchdog looks."""
     bench.fetch_buffer.add(ONE, BEGIN)
-    bench.fetch_buffer._waiting_count = 0
+    bench.fetch_buffer.is_waited_for = False
     found = []
     for _ in range(6):
         bench.fetch_buffer.put(

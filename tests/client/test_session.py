@@ -1,6 +1,7 @@
 """The async client: its life, what it closes, and cancellation."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionState
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
+from tests.rigs.inside import subscription_of
 
 ONE_BROKER = {
     "test_a_cancelled_close_of_a_client_closes_all_of_it": "a put that is not answered"
@@ -147,7 +149,7 @@ def test_a_rollback_meets_a_partition_that_goes_before_it_or_behind_it(
             first, second = await consumer.receive(), await consumer.receive()
             assert first is not None
             assert second is not None
-            reading = consumer._subscription
+            reading = subscription_of(consumer)
             last_commits = reading.last_commits
 
             async def lose_one(deadline_s: float) -> dict[TopicPartition, Offset]:
@@ -230,7 +232,8 @@ def test_closing_waits_for_a_message_that_another_task_handles(
         go_on.set()
         await closing
         await task
-        (offset,) = store._offsets.values()
+        offset = await store.load("g", found[0].partition, deadline_s=math.inf)
+        assert offset is not None
         assert [m.data for m in found] == [b"0"]
         assert offset.offset == found[0].next_offset
 
@@ -258,6 +261,7 @@ def test_a_client_waits_for_a_close_that_is_under_way(
             "g", ["test"], offsets=Slow(), commit_interval_s=None, **IDLE
         )
         await consumer.start()
+        pool = client.context.pool
         await consumer.receive_many(2)
         consumer.current_batch.count()
         one = client if is_client_twice else consumer
@@ -270,11 +274,11 @@ def test_a_client_waits_for_a_close_that_is_under_way(
         second = asyncio.ensure_future(client.close())
         second.add_done_callback(lambda _: done.append("client"))
         await asyncio.sleep(0.01)
-        assert not client._context.pool.is_closed  # what the first one needs still
+        assert not pool.is_closed  # what the first one needs still
         go_on.set()
         await asyncio.gather(first, second)
         assert done == ["commit", "client"]
-        assert client._context.pool.is_closed
+        assert pool.is_closed
 
     run(broker, scenario)
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client import spool as module
 from metaq.client.spool import (
     ENTRY,
     FILE_NAME,
@@ -18,6 +17,7 @@ from metaq.client.spool import (
     Spool,
     decode_message,
     encode_message,
+    find_markers,
     spool_name,
 )
 from metaq.errors import (
@@ -147,12 +147,9 @@ def test_the_bound_is_kept_and_room_that_was_freed_is_used() -> None:
     spool.close()
 
 
-def test_the_file_shrinks_when_messages_are_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", 500)
+def test_the_file_shrinks_when_messages_are_removed() -> None:
     fs = FaultyFileSystem()
-    spool = opened(fs)
+    spool = Spool.open(fs, DIRECTORY, compact_bytes=500)
     for number in range(200):
         spool.append(message(number))
         if number >= 3:
@@ -238,14 +235,13 @@ def test_a_torn_tail_is_cut(size: int) -> None:
     again.close()
 
 
-def test_markers_are_found_where_pieces_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", 16)
+def test_markers_are_found_where_pieces_meet() -> None:
     fs = FaultyFileSystem()
     fs.make_directory(Path("/m"))
     for before in range(40):
         fs.write_atomically(Path("/m/f"), b"y" * before + MARKER + b"z" * 9)
         file = fs.open_read(Path("/m/f"))
-        assert list(module._markers(file, 0, before + 13)) == [before]
+        assert list(find_markers(file, 0, before + 13, 16)) == [before]
         file.close()
 
 
@@ -260,7 +256,7 @@ class Life:
         self.doubtful: set[int] = set()
 
     def run(self, fs: FileSystem) -> None:
-        spool = opened(fs)
+        spool = Spool.open(fs, DIRECTORY, compact_bytes=300)
         try:
             self.work(spool)
         finally:
@@ -292,12 +288,6 @@ class Life:
         assert not fs.exists(DIRECTORY / NEW_NAME)
 
 
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", 300)
-
-
-@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_whichever_call_fails_nothing_promised_is_lost(number: int, seed: int) -> None:
     whole = FaultyFileSystem()
@@ -312,7 +302,6 @@ def test_whichever_call_fails_nothing_promised_is_lost(number: int, seed: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_small")
 def test_whenever_the_power_goes_nothing_promised_is_lost(seed: int) -> None:
     fs, life = FaultyFileSystem(), Life()
     points = crash_points(

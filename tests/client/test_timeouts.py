@@ -17,6 +17,7 @@ from metaq.model import Message, Offset
 from metaq.testing.clock import ManualClock
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.rigs.inside import loop_thread_of, twin_of
 
 SHORT_S = 0.05
 """Of calls that are bound to time out."""
@@ -151,7 +152,7 @@ def test_a_seek_does_not_wait_for_a_loop_that_is_held_up(broker: AnyBroker) -> N
         client.consumer("g", ["test"], **IDLE) as consumer,
     ):
         messages = take(consumer, 2)
-        client._require_thread().loop.call_soon_threadsafe(go_on.wait, TIMEOUT_S)
+        loop_thread_of(client).loop.call_soon_threadsafe(go_on.wait, TIMEOUT_S)
         try:
             with pytest.raises(RequestTimeoutError, match=r"within 0\.05 s"):
                 consumer.seek(ZERO, messages[0].offset, timeout=SHORT_S)
@@ -235,7 +236,7 @@ def test_a_close_waits_for_a_message_in_hand_no_longer_than_half_its_time(
             worker = Worker(consumer)
             until(lambda: len(worker.found) == 2)
             (client if of_client else consumer).close(timeout=close_s)
-            assert consumer._twin.is_closed
+            assert twin_of(consumer).is_closed
             worker.join()
         with (
             Client(brokers=[broker.address], **QUICK) as client,
@@ -283,7 +284,7 @@ def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
             gone = FetchedBatch(ZERO, [], Offset(0), 0, is_stopped=True)
             return gone if len(waits) < 4 else None
 
-        monkeypatch.setattr(consumer._twin.fetch_buffer, "take", take_revoked)
+        monkeypatch.setattr(twin_of(consumer).fetch_buffer, "take", take_revoked)
         monkeypatch.setattr(consumer, "_clock", clock)
         assert consumer.receive_many(5, timeout=7.0) == []
         assert waits == [7.0, 4.0, 1.0, 0.0]
@@ -379,7 +380,7 @@ def test_a_disk_that_hangs_is_closed_behind_our_back(
             producer.send(b"x")
         disk.answers.set()
         other = client.ordered_producer("test", "0:1", tmp_path)
-        until(lambda: not producer._twin._closing)
+        until(lambda: twin_of(producer).has_ended)
         with other:
             other.send(b"x")
 
@@ -412,8 +413,8 @@ def _send_oneway(client: Any, topic: str, data: Any, named: dict[str, Any]) -> N
         with client.producer() as producer:
             producer.send_oneway(topic, data, **named)
         return
-    producer = client._call(client.twin.producer)
-    client._call(producer.send_oneway, topic, data, **named)
+    producer = client.call(client.twin.producer)
+    client.call(producer.send_oneway, topic, data, **named)
 
 
 def _send_nowait(client: Any, topic: str, data: Any, named: dict[str, Any]) -> None:
@@ -421,8 +422,8 @@ def _send_nowait(client: Any, topic: str, data: Any, named: dict[str, Any]) -> N
         with client.producer() as producer:
             producer.send_nowait(topic, data, **named)
         return
-    producer = client._call(client.twin.producer)
-    client._run(producer.send_nowait(topic, data, **named))
+    producer = client.call(client.twin.producer)
+    client.run(producer.send_nowait(topic, data, **named))
 
 
 def test_files_are_let_go_by_a_close_without_time(

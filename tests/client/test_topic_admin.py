@@ -29,6 +29,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import CoordinationTimeoutError
 from tests.brokers import until
 from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.inside import change_settings, running_inside
 
 ONE_BROKER = {"Cluster": "a MetaQ 1.4 broker takes no definitions"}
 MORE = {"unflushInterval": "5000", "deletePolicy": "delete,72h"}
@@ -56,9 +57,7 @@ class Cluster:
         self.zookeeper.write(f"/meta{path}", text.encode())
 
     def problems(self, number: int = 0) -> tuple[str, ...]:
-        broker = self.brokers[number]._broker
-        assert broker is not None
-        return broker.control.status().definition_problems
+        return running_inside(self.brokers[number]).control.status().definition_problems
 
     def directories(self, number: int = 0) -> set[str]:
         return {
@@ -120,8 +119,7 @@ def test_a_topic_is_made_used_altered_and_deleted(cluster: Cluster, world: str) 
 def test_settings_are_those_of_the_definition(cluster: Cluster, client: Client) -> None:
     """Settings that it lacks come from the broker's [system]."""
     client.admin().create_topic("orders", partitions=2, settings=MORE)
-    broker = cluster.brokers[0]._broker
-    assert broker is not None
+    broker = running_inside(cluster.brokers[0])
     topic = broker.context.config.topic("orders")
     assert topic.unflush_interval_ms == 5000
     assert str(topic.delete_policy) == "delete,72h"
@@ -342,19 +340,14 @@ def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     until(lambda: count(0) == 1)
 
 
-def test_a_topic_that_is_read_is_not_deleted(client: Client) -> None:
+def test_a_topic_that_is_read_is_not_deleted(cluster: Cluster, client: Client) -> None:
     """The reader would commit offsets of a topic that is gone."""
     client.admin().create_topic("orders", partitions=1)
     with client.consumer("g", ["orders"]):
-        until(lambda: _has_member(client))
+        until(lambda: cluster.names("/consumers/g/ids"))
         with pytest.raises(GroupInUseError, match=r"group g: expected no live member"):
             client.admin().delete_topic("orders")
     client.admin().delete_topic("orders")
-
-
-def _has_member(client: Client) -> bool:
-    coordinator: Any = client.context.coordinator
-    return bool(coordinator._server.names("/meta/consumers/g/ids"))
 
 
 @pytest.mark.slow
@@ -417,10 +410,9 @@ def test_a_start_without_zookeeper_knows_the_topics(
     broker = cluster.brokers[0]
     broker.stop()
     cluster.zookeeper.stop()
-    broker._settings["zk.zkConnectionTimeoutMs"] = "100"
+    change_settings(broker, **{"zk.zkConnectionTimeoutMs": "100"})
     broker.start()
-    inner = broker._broker
-    assert inner is not None
+    inner = running_inside(broker)
     topic = inner.context.config.topic("orders")
     assert (topic.partition_count, str(topic.delete_policy)) == (4, "delete,72h")
     with Client(brokers=[broker.address], **QUICK) as other:
@@ -443,7 +435,7 @@ def test_a_start_registers_when_it_knows_the_topics(
     (broker.data_path / "topics.json").unlink()
     if is_late:
         server.stop()
-        broker._settings["zk.zkConnectionTimeoutMs"] = "100"
+        change_settings(broker, **{"zk.zkConnectionTimeoutMs": "100"})
     server.calls.clear()
     broker.start()
     server.start()
@@ -463,11 +455,10 @@ def test_a_damaged_copy_costs_time_and_no_data(
     assert json.loads(copy.read_text().partition("\n")[2])["orders"]["partitions"] == 1
     copy.write_bytes(b"junk")
     cluster.zookeeper.stop()
-    broker._settings["zk.zkConnectionTimeoutMs"] = "100"
+    change_settings(broker, **{"zk.zkConnectionTimeoutMs": "100"})
     broker.start()
     assert "copy of topic definitions is left out" in caplog.text
-    inner = broker._broker
-    assert inner is not None
+    inner = running_inside(broker)
     schedules = inner.control.deletion_schedules(inner.context.config)
     assert schedules.keys() == {"mine"}
     cluster.zookeeper.start()

@@ -43,7 +43,7 @@ class Broker:
         self.refusal = b""
         self.is_closed = False
         self._opaque = 0
-        self._next_id = MessageId(1 << 30)
+        self.next_id = MessageId(1 << 30)
         self._in_flight: list[tuple[Put | Mput, Callable[[Reply], None]]] = []
 
     def next_opaques(self, count: int) -> range:
@@ -82,9 +82,9 @@ class Broker:
     def _answer(self) -> None:
         in_flight, self._in_flight = self._in_flight, []
         for command, on_reply in in_flight:
-            body = b"%d %d -1" % (self._next_id, command.partition)
+            body = b"%d %d -1" % (self.next_id, command.partition)
             count = command.count if isinstance(command, Mput) else 1
-            self._next_id = id_after(self._next_id, count)
+            self.next_id = id_after(self.next_id, count)
             if self.refusal:
                 on_reply(Result(500, self.refusal, command.opaque))
             else:
@@ -132,7 +132,7 @@ def test_an_announced_batch_is_one_command_for_each_partition() -> None:
 
 def test_ids_of_a_batch_carry_as_the_broker_carries_them() -> None:
     broker = Broker(OURS)
-    broker._next_id = first = MessageId((1 << 30) + 4094)
+    broker.next_id = first = MessageId((1 << 30) + 4094)
     (results,) = put(broker, at(P0, b"a", b"b", b"c", b"d"))
     assert [one.message_id for one in results] == [id_after(first, k) for k in range(4)]
 

@@ -81,59 +81,57 @@ class AsyncWorld:
 
     def __enter__(self) -> Self:
         self._thread = BoundedLoopThread("async-world")
-        self.twin = self._call(self._make)
-        self._run(self.twin.start())
+        self.twin = self.call(self._make)
+        self.run(self.twin.start())
         return self
 
     def __exit__(self, *_error: object) -> None:
         try:
-            self._run(self.twin.close())
+            self.run(self.twin.close())
         finally:
             self._thread.close()
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._thread.run(work, timeout_s=60)
 
-    def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         async def call() -> Any:
             return function(*args, **named)
 
-        return self._run(call())
+        return self.run(call())
 
     def consumer(self, *args: Any, **options: Any) -> AsyncWorldConsumer:
         return AsyncWorldConsumer(
-            self._call(self.twin.consumer, *args, **options), self._run
+            self.call(self.twin.consumer, *args, **options), self.run
         )
 
     def producer(self, **options: Any) -> AsyncWorldPart:
-        return AsyncWorldPart(self._call(self.twin.producer, **options), self._run)
+        return AsyncWorldPart(self.call(self.twin.producer, **options), self.run)
 
     def xa(self, *args: Any, **options: Any) -> AsyncWorldPart:
-        return AsyncWorldPart(self._call(self.twin.xa, *args, **options), self._run)
+        return AsyncWorldPart(self.call(self.twin.xa, *args, **options), self.run)
 
     def admin(self) -> AsyncWorldPart:
-        return AsyncWorldPart(self._call(self.twin.admin), self._run)
+        return AsyncWorldPart(self.call(self.twin.admin), self.run)
 
     def ordered_producer(self, *args: Any, **options: Any) -> AsyncWorldPart:
-        made = self._call(self.twin.ordered_producer, *args, **options)
-        return AsyncWorldPart(made, self._run)
+        made = self.call(self.twin.ordered_producer, *args, **options)
+        return AsyncWorldPart(made, self.run)
 
     def browse(self, *args: Any, **options: Any) -> Iterator[Message]:
-        iterator = self._call(self.twin.browse, *args, **options)
+        iterator = self.call(self.twin.browse, *args, **options)
 
         async def step() -> Message | None:
             return await anext(iterator, None)
 
         try:
-            while (message := self._run(step())) is not None:
+            while (message := self.run(step())) is not None:
                 yield message
         finally:
-            self._run(iterator.aclose())
+            self.run(iterator.aclose())
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **named: self._run(
-            getattr(self.twin, name)(*args, **named)
-        )
+        return lambda *args, **named: self.run(getattr(self.twin, name)(*args, **named))
 
 
 WORLDS: dict[str, Any] = {"sync": Client, "async": AsyncWorld}

@@ -26,6 +26,7 @@ from metaq.zk.errors import (
 )
 from metaq.zk.session import Coordinator, SessionState, SessionStatus
 from tests.integration.conftest import expire_session
+from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
@@ -130,7 +131,7 @@ class RealWorld:
         coordinator._client._connection._socket.shutdown(2)
 
     async def expire(self, coordinator: KazooCoordinator) -> None:
-        identity = coordinator._client.client_id
+        identity = kazoo_session(coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset, decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until
 from tests.zk.watching import wait_topic
 
@@ -96,7 +97,7 @@ class Consumer:
 
     async def expire(self) -> None:
         """End the session; the next one comes by itself."""
-        identity = self.coordinator._client.client_id
+        identity = kazoo_session(self.coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
 

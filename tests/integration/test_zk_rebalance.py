@@ -23,6 +23,7 @@ from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.inside import kazoo_session, membership_of
 from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -113,7 +114,7 @@ class Member:
         return {p for p, name in self.book.readers.items() if name == self.name}
 
     async def expire(self) -> None:
-        identity = self.coordinator._client.client_id
+        identity = kazoo_session(self.coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
 
@@ -183,7 +184,7 @@ async def _are_shared(
             return False
     for member in members:
         try:
-            owners = await member.source._membership.owners("t", deadline_s=in_s(2))
+            owners = await membership_of(member.source).owners("t", deadline_s=in_s(2))
         except CoordinationError:
             return False
         owned = {partition_name(p) for p, name in owners.items() if name == member.name}

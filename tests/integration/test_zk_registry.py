@@ -25,6 +25,7 @@ from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry, RegistrationState
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until
 from tests.zk.test_registry import catalog_of
 
@@ -175,7 +176,7 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
     async def scenario() -> None:
         async with broker_on(zookeeper) as (registry, coordinator):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
-            identity = coordinator._client.client_id
+            identity = kazoo_session(coordinator)
             await asyncio.to_thread(expire_session, zookeeper, *identity)
             await until(lambda: coordinator.status.session_version >= 2)
             await until_tree(zookeeper, recorded("after_broker_start"))

@@ -16,6 +16,7 @@ from metaq.client.errors import PartlySentError
 from metaq.client.sync.client import Consumer
 from metaq.model import TopicPartition
 from tests.matrix.ledger import Event, Ledger, check, readers
+from tests.rigs.inside import subscription_of, twin_of
 from tests.rigs.process import BrokerProcess
 
 SESSION_TIMEOUT_S = 6.0
@@ -77,7 +78,7 @@ class Member(threading.Thread):
         self._group = group
         self._topic = topic
         self._ledger = ledger
-        self._leaving = threading.Event()
+        self.leaving = threading.Event()
 
     def run(self) -> None:
         try:
@@ -92,7 +93,7 @@ class Member(threading.Thread):
                 self._tap(consumer)
                 with consumer:
                     self.consumer = consumer
-                    while not self._leaving.is_set():
+                    while not self.leaving.is_set():
                         messages = consumer.receive_many(50, timeout=0.1)
                         if messages:
                             self._ledger.deliver(self.name, messages)
@@ -101,8 +102,7 @@ class Member(threading.Thread):
 
     def _tap(self, consumer: Consumer) -> None:
         """Have the ledger told of what the group and the store are told."""
-        twin: Any = consumer._twin
-        reading = twin._subscription
+        reading = subscription_of(twin_of(consumer))
         store = reading._store
         assign, revoke, fence = reading.assign, reading.revoke, reading.fence
         commit, note = store.commit, self._ledger.note
@@ -144,7 +144,7 @@ class Member(threading.Thread):
 
     def leave(self) -> None:
         """Leave the group in order, and wait for it."""
-        self._leaving.set()
+        self.leaving.set()
         self.join(PROGRESS_S)
         assert not self.is_alive(), f"{self.name} does not leave"
         assert self.error is None, self.error
@@ -167,7 +167,7 @@ class Sender(threading.Thread):
         self._zookeeper = zookeeper
         self._topic = topic
         self._commands: list[int] = []
-        self._ending = threading.Event()
+        self.ending = threading.Event()
 
     def run(self) -> None:
         try:
@@ -175,7 +175,7 @@ class Sender(threading.Thread):
                 Client(self._zookeeper, session_timeout_s=SESSION_TIMEOUT_S) as client,
                 client.producer(timeout_s=PROGRESS_S) as producer,
             ):
-                while not self._ending.is_set():
+                while not self.ending.is_set():
                     if self._commands:
                         for _ in range(self._commands[0]):
                             self._send(producer)
@@ -209,7 +209,7 @@ class Sender(threading.Thread):
 
     def end(self) -> None:
         """Stop, and wait for what is in flight."""
-        self._ending.set()
+        self.ending.set()
         self.join(PROGRESS_S)
         assert not self.is_alive(), "the sender does not end"
         assert self.error is None, self.error
@@ -248,8 +248,8 @@ class Scene:
     ) -> None:
         if kind is not None:
             for member in self.members.values():
-                member._leaving.set()
-            self.sender._ending.set()
+                member.leaving.set()
+            self.sender.ending.set()
 
     def join(self, name: str, zookeeper: str | None = None) -> Member:
         """Let a member join; does not wait."""

@@ -19,6 +19,7 @@ from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
 from tests.matrix.scene import Member, Scene, broker_arguments, until
+from tests.rigs.inside import kazoo_session
 from tests.rigs.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
@@ -45,9 +46,7 @@ class Cluster:
 
 def kazoo_of(member: Member) -> tuple[int, bytes]:
     """Return id and password of a member's session."""
-    coordinator = member.client._twin.context.coordinator
-    identity: tuple[int, bytes] = coordinator._client.client_id  # type: ignore[union-attr]
-    return identity
+    return kazoo_session(member.client.context.coordinator)
 
 
 # -- faults ----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tests.integration.test_zk_rebalance import (
     in_s,
     part,
 )
+from tests.rigs.inside import membership_of
 from tests.rigs.waiting import until
 
 ROUNDS = int(os.environ.get("METAQ_CHURN_ROUNDS", "4"))
@@ -81,7 +82,7 @@ class _Group:
         if by_name(self.book.readers) != expected:
             return False
         try:
-            membership = self.members[0].source._membership
+            membership = membership_of(self.members[0].source)
             owners = await membership.owners("t", deadline_s=in_s(2))
         except CoordinationError:
             return False

@@ -72,13 +72,12 @@ def test_a_limit_in_messages_follows_what_was_seen(cluster: Cluster) -> None:
 
 
 def test_one_search_reads_so_much_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, broker: FakeBroker
+    cluster: Cluster, broker: FakeBroker
 ) -> None:
     """A limit that is further away is met by several batches."""
-    monkeypatch.setattr(spark_facts, "WALK_GET_BYTES", 10 * SIZE + 5)
-    monkeypatch.setattr(spark_facts, "WALK_BYTES_MAX", 30 * SIZE)
     before = broker.statistics().commands
-    facts, start = PlanningFacts(cluster), 0
+    bounds = {"get_bytes": 10 * SIZE + 5, "walk_bytes_max": 30 * SIZE}
+    facts, start = PlanningFacts(cluster, **bounds), 0
     for number in range(1, 4):
         start = batch_end(facts, start=start, bytes_max=100 * SIZE)
         assert start == number * 30 * SIZE
@@ -89,11 +88,10 @@ def test_one_search_reads_so_much_and_no_more(
 
 
 def test_a_record_that_is_longer_than_a_get_ends_where_its_head_says(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+    cluster: Cluster,
 ) -> None:
     """Nothing else of it has to be there."""
-    monkeypatch.setattr(spark_facts, "WALK_GET_BYTES", 20)
-    assert batch_end(PlanningFacts(cluster), bytes_max=SIZE) == SIZE
+    assert batch_end(PlanningFacts(cluster, get_bytes=20), bytes_max=SIZE) == SIZE
 
 
 def test_damage_ends_the_search(cluster: Cluster, broker: FakeBroker) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -83,10 +84,12 @@ def test_a_topic_without_partitions_is_refused() -> None:
 class Recorder:
     """In the place of the sender: what was sent."""
 
+    last: "ClassVar[Recorder]"
     sent: list[tuple[str, int, tuple[bytes, ...]]]
 
     def __init__(self, *_args: object, **_more: object) -> None:
         self.sent = []
+        Recorder.last = self
 
     def send(
         self,
@@ -122,7 +125,7 @@ def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
             outbox = box({TOPIC: {tp(0): "h:1"}}, batch_bytes=1000)
             for part in some:
                 outbox.put(rows(part))
-            runs.append(outbox._sender.sent)  # type: ignore[attr-defined]  # ours
+            runs.append(Recorder.last.sent)
     whole, broken = runs
     assert broken == whole[: len(broken)]
     assert [value for _p, _s, batch in whole for value in batch] == values

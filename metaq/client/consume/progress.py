@@ -401,12 +401,13 @@ class Watchdog:
         """
         while True:
             await asyncio.sleep(self._bound_s / 4)
-            error = await self._look()
+            error = await self.look()
             if error is not None:
                 self._on_stuck(error)
                 return
 
-    async def _look(self) -> StuckError | None:
+    async def look(self) -> StuckError | None:
+        """Look once; return the error of a partition that is stuck."""
         self._look_at_hands()
         now_s = self._context.clock.monotonic_s()
         for partition, buffer in self._fetch_buffer.statistics().items():

@@ -219,7 +219,7 @@ class GroupSource:
             raise
         finally:
             # A member that stays and reads nothing keeps its share from all others.
-            self._leaving = asyncio.create_task(self._leave())
+            self._leaving = asyncio.create_task(self._leave(), name="group left")
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
         if late:

@@ -52,9 +52,17 @@ WALK_GET_BYTES: Final = MIB
 class PlanningFacts:
     """`SpanFacts` of a cluster. One thread; raises the errors of `Cluster`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """Know nothing yet."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        get_bytes: int = WALK_GET_BYTES,
+        walk_bytes_max: int = WALK_BYTES_MAX,
+    ) -> None:
+        """Know nothing yet; bound what is read in search of boundaries, bytes."""
         self._cluster = cluster
+        self._get_bytes = get_bytes
+        self._walk_bytes_max = walk_bytes_max
         self._counts: dict[tuple[TopicPartition, Offset, Offset], int] = {}
         self._record_bytes: dict[TopicPartition, int] = {}
 
@@ -109,13 +117,14 @@ class PlanningFacts:
     ) -> Sequence[Offset]:
         """Return the record boundaries in the result of a get from `start` on.
 
-        Nothing where the broker names boundaries, and WALK_BYTES_MAX behind `origin`.
+        Nothing where the broker names boundaries, and `walk_bytes_max` behind `origin`.
         """
-        if partition not in self._record_bytes or start - origin >= WALK_BYTES_MAX:
+        is_far = start - origin >= self._walk_bytes_max
+        if is_far or partition not in self._record_bytes:
             return ()
 
         async def read(context: ClientContext, deadline_s: float) -> bytes:
-            size_bytes = SizeBytes(min(end - start, WALK_GET_BYTES))
+            size_bytes = SizeBytes(min(end - start, self._get_bytes))
             return await read_slice(
                 context, partition, start, size_bytes, deadline_s=deadline_s
             )
@@ -141,7 +150,7 @@ class PlanningFacts:
         """
 
         async def read(context: ClientContext, deadline_s: float) -> bytes:
-            size_bytes = SizeBytes(min(end - offset, WALK_GET_BYTES))
+            size_bytes = SizeBytes(min(end - offset, self._get_bytes))
             return await read_slice(
                 context, partition, offset, size_bytes, deadline_s=deadline_s
             )
