@@ -37,6 +37,8 @@ def start_quickly(*options: str) -> None:
         f"--conf=spark.executor.defaultJavaOptions={java}",
     ]
     os.environ[SETTINGS] = shlex.join([*settings, "pyspark-shell"])
+    # Of masters and workers of a cluster, which read no settings of a session.
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = java
     if (HOME / "jars").is_dir():
         os.environ["SPARK_HOME"] = str(HOME)
 

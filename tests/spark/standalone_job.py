@@ -1,7 +1,8 @@
 """A job for a standalone cluster: `... MASTER ZOOKEEPER ZIP DIRECTORY COUNT`.
 
-It writes a topic, reads it, copies it by a stream exactly once, archives the copy, and
-prints one line of JSON. Run by `test_standalone.py`.
+It writes a topic, loses a task that had written already, reads everything back, copies
+it by a stream exactly once, archives the copy, and prints one line of JSON. Run by
+`test_standalone.py`.
 """
 
 import json
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import metaq.spark
@@ -18,6 +20,16 @@ from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import read_archive
 
 TASKS = 4
+READS = 6
+
+
+def die_once(rows: Iterator[tuple[bytes, str]]) -> Iterator[tuple[bytes, str]]:
+    """Hand rows on; the first run of the first task fails when all were taken."""
+    yield from rows
+    task = TaskContext.get()
+    assert task is not None
+    if task.partitionId() == 0 and task.attemptNumber() == 0:
+        raise RuntimeError("this run is to fail")
 
 
 def reader_file(_rows: Iterator[int]) -> Iterator[str]:
@@ -27,13 +39,19 @@ def reader_file(_rows: Iterator[int]) -> Iterator[str]:
     yield reader.__file__
 
 
-def summed(frame: DataFrame) -> dict[str, Any]:
-    """Return how many rows there are, how many values, and the sum of their numbers."""
+def summed(frame: DataFrame, *more: Column) -> dict[str, Any]:
+    """Return how many rows there are, how many values, and the sum of their numbers.
+
+    Args:
+        frame: with the messages in a column `value`.
+        more: what else to aggregate.
+    """
     number = sf.substring(sf.col("value").cast("string"), 9, 7).cast("long")
     row = frame.agg(
         sf.count("*").alias("rows"),
         sf.count_distinct(number).alias("distinct"),
         sf.sum(number).alias("sum"),
+        *more,
     ).collect()[0]
     return row.asDict()
 
@@ -46,7 +64,7 @@ def main(master: str, zookeeper: str, zipped: str, place: Path, count: int) -> N
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "512m")
         .config("spark.executor.memory", "512m")
-        .config("spark.executor.cores", "1")
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
         .config("spark.pyspark.python", sys.executable)
         .config("spark.submit.pyFiles", zipped)
         .config("spark.sql.shuffle.partitions", "2")
@@ -54,14 +72,15 @@ def main(master: str, zookeeper: str, zipped: str, place: Path, count: int) -> N
     )
     metaq.spark.register(spark)
     wire = {"zookeeper": zookeeper}
-    numbers = spark.range(0, count, numPartitions=TASKS)
-    value = sf.encode(sf.format_string("message %07d", "id"), "utf-8")
-    rows = numbers.select(value.alias("value"), numbers.id.cast("string").alias("key"))
-    sink = rows.write.format("metaq").options(**wire, topic="many")
-    sink.mode("append").save()
-    source = {**wire, "subscribe": "many", "minPartitions": TASKS}
+    numbers = spark.sparkContext.parallelize(range(count), TASKS)
+    rows = numbers.map(lambda n: (b"message %07d" % n, str(n))).mapPartitions(die_once)
+    sink = spark.createDataFrame(rows, "value binary, key string").write.format("metaq")
+    sink.options(**wire, topic="many", batchBytes=50_000).mode("append").save()
+    source = {**wire, "subscribe": "many", "minPartitions": READS}
+    read = spark.read.format("metaq").options(**source).load()
     found: dict[str, Any] = {
-        "batch": summed(spark.read.format("metaq").options(**source).load())
+        "batch": summed(read, sf.count_distinct("broker_id").alias("brokers")),
+        "tasks": read.rdd.getNumPartitions(),
     }
     query = (
         spark.readStream.format("metaq")

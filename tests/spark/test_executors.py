@@ -1,9 +1,5 @@
-"""Real ZooKeeper, two brokers, and executors in processes of their own."""
+"""Queries over real ZooKeeper, whose brokers come and go."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +25,6 @@ pytestmark = [
     pytest.mark.zookeeper,
     pytest.mark.timeout(900),
 ]
-
-ROOT = Path(__file__).parents[2]
-COUNT = 20_000
 
 
 class RealZooKeeper:
@@ -70,39 +63,6 @@ def start_broker(zookeeper: str, tmp_path: Path) -> Iterator[Callable[..., Any]]
     yield start
     for broker in started:
         broker.stop()
-
-
-def test_executors_read_and_write_and_a_lost_task_doubles_nothing(
-    zookeeper: str, start_broker: Callable[..., EmbeddedBroker]
-) -> None:
-    """They know nothing but what they are handed."""
-    for broker_id in (0, 1):
-        start_broker(broker_id, {"many": 2})
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    job = ["-m", "tests.spark.cluster_job", zookeeper, "many", str(COUNT)]
-    done = subprocess.run(
-        [sys.executable, *job],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PYSPARK_PYTHON": sys.executable,
-        },
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "this run is to fail" in done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("tasks") > 4  # one for each partition, and some more
-    assert found == {
-        "rows": COUNT,
-        "distinct": COUNT,
-        "sum": COUNT * (COUNT - 1) // 2,
-        "brokers": 2,
-    }
 
 
 def test_a_query_survives_a_lost_start_and_finds_a_new_broker(
