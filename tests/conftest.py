@@ -88,8 +88,9 @@ def pytest_collection_modifyitems(
 class Scheduling(LoadFileScheduling):
     """Files stay with one worker, for the servers that their tests share.
 
-    So do the files of a directory that use the session of Spark, and those of the
-    house: each worker that has tests of them starts a session, or parses all sources.
+    So do the files of a directory that use one Spark, in this process or in others, and
+    those of the house: each worker that has tests of them starts it, or parses all
+    sources.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -102,7 +103,8 @@ class Scheduling(LoadFileScheduling):
 
 @lru_cache
 def _uses_session(file: Path) -> bool:
-    return "spark: SparkSession" in file.read_text()
+    text = file.read_text()
+    return "spark: SparkSession" in text or "drivers: Drivers" in text
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -48,8 +48,10 @@ DRIVER_MARKS = [
 """Of tests that kill drivers."""
 MEND_S = 0.05
 """How often servers are looked after."""
-MASTER = "local[2]"
-"""Of the drivers that are killed."""
+MASTER = "local[2,3]"
+"""Of drivers; tasks that die are run again."""
+CLUSTER = "local-cluster[2,1,1024]"
+"""Of drivers whose executors are processes of their own."""
 
 
 class DriverDied(Exception):
@@ -79,6 +81,8 @@ class Driver:
                 text=True,
                 start_new_session=True,
             )
+        self.is_ready = True
+        """Whether it has answered, and is not dead."""
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -97,12 +101,14 @@ class Driver:
             DriverDied: There is no answer, and there will be none.
         """
         assert self._process.stdin is not None
+        self.is_ready = False
         for _ in range(LATE_WORKER_TRIES):
             self._process.stdin.write(json.dumps({"job": job, **words}) + "\n")
             self._process.stdin.flush()
             answer = self._answer()
             if LATE_WORKER not in answer.get("error", ""):
                 break
+        self.is_ready = True
         return answer
 
     def close(self) -> None:
@@ -143,6 +149,31 @@ def driver(directory: Path, master: str) -> Iterator[Driver]:
         yield started
     finally:
         started.close()
+
+
+class Drivers:
+    """One driver for each master, which tests share until it dies."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: dict[str, Driver] = {}
+
+    def get(self, master: str = MASTER) -> Driver:
+        """Return a driver that is ready, started where there is none."""
+        found = self._started.get(master)
+        if found is None or not found.is_ready:
+            self._end(master)
+            found = self._started[master] = Driver(self._directory, master)
+        return found
+
+    def close(self) -> None:
+        """End them all."""
+        for master in [*self._started]:
+            self._end(master)
+
+    def _end(self, master: str) -> None:
+        if master in self._started:
+            self._started.pop(master).close()
 
 
 def ask_mending(
@@ -234,13 +265,8 @@ class Ledger:
         return doubled
 
 
-def die(killing: Killing, job: str, words: dict[str, Any]) -> None:
-    """Run a job in a driver of its own that does not survive it."""
-    with driver(killing.directory, MASTER) as dying:
-        die_in(dying, killing, job, words)
-
-
 def die_in(dying: Driver, killing: Killing, job: str, words: dict[str, Any]) -> None:
+    """Run a job in a driver that does not survive it."""
     with pytest.raises(DriverDied):
         killing.assert_done(dying.ask(job, **words))
     killing.assert_done()

@@ -6,7 +6,6 @@ repeats it.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import data_of, stored, wire
 from tests.spark.kills.harness import (
     DRIVER_MARKS,
-    MASTER,
-    Driver,
+    Drivers,
     Killing,
     Ledger,
     die_in,
-    driver,
 )
 from tests.spark.kills.steps import (
     ARCHIVE_STEPS,
@@ -48,7 +45,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 def test_jobs_whose_drivers_die_lose_nothing(
-    killing: Killing, broker: EmbeddedBroker, tmp_path: Path
+    killing: Killing, drivers: Drivers, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """An archive doubles nothing either; what is written anew is there twice."""
     ledger = Ledger(broker, "logs")
@@ -70,25 +67,18 @@ def test_jobs_whose_drivers_die_lose_nothing(
     every = [(job, step) for job, steps in STEPS.items() for step in steps]
     chosen = killing.some_of(every, 1)
     deaths = {job: [step for dying, step in chosen if dying == job] for job in jobs}
-    with ExitStack() as drivers:
-
-        def start() -> Driver:
-            return drivers.enter_context(driver(killing.directory, MASTER))
-
-        alive = start()
-        ledger.publish(100)
-        for job, words in jobs.items():
-            for step in deaths[job]:
-                killing.order(step, DRIVER)
-                die_in(alive, killing, job, words)
-                alive = start()
-                if job == "archive":
-                    ledger.publish(100)
-            doubles_max = len(deaths["replay"]) * ledger.count
-            if job == "replay":
-                ledger.check("copy", doubles_max=doubles_max, is_whole=False)
-            assert "done" in alive.ask(job, **words)
-        assert alive.ask("archived", path=path)["done"] == ledger.texts
+    ledger.publish(100)
+    for job, words in jobs.items():
+        for step in deaths[job]:
+            killing.order(step, DRIVER)
+            die_in(drivers.get(), killing, job, words)
+            if job == "archive":
+                ledger.publish(100)
+        doubles_max = len(deaths["replay"]) * ledger.count
+        if job == "replay":
+            ledger.check("copy", doubles_max=doubles_max, is_whole=False)
+        assert "done" in drivers.get().ask(job, **words)
+    assert drivers.get().ask("archived", path=path)["done"] == ledger.texts
     ledger.check("copy", doubles_max=doubles_max)
     found = data_of(stored(broker, "lines"))
     assert {*found} == {b"%d" % number for number in range(300)}

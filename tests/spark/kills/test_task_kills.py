@@ -4,7 +4,6 @@ A run takes some of the steps, METAQ_WHOLE=1 all of them; METAQ_KILL_ROUNDS make
 longer, METAQ_SEED repeats it.
 """
 
-import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -13,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.sampling import SEED
 from tests.spark.brokers import data_of, stored, wire
 from tests.spark.kills.harness import (
+    CLUSTER,
     OWN_FORMAT,
     ROUNDS,
     Driver,
+    Drivers,
     Killing,
     Ledger,
-    driver,
 )
 from tests.spark.kills.steps import (
     COMMIT_STEPS,
@@ -45,16 +44,10 @@ pytestmark = [
 TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)
 
 
-@pytest.fixture(scope="module")
-def killing(tmp_path_factory: pytest.TempPathFactory) -> Killing:
-    return Killing(tmp_path_factory.mktemp("kills"), random.Random(SEED))
-
-
-@pytest.fixture(scope="module")
-def cluster(killing: Killing) -> Iterator[Driver]:
+@pytest.fixture
+def cluster(drivers: Drivers) -> Driver:
     """Return a driver with two executors in processes of their own."""
-    with driver(killing.directory, "local-cluster[2,1,1024]") as found:
-        yield found
+    return drivers.get(CLUSTER)
 
 
 @pytest.fixture
@@ -85,7 +78,7 @@ def test_a_stream_loses_and_doubles_nothing(
     ledger = Ledger(broker, "logs")
     target = wire(broker, topic="copy", batchBytes=2000)
     steps = (*TASK_STEPS, *PLAN_STEPS, *COMMIT_STEPS, *PROGRESS_STEPS)
-    for step in killing.some_of(steps, 2):
+    for step in killing.some_of(steps, 1):
         words = {
             "source": source(broker, step),
             "target": target,
@@ -111,7 +104,7 @@ def test_a_batch_write_loses_and_doubles_nothing(
     ledger = Ledger(broker, "logs")
     ledger.publish(150)
     for number, step in enumerate(
-        killing.some_of((*TASK_STEPS, "planned", *COMMIT_STEPS), 2)
+        killing.some_of((*TASK_STEPS, "planned", *COMMIT_STEPS), 1)
     ):
         target = f"copy-{number}"
         broker.create_topic(target, 2)
@@ -135,14 +128,14 @@ def test_a_batch_write_loses_and_doubles_nothing(
 
 
 def test_an_archive_has_each_message_once(
-    cluster: Driver, broker: EmbeddedBroker, killing: Killing
+    cluster: Driver, broker: EmbeddedBroker, killing: Killing, tmp_path: Path
 ) -> None:
     """A half of a file that is there is not in the table, and does not stay."""
     ledger = Ledger(broker, "logs")
-    path = killing.directory / "archive"
+    path = tmp_path / "archive"
     words = {"path": str(path), "options": wire(broker, subscribe="logs")}
     deaths = [*product(FILE_STEPS, (SELF, EXECUTOR))]
-    for step, victim in killing.some_of(deaths, 2):
+    for step, victim in killing.some_of(deaths, 1):
         ledger.publish(300)
         killing.order(step, victim, skip_max=1)
         answer = cluster.ask("archive", **words)
