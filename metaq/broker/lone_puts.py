@@ -166,9 +166,8 @@ class LoneTicket:
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
-        context, puts, ids, offsets = (
-            self._context, self._puts, self._ids, self._offsets
-        )  # fmt: skip
+        context, puts = self._context, self._puts
+        ids, offsets = self._ids, self._offsets
         partition = self._log.log_id.partition
         waited_s = context.clock.monotonic_s() - self._appended_s
         context.put_latency.record(waited_s, len(puts))
