@@ -33,6 +33,14 @@ CHEAP = {
 to run, and Spark starts a process of the system for each file of a checkpoint that it
 renames. A whole run and sessions of other processes have Spark's own."""
 
+HAS_CONNECT = VERSION >= (4, 2)
+CONNECT = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+}
+"""Settings of a session that serves clients of Spark Connect as well."""
+
 # Of the sessions of child processes as well: not every machine knows its own name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -56,7 +64,8 @@ def spark() -> Iterator[SparkSession]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         interrupt = signal.getsignal(signal.SIGINT)
         builder = SparkSession.builder
-        for name, value in ({} if IS_WHOLE else CHEAP).items():
+        settings = {} if IS_WHOLE else {**CHEAP}
+        for name, value in {**settings, **(CONNECT if HAS_CONNECT else {})}.items():
             builder = builder.config(name, value)
         session = (
             builder.master("local[2]")

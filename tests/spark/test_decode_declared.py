@@ -11,6 +11,7 @@ import pytest
 
 from metaq.spark.versions import HAS_ARROW_UDF
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.sampling import IS_WHOLE
 from tests.spark.brokers import TOPIC, data_of, publish, stored
 from tests.spark.conftest import ROOT, VERSION
 
@@ -73,9 +74,13 @@ def broker() -> Iterator[EmbeddedBroker]:
 @pytest.mark.parametrize(
     ("command", "tables"),
     [
-        (
+        pytest.param(
             ["spark-pipelines", "run", "--conf", "spark.ui.enabled=false"],
             "spark-warehouse",
+            marks=pytest.mark.skipif(
+                VERSION >= (4, 2) and not IS_WHOLE,
+                reason="declared/test_project.py runs it",
+            ),
         ),
         pytest.param(
             ["metaq", "pipeline", "run", "--once", "--master", "local[1]", "."],

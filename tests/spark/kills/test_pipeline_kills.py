@@ -1,7 +1,8 @@
 """Processes of a declared pipeline are killed at every step of an update.
 
 What `metaq pipeline init` writes is run again behind each death. A run has one death,
-METAQ_WHOLE=1 all of them; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
+in `declared/test_project.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes
+it longer, METAQ_SEED repeats it.
 """
 
 import os
@@ -15,7 +16,8 @@ import pytest
 
 from metaq.testing.embedded import EmbeddedBroker
 from tests.cli.runner import run
-from tests.spark.declared.test_project import (
+from tests.sampling import IS_WHOLE
+from tests.spark.declared.project import (
     WAIT_S,
     broker,
     check_counts,
@@ -54,7 +56,7 @@ MASTERS = {
         ],
     ),
     "executors": (
-        "local-cluster[2,1,1024]",
+        "local-cluster[1,2,1024]",
         [*product(TASK_STEPS, (SELF, EXECUTOR, DRIVER))],
     ),
 }
@@ -107,8 +109,8 @@ class Updates:
         )
 
 
+@pytest.mark.skipif(not IS_WHOLE, reason="declared/test_project.py has one of them")
 @pytest.mark.parametrize("masters", MASTERS)
-@pytest.mark.sampled(1)
 def test_a_pipeline_is_right_though_its_processes_die(
     killing: Killing, broker: EmbeddedBroker, tmp_path: Path, masters: str
 ) -> None:

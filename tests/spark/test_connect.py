@@ -1,0 +1,86 @@
+"""A client of Spark Connect, in a process that has no JVM."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from metaq.spark.errors import JobError
+from metaq.spark.jobs.failures import sentence_of
+from metaq.testing.embedded import embedded_broker
+from tests.spark.brokers import TOPIC, wire
+from tests.spark.conftest import HAS_CONNECT, ROOT
+
+pytest.importorskip("grpc")
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not HAS_CONNECT, reason="was tried from PySpark 4.2 on"),
+]
+
+WAIT_S = 600.0
+CONNECT = """
+import json, sys
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+import metaq.spark
+
+url, options, place = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+spark = SparkSession.builder.remote(url).getOrCreate()
+metaq.spark.register(spark)
+metaq.spark.register(spark)
+rows = spark.range(10).selectExpr("concat('line ', id) AS value")
+rows.write.format("metaq").options(**options, topic="logs").mode("append").save()
+ours = spark.read.format("metaq").options(**options)
+found = {"read": ours.option("subscribe", "logs").load().count()}
+(
+    spark.readStream.format("metaq")
+    .options(**options, subscribe="logs", startingOffsets="earliest")
+    .load()
+    .selectExpr("string(value) AS line")
+    .writeStream.format("parquet")
+    .option("path", place + "/lines")
+    .option("checkpointLocation", place + "/checkpoint")
+    .trigger(availableNow=True)
+    .start()
+    .awaitTermination()
+)
+found["streamed"] = spark.read.parquet(place + "/lines").count()
+try:
+    ours.option("subscribe", "nobody").load().count()
+except PySparkException as error:
+    found["error"] = str(error)
+spark.stop()
+print(json.dumps(found))
+"""
+
+
+def test_a_client_of_spark_connect_reads_writes_streams_and_hears_of_errors(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The formats are registered there as in a session of its own process."""
+    from metaq.spark.declared.updates import server_url
+
+    script = tmp_path / "client.py"
+    script.write_text(CONNECT)
+    with embedded_broker(topics={TOPIC: 2}) as broker:
+        options = json.dumps(wire(broker, retryTimeoutMs=1000))
+        done = subprocess.run(
+            [sys.executable, str(script), server_url(spark), options, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["read"], found["streamed"]) == (10, 10)
+    assert "no broker has topic 'nobody'" in sentence_of(JobError(found["error"]))
