@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 800.0
 RECORD_BYTES = 35
+LINES = 5000
 QUICK = (
     "--conf",
     "spark.sql.shuffle.partitions=1",
@@ -112,34 +113,45 @@ def facts(done: Done) -> dict[str, int]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("master", ["local[1]", "local-cluster[1,1,1024]"])
-def test_a_topic_is_archived_replayed_measured_and_audited(
+def test_a_topic_is_ingested_archived_audited_and_replayed(
     broker: EmbeddedBroker,
     tmp_path: Path,
     master: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Tables for people and pipes, objects for machines; with executors apart too."""
-    publish(broker, numbered(100))
-    publish(broker, numbered(50, 100), partition=tp(1))
+    """Tables for people and pipes, objects for machines; with executors apart too.
+
+    Progress is shown on standard error; results stay clean, and Spark says nothing
+    there either.
+    """
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"\n".join(numbered(LINES)))
     path, wire = str(tmp_path / "archive"), ("--broker", broker.address)
     executors = ("--conf", f"spark.executorEnv.PYTHONPATH={ROOT}")
-    done = pipeline("archive", TOPIC, "--to", path, *wire, *executors, master=master)
-    found = facts(done)
-    assert (found["messages"], found["archive messages"]) == (150, 150)
+    words = ("ingest", TOPIC, str(lines), "--format", "text", "--json", *executors)
+    with on_terminal() as (terminal, seen):
+        process = start(*words, *wire, stderr=terminal, master=master)
+        result, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, json.loads(result)["messages"]) == (0, LINES)
+    assert re.search(r"ingest .*\d+/\d+ tasks", shown(seen))
+    assert "None" not in shown(seen)
+    assert b"WARN" not in seen
     request.getfixturevalue("warm_jvm")
+    found = facts(pipeline("archive", TOPIC, "--to", path, *wire))
+    assert (found["messages"], found["archive messages"]) == (LINES, LINES)
     done = pipeline("audit", TOPIC, "--archive", path, *wire)
     assert facts(done) == {
         **dict.fromkeys(("lost", "doubled", "corrupted", "reordered", "extra"), 0),
-        "source": 150,
-        "target": 150,
+        "source": LINES,
+        "target": LINES,
         "away": 0,
         "behind": 0,
         "expired": 0,
     }
     done = pipeline("replay", path, "--topic", "copy", "--json", *wire)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {"messages": 150, "bytes": 150 * 15}
-    assert data_of(stored(broker, "copy")) == numbered(150)
+    assert json.loads(done.stdout) == {"messages": LINES, "bytes": LINES * 15}
+    assert data_of(stored(broker, "copy")) == numbered(LINES)
 
 
 @pytest.mark.usefixtures("warm_jvm")
@@ -170,23 +182,6 @@ def test_a_spark_that_does_not_start_says_why(master: str, reason: str) -> None:
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
     assert "; at " not in done.stderr
-
-
-def test_progress_is_shown_on_a_terminal(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """On standard error; results stay clean, and Spark says nothing there either."""
-    lines = tmp_path / "lines"
-    lines.write_text("\n".join(f"line {number}" for number in range(5000)))
-    words = ("ingest", TOPIC, str(lines), "--format", "text", "--json")
-    with on_terminal() as (terminal, seen):
-        process = start(*words, "--broker", broker.address, stderr=terminal)
-        result, _ = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
-    assert re.search(r"ingest .*\d+/\d+ tasks", shown(seen))
-    assert "None" not in shown(seen)
-    assert b"WARN" not in seen
-    assert len(data_of(stored(broker))) == 5000
 
 
 def shown(seen: bytearray) -> str:
@@ -334,10 +329,11 @@ def start(
     *words: str,
     stdout: IO[bytes] | int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
+    master: str = "local[1]",
 ) -> Process:
     """Run a command without waiting for its end."""
     return subprocess.Popen(
-        command(*words),
+        command(*words, master=master),
         env={**environment(), "TERM": "xterm"},
         stdout=stdout,
         stderr=stderr,
