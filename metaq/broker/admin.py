@@ -206,8 +206,7 @@ class AdminServer(Service):
             # Linux takes the mode of the new name from the socket itself. The usual
             # umask is for the whole process, and other threads make files meanwhile.
             os.fchmod(sock.fileno(), SOCKET_MODE)
-            if self._fs.exists(temporary):
-                self._fs.unlink(temporary)
+            self._fs.discard(temporary)
             with short_address(self._fs, temporary) as address:
                 sock.bind(address)
             sock.listen(CONNECTION_COUNT_MAX)

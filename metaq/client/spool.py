@@ -193,8 +193,7 @@ class Spool:
     def _recover(self) -> None:
         if not self._fs.exists(self._path):
             self._fs.write_atomically(self._path, encode_header())
-        if self._fs.exists(self.directory / NEW_NAME):
-            self._fs.unlink(self.directory / NEW_NAME)
+        self._fs.discard(self.directory / NEW_NAME)
         self._open_files()
         assert self._reader is not None
         assert self._writer is not None
@@ -383,8 +382,7 @@ class Spool:
         self._end = position
 
     def _write_new(self, path: Path) -> None:
-        if self._fs.exists(path):
-            self._fs.unlink(path)
+        self._fs.discard(path)
         file = self._fs.open_append(path, create=True)
         try:
             file.write(encode_header())

@@ -162,6 +162,11 @@ class FileSystem:
             self._calls.unlink(path)
         self.sync_directory(path.parent)
 
+    def discard(self, path: Path) -> None:
+        """Remove a file's name as `unlink` does, if there is such a file."""
+        if self.exists(path):
+            self.unlink(path)
+
     def make_directory(self, path: Path, *, is_synced: bool = True) -> None:
         """Create one directory level, durable on return; an existing one is kept.
 

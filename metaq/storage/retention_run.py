@@ -395,9 +395,7 @@ def remove_segment(
     else:
         archive = segment.path.with_name(segment.path.name + ARCHIVE_SUFFIX)
         fs.rename(segment.path, archive)
-    spans = spans_path(segment.path, segment.base_offset)
-    if fs.exists(spans):
-        fs.unlink(spans)
+    fs.discard(spans_path(segment.path, segment.base_offset))
 
 
 def _write_zip(
@@ -406,8 +404,7 @@ def _write_zip(
     """Make `<name>.meta.zip`, whole and durable, with one entry `<name>.meta`."""
     archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
     temporary = archive.with_name(archive.name + ".tmp")
-    if fs.exists(temporary):
-        fs.unlink(temporary)
+    fs.discard(temporary)
     source = fs.open_read(segment.path)
     try:
         _refuse_damage(fs, source, segment, require_wanted)

@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from metaq.fs import FileSystem
-from metaq.txn.side_file import (
-    decode_fields,
-    encode_fields,
-    read_side_file,
-    remove_side_file,
-)
+from metaq.txn.side_file import decode_fields, encode_fields, read_side_file
 
 DELETIONS_FILE: Final = "deletions"
 
@@ -72,7 +67,7 @@ def remove_deletions(fs: FileSystem, directory: Path) -> None:
     Raises:
         StorageError: the disk refuses.
     """
-    remove_side_file(fs, directory / DELETIONS_FILE)
+    fs.discard(directory / DELETIONS_FILE)
 
 
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:

@@ -740,9 +740,7 @@ def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Non
     """
     for number in sorted(numbers):
         for kind in ("redo", "sums"):
-            path = directory / f"{kind}.{number}"
-            if fs.exists(path):
-                fs.unlink(path)
+            fs.discard(directory / f"{kind}.{number}")
 
 
 def join_chunks(chunks: Sequence[Buffer]) -> Buffer:

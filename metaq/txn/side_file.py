@@ -63,15 +63,5 @@ def read_side_file(
         raise StorageError(f"{path.name} damaged: file={path} {error}") from error
 
 
-def remove_side_file(fs: FileSystem, path: Path) -> None:
-    """Remove a file, if there is one.
-
-    Raises:
-        StorageError: the disk refuses.
-    """
-    if fs.exists(path):
-        fs.unlink(path)
-
-
 def _crc(fields: Mapping[str, object]) -> int:
     return crc32(json.dumps(fields, sort_keys=True).encode())

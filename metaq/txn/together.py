@@ -20,12 +20,7 @@ from typing import Final, TypeAlias
 
 from metaq.fs import FileSystem
 from metaq.model import MessageId
-from metaq.txn.side_file import (
-    decode_fields,
-    encode_fields,
-    read_side_file,
-    remove_side_file,
-)
+from metaq.txn.side_file import decode_fields, encode_fields, read_side_file
 
 TOGETHER_FILE: Final = "together"
 
@@ -80,4 +75,4 @@ def remove_together(fs: FileSystem, directory: Path) -> None:
     Raises:
         StorageError: the disk refuses.
     """
-    remove_side_file(fs, directory / TOGETHER_FILE)
+    fs.discard(directory / TOGETHER_FILE)

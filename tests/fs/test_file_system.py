@@ -153,6 +153,11 @@ def test_names_are_synced_where_they_change(tmp_path: Path) -> None:
     assert changed() == set()
     disk.rename(sub / "a", tmp_path / "b")
     assert changed() == {sub, tmp_path}
+    disk.discard(tmp_path / "b")
+    assert changed() == {tmp_path}
+    disk.discard(tmp_path / "b")
+    assert changed() == set()
+    disk.open_append(tmp_path / "b", create=True).close()
     disk.unlink(tmp_path / "b")
     assert changed() == {tmp_path}
     disk.write_atomically(tmp_path / "c", b"x")
