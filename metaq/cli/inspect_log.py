@@ -89,7 +89,11 @@ def base_offset_of(path: Path) -> Offset:
 
 
 def iter_records(
-    file: SegmentSource, start: Position, *, end: Position
+    file: SegmentSource,
+    start: Position,
+    *,
+    end: Position,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
     """Yield each record with its position; last, if there is one, why the walk ended.
 
@@ -97,6 +101,7 @@ def iter_records(
         file: the segment.
         start: a record boundary.
         end: where the file ends, or ended when its size was asked.
+        window_bytes: bytes read at once; a larger record is read alone.
     """
     window, base = b"", start
     position = start
@@ -114,7 +119,7 @@ def iter_records(
         ):
             yield result
             return
-        size = min(max(WINDOW_BYTES, needed), end - position)
+        size = min(max(window_bytes, needed), end - position)
         base = position
         window = file.read_at(position, SizeBytes(size))
         if not window:

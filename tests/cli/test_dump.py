@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.cli import inspect_log
-from metaq.cli.inspect_log import iter_records
+from metaq.cli.inspect_log import WINDOW_BYTES, iter_records
+from metaq.cli.render import preview
 from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Position
 from metaq.record.flags import encode_payload
@@ -34,13 +34,13 @@ def record(payload: bytes, message_id: int = 1, flag: int = 0) -> bytes:
 @given(payloads=st.lists(st.binary(max_size=300), max_size=20))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_record_is_found_whatever_the_window(
-    payloads: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    payloads: list[bytes], tmp_path: Path
 ) -> None:
     """Records that cross windows, or are larger than one, come whole."""
-    monkeypatch.setattr(inspect_log, "WINDOW_BYTES", 64)
     path = write(tmp_path, *[record(p, i + 1) for i, p in enumerate(payloads)])
     file = SystemFileSystem().open_read(path)
-    found = list(iter_records(file, Position(0), end=Position(file.size())))
+    end = Position(file.size())
+    found = list(iter_records(file, Position(0), end=end, window_bytes=64))
     file.close()
     assert [r.payload for _at, r in found] == payloads  # type: ignore[misc]  # records
 
@@ -77,13 +77,14 @@ def test_from_and_max_choose(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".arc", ".zip"])
 def test_an_archived_segment_is_read_like_any_other(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, suffix: str
 ) -> None:
     """Retention renamed or compressed it; offsets, `--from` and damage stay."""
-    monkeypatch.setattr(inspect_log, "WINDOW_BYTES", 64)
+    size = WINDOW_BYTES // 3
     bad = bytearray(record(b"bad"))
     bad[-1] ^= 1
-    records = [record(b"%d" % n) for n in range(8)]
+    payloads = [(b"%d" % n).ljust(size) for n in range(8)]
+    records = [record(payload) for payload in payloads]
     path = write(tmp_path, *records, bytes(bad), record(b"after"))
     archived = path.with_name(path.name + suffix)
     if suffix == ".arc":
@@ -91,13 +92,14 @@ def test_an_archived_segment_is_read_like_any_other(
     else:
         with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED) as file:
             file.write(path, path.name)
-    result = run("dump", str(archived), "--from", str(BASE + 5 * 21))
+    result = run("dump", str(archived), "--from", str(BASE + 5 * (20 + size)))
     assert [line.split("\t")[-1] for line in result.stdout.splitlines()] == [
-        "payload", "5", "6", "7",
+        "payload", *map(preview, payloads[5:]),
     ]  # fmt: skip
     assert result.exit_code == 1
-    assert f"damaged record at offset {BASE + 8 * 21}" in result.stderr
-    assert f"next good record is at offset {BASE + 8 * 21 + 23}" in result.stderr
+    end = BASE + 8 * (20 + size)
+    assert f"damaged record at offset {end}" in result.stderr
+    assert f"next good record is at offset {end + 23}" in result.stderr
 
 
 def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:

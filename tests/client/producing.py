@@ -290,8 +290,10 @@ class StandInPool:
     def __init__(self, brokers: Iterable[StandInBroker]) -> None:
         self.brokers = {broker.address: broker for broker in brokers}
         self.attempts = 0
+        self.looks = 0
 
     def ready(self, address: BrokerAddress) -> StandInConnection | None:
+        self.looks += 1
         return self.brokers[address].connection
 
     async def get(

@@ -20,7 +20,6 @@ from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.model import Message
-from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import AnyBroker, StartBroker
 
 ROOT = Path(__file__).parents[2]
@@ -91,19 +90,8 @@ def test_defaults_are_those_of_metaq() -> None:
 
 def test_a_consumer_commits_then_releases_then_leaves(
     start_broker: StartBroker,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next owner finds the offset, whatever it sees first."""
-    steps: list[str] = []
-    replace, delete = MemoryCoordinator.replace, MemoryCoordinator.delete
-
-    async def noted_replace(self: Any, path: str, data: bytes, **more: Any) -> None:
-        await replace(self, path, data, **more)
-        steps.append(path)
-
-    async def noted_delete(self: Any, path: str, **more: Any) -> bool:
-        steps.append(path)
-        return await delete(self, path, **more)
 
     async def scenario(broker: AnyBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
@@ -111,16 +99,16 @@ def test_a_consumer_commits_then_releases_then_leaves(
                 await producer.send("t", b"x")
             async with client.consumer("g", ["t"], consumer_id="c") as consumer:
                 assert await consumer.receive(PATIENCE_S) is not None
-                monkeypatch.setattr(MemoryCoordinator, "replace", noted_replace)
-                monkeypatch.setattr(MemoryCoordinator, "delete", noted_delete)
+                broker.zookeeper.calls.clear()
 
-    asyncio.run(scenario(start_broker({"t": 1})))
-    monkeypatch.undo()
+    broker = start_broker({"t": 1})
+    asyncio.run(scenario(broker))
     group = "/meta/consumers/g"
-    assert steps == [
-        f"{group}/offsets/t/0-0",
-        f"{group}/owners/t/0-0",
-        f"{group}/ids/g_c",
+    changes = {"replace", "delete", "set", "create"}
+    assert [call for call in broker.zookeeper.calls if call[0] in changes] == [
+        ("replace", f"{group}/offsets/t/0-0"),
+        ("delete", f"{group}/owners/t/0-0"),
+        ("delete", f"{group}/ids/g_c"),
     ]
 
 

@@ -11,7 +11,6 @@ from metaq.client import Client
 from metaq.client.errors import StuckError
 from metaq.errors import CorruptRecordError
 from metaq.model import Offset
-from metaq.retry import Backoff
 from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 
@@ -183,8 +182,6 @@ def test_refusals_without_a_word_of_damage_end_with_the_watchdog(
     scene: Scene, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data, a worker that waits, and the same 500 for ever."""
-    often = Backoff(first_s=0.05, max_s=0.05)
-    monkeypatch.setattr("metaq.client.consume.fetcher.BACKOFF", often)
     monkeypatch.setattr(
         "metaq.protocol.texts.with_damage", lambda text, *_args, **_named: text
     )

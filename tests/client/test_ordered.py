@@ -14,7 +14,6 @@ import pytest
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.names import parse_address
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce import ordered_producer
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
@@ -31,7 +30,6 @@ from metaq.errors import (
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, TopicPartition
-from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.rigs.fs import FaultyFileSystem
@@ -265,11 +263,8 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
     spool.close()
 
 
-def test_a_full_disk_sends_nothing_twice(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
     """An acknowledged message that cannot be removed waits for its removal alone."""
-    monkeypatch.setattr(ordered_producer, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
     fs = FaultyFileSystem()
 
     async def scenario() -> None:

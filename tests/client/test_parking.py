@@ -16,7 +16,7 @@ from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client, Consumer
 from metaq.errors import LogDirLockedError, RequestTimeoutError
-from metaq.fs import SystemFileSystem
+from metaq.fs import DirLock, SystemFileSystem
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
@@ -209,28 +209,31 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
     assert seen == [b"0"]
 
 
-def test_a_start_that_is_cancelled_holds_nobody_else_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
     """The disk may open the spool when it is not wanted any more."""
-    opened, go_on, open_now = threading.Event(), threading.Event(), Spool.open
+    opened, go_on = threading.Event(), threading.Event()
 
-    def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
-        spool = open_now(fs, directory)
-        opened.set()
-        go_on.wait(20)
-        return spool
+    class SlowDisk(SystemFileSystem):
+        def lock_directory(self, path: Path) -> DirLock:
+            lock = super().lock_directory(path)
+            opened.set()
+            go_on.wait(20)
+            return lock
 
     def is_free() -> bool:
         try:
-            open_now(SystemFileSystem(), tmp_path / spool_name("test", "g")).close()
+            Spool.open(SystemFileSystem(), tmp_path / spool_name("test", "g")).close()
         except LogDirLockedError:
             return False
         return True
 
     async def scenario() -> None:
         parking = LocalRetryStore(
-            empty_feed(), group="g", topics=["test"], policy=policy(tmp_path)
+            empty_feed(),
+            group="g",
+            topics=["test"],
+            policy=policy(tmp_path),
+            fs=SlowDisk(),
         )
         starting = asyncio.create_task(parking.start())
         await until(opened.is_set)
@@ -241,7 +244,6 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(
         go_on.set()
         await until(is_free)
 
-    monkeypatch.setattr(Spool, "open", open_slowly)
     asyncio.run(scenario())
 
 

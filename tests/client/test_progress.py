@@ -27,7 +27,6 @@ from metaq.errors import (
     UnavailableError,
 )
 from metaq.model import Message, MessageId, Offset
-from metaq.retry import Backoff
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import StartBroker, until
@@ -361,11 +360,8 @@ def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
     broker: Any,
     client: Any,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is told by `health` and by one line, for as long as it takes."""
-    often = Backoff(first_s=0.05, max_s=0.05)
-    monkeypatch.setattr("metaq.client.consume.fetcher.BACKOFF", often)
     broker.put(b"m")
     broker.close_partition()
     with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:

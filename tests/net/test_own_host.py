@@ -47,6 +47,6 @@ def test_the_host_is_that_of_a_route(
     host: str,
 ) -> None:
     """IPv4 first, and loopback for want of anything else."""
-    monkeypatch.setattr(_Probe, "routes", routes)
-    monkeypatch.setattr("socket.socket", _Probe)
+    probe = type("Probe", (_Probe,), {"routes": routes})
+    monkeypatch.setattr("socket.socket", probe)
     assert own_host() == host
