@@ -14,6 +14,7 @@ from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.sampling import IS_WHOLE
 from tests.spark.brokers import TOPIC, data_of, publish, stored
 from tests.spark.conftest import ROOT, VERSION
+from tests.spark.projects import write_project
 
 pytestmark = [
     pytest.mark.spark,
@@ -24,13 +25,6 @@ pytestmark = [
 for name in ("grpc", "pandas", "yaml", "zstandard"):
     pytest.importorskip(name, reason="declared pipelines take PySpark's own extra")
 
-SPEC = """
-name: decoded
-storage: {storage}
-libraries:
-  - glob:
-      include: transformations/**
-"""
 TABLES = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -96,11 +90,8 @@ def test_a_declared_pipeline_has_rows_and_dead_letters(
 ) -> None:
     """The schema is parsed, and columns made, without a JVM in the process."""
     publish(broker, [b'{"level": "INFO", "code": %d}' % n for n in range(20)] + BAD)
-    (tmp_path / "transformations").mkdir()
     text = TABLES.format(address=broker.address, topic=TOPIC)
-    (tmp_path / "transformations" / "tables.py").write_text(text)
-    spec = SPEC.format(storage=(tmp_path / "storage").as_uri())
-    (tmp_path / "spark-pipeline.yml").write_text(spec)
+    write_project(tmp_path, "decoded", text)
     scripts = Path(sys.executable).parent
     path = os.pathsep.join([str(scripts), os.environ["PATH"]])
     done = subprocess.run(

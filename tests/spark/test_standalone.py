@@ -25,6 +25,7 @@ import pytest
 from metaq.client import Client
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
+from tests.spark.projects import write_project
 from tests.spark.test_executors import RealZooKeeper
 
 pytestmark = [
@@ -44,14 +45,6 @@ TOPICS = ({"many": 2, "copy": 2, "declared": 2}, {"many": 2})
 START_S = 120.0
 JOB_S = 400.0
 
-
-SPEC = """
-name: declared
-storage: {storage}
-libraries:
-  - glob:
-      include: transformations/**
-"""
 TABLES = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -156,16 +149,6 @@ def run_python(*words: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-def declare(place: Path, zookeeper: str) -> None:
-    """Write a pipeline from the topic `copy` by a table to the topic `declared`."""
-    (place / "transformations").mkdir(parents=True)
-    (place / "transformations" / "tables.py").write_text(
-        TABLES.format(zookeeper=zookeeper)
-    )
-    spec = SPEC.format(storage=(place / "storage").as_uri())
-    (place / "spark-pipeline.yml").write_text(spec)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run job and pipeline on a cluster; return what the job prints and logs, and what
@@ -191,7 +174,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         found["log"] = done.stderr
         if HAS_PIPELINES:
-            declare(place / "project", zookeeper.address)
+            text = TABLES.format(zookeeper=zookeeper.address)
+            write_project(place / "project", "declared", text)
             settings = [f"--conf={name}={value}" for name, value in SMALL.items()]
             update = ("metaq", "pipeline", "run", str(place / "project"), "--once")
             run_python(*update, "--master", master, *settings)
