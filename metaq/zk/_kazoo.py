@@ -394,11 +394,8 @@ class KazooCoordinator:
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
         """Create a node that lives as long as this session; parents as needed."""
-        request = partial(
-            self._client.create_async, path, data, ephemeral=True, makepath=True
-        )
         try:
-            await self._ask("create", path, request, bool, deadline_s)
+            await self._create(path, data, deadline_s, ephemeral=True)
         except NoNodeError as error:
             # kazoo makes parents, and of the root itself no more than the last step.
             root = self._client.chroot
@@ -410,17 +407,32 @@ class KazooCoordinator:
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed."""
         set_it = partial(self._client.set_async, path, data)
-        create_it = partial(self._client.create_async, path, data, makepath=True)
         for _ in range(SET_OR_CREATE_TRIES):
             with suppress(NoNodeError):
                 await self._ask("set", path, set_it, bool, deadline_s)
                 return
             with suppress(NodeExistsError):
-                await self._ask("create", path, create_it, bool, deadline_s)
+                await self._create(path, data, deadline_s)
                 return
         raise CoordinationError(
             f"set {path}: created and deleted by others, {SET_OR_CREATE_TRIES} times"
         )
+
+    async def _create(
+        self, path: str, data: bytes, deadline_s: float, *, ephemeral: bool = False
+    ) -> None:
+        """Create a node, and what is missing above it."""
+        create = partial(self._client.create_async, path, data, ephemeral=ephemeral)
+        with suppress(NoNodeError):
+            await self._ask("create", path, create, bool, deadline_s)
+            return
+        # Kazoo would look at all parents first, and nearly always one is missing.
+        if parent := path.rpartition("/")[0]:
+            make_parent = partial(self._client.create_async, parent)
+            with suppress(NoNodeError, NodeExistsError):
+                await self._ask("create", parent, make_parent, bool, deadline_s)
+        make_all = partial(create, makepath=True)
+        await self._ask("create", path, make_all, bool, deadline_s)
 
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -39,6 +40,8 @@ CLOCK = SystemClock()
 PATIENCE_S = 60.0
 SESSION_TIMEOUT_MS = 20_000
 """No session ends by itself, however long this machine stands still."""
+REQUESTS_MAX = 20
+"""Of a topic of four nodes: 4 looks, 13 for the nodes and their parents, 3 watches."""
 PATHS = NodePaths()
 MASTER = "/meta/brokers/ids/0/master"
 TWO = (AdvertisedTopic("meta-test", 2), AdvertisedTopic("test", 2))
@@ -154,6 +157,33 @@ def test_a_registered_broker_leaves_the_recorded_tree(
             expected = recorded(tree, snapshot)
             assert found | expected == found
             assert set(found) - set(expected) <= {"/meta"}
+
+    run(scenario)
+
+
+def test_a_new_topic_takes_few_requests(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start with thousands of topics takes as long as all of theirs."""
+    paths: list[str] = []
+    send = KazooClient._call
+
+    def note(client: KazooClient, request: Any, answer: Any) -> object:
+        paths.append(getattr(request, "path", ""))
+        return send(client, request, answer)
+
+    monkeypatch.setattr(KazooClient, "_call", note)
+    many = tuple(AdvertisedTopic(f"many-{number}", 2) for number in range(8))
+    snapshot = snapshot_of(*TWO, *many)
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper) as (registry, _):
+            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            assert await registry.register(snapshot, deadline_s=in_s())
+            asked = [path for path in paths if "many-" in path]
+            assert len(asked) <= REQUESTS_MAX * len(many), sorted(asked)
+            wanted = recorded("after_broker_start", snapshot)
+            assert wanted.items() <= (await tree_of(zookeeper)).items()
 
     run(scenario)
 
