@@ -131,6 +131,13 @@ def test_a_partition_that_is_none_is_an_error(wanted: str) -> None:
         router().route(rows, TOPIC)
 
 
+def test_a_number_of_another_broker_is_named_with_it() -> None:
+    """Partition 1 there is not partition 1 here."""
+    types = {"value": BYTES, "partition": INT, "broker_id": INT}
+    with pytest.raises(RowError, match="has no partition 9-1; it has 0-0, 0-1, 1-0"):
+        router().route(batch(types, (b"v", 1, 9)), TOPIC)
+
+
 def test_attributes_become_part_of_the_payload() -> None:
     """An empty one is not none."""
     rows = batch(

@@ -51,22 +51,23 @@ def replay(
         JobError: Reading or writing failed.
         OptionError: An option of the write is wrong.
     """
-    SinkOptions.from_map(options)
+    has_topic = SinkOptions.from_map(options).topic is not None
     rows = read_archive(spark, path)
     with job_errors("replay"):
         wanted = rows if where is None else rows.where(where)
         spread = wanted.repartition("topic", "broker_id", "partition")
         ordered = spread.sortWithinPartitions(*ORDER)
-        name = sf.concat_ws("-", "broker_id", "partition")
-        target: tuple[Column, ...] = (name.alias("partition"),)
+        target: tuple[Column | str, ...] = ("broker_id", "partition")
         if not keeps_partitions:
-            source = sf.concat_ws("/", sf.col("topic"), name).cast("binary")
+            name = sf.concat_ws("-", *target)
+            source = sf.concat_ws("/", "topic", name).cast("binary")
             target = (sf.coalesce("key", source).alias("partition_key"),)
         # PySpark takes time in the square of a batch's rows for lists that are null;
         # the sink takes an empty one for none as well.
         headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL)).alias("headers")
-        columns = ("topic", "attribute", "key", headers, "value")
-        return write_messages(ordered.select(*columns, *target), options)
+        columns = ("attribute", "key", headers, "value", *target)
+        names = columns if has_topic else ("topic", *columns)
+        return write_messages(ordered.select(*names), options)
 
 
 def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:

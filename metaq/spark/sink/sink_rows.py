@@ -323,6 +323,9 @@ def _named(
         found = next((p for p in known if p.partition == wanted), None)
     if found not in known:
         have = ", ".join(f"{p.broker_id}-{p.partition}" for p in known)
-        raise RowError(f"topic {topic} has no partition {wanted}; it has {have}")
+        name = wanted
+        if isinstance(wanted, int) and broker_id is not None:
+            name = f"{broker_id}-{wanted}"
+        raise RowError(f"topic {topic} has no partition {name}; it has {have}")
     assert found is not None
     return found
