@@ -274,6 +274,14 @@ ROUTE = st.dictionaries(
 )
 
 
+def test_a_query_has_one_name_however_spark_spells_its_checkpoint() -> None:
+    """A flow's first run has it as it was put together, later ones as it is listed."""
+    spellings = ("file:/x/alert/0", "file:///x/alert/0", "file:///x/alert/0/")
+    assert len({*map(routes_name, spellings)}) == 1
+    others = ("hdfs:///x/alert/0", "hdfs://node/x/alert/0", "/x/alert/0", "x:/alert/0")
+    assert len({*map(routes_name, (*spellings, *others))}) == 1 + len(others)
+
+
 @given(committed=st.integers(-1, 10**9), last=ROUTE, following=ROUTE)
 def test_routes_come_back(
     committed: int,

@@ -1,6 +1,7 @@
 """The stream writer, as Arrow batches where Spark has them (4.1), as rows before."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
@@ -22,6 +23,8 @@ ROWS_MAX: Final = 10_000
 """Rows put together to a batch where Spark hands over rows."""
 
 _NAME_BYTES: Final = 12
+_NO_HOST: Final = re.compile(r"^([A-Za-z][\w+.-]*:)/(?!/)")
+"""A URL whose host is left out with its slashes."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +126,15 @@ def stream_writer(
 
 
 def routes_name(checkpoint: str) -> str:
-    """Return the name under which a query keeps where its batches go."""
-    place = checkpoint.rstrip("/").encode()
+    """Return the name under which a query keeps where its batches go.
+
+    Spark spells one directory in two ways: a flow of a declared pipeline begins with
+    file:/x, and goes on with file:///x when the directory is there.
+
+    Args:
+        checkpoint: the option `checkpointLocation`.
+    """
+    place = _NO_HOST.sub(r"\1///", checkpoint.rstrip("/")).encode()
     return f"sink-{blake2b(place, digest_size=_NAME_BYTES).hexdigest()}"
 
 
