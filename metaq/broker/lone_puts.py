@@ -187,14 +187,20 @@ class LoneTicket:
     def on_failed(self, error: StorageError | ClosedError | ServerError) -> None:
         """Refuse every put of the run."""
         log_id, puts = self._log.log_id, self._puts
-        refusal = refuse_put(
-            self._context,
-            error,
-            topic=log_id.topic,
-            partition=log_id.partition,
-            count=len(puts),
-        )
-        status, body = refusal.status, str(refusal).encode()
+        try:
+            refusal = refuse_put(
+                self._context,
+                error,
+                topic=log_id.topic,
+                partition=log_id.partition,
+                count=len(puts),
+            )
+            status, body = refusal.status, str(refusal).encode()
+        except MemoryError:
+            for answerer, *_ in puts:
+                answerer.run_out()
+            self._answer([b""] * len(puts))
+            return
         self._answer_each(lambda k: encode_result(status, body, int(puts[k][1])))
 
     def _answer_each(self, encode: Callable[[int], bytes]) -> None:

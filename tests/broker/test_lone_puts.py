@@ -176,6 +176,25 @@ def test_what_finds_no_memory_is_refused(
     run(tmp_path / "data", scenario)
 
 
+def test_without_memory_for_a_refusal_each_connection_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays in flight."""
+
+    def lack(*_arguments: object, **_more: object) -> None:
+        raise MemoryError
+
+    async def scenario(rig: Rig) -> None:
+        monkeypatch.setattr(lone_puts, "count_puts", lack)
+        monkeypatch.setattr(lone_puts, "refuse_put", lack)
+        sessions = [rig.put(7), rig.put(8)]
+        rig.end_pass()
+        assert all(session.is_out for session in sessions)
+        assert [session.replies for session in sessions] == [[b""], [b""]]
+
+    run(tmp_path / "data", scenario)
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_reply_without_memory_ends_its_connection_alone(
     is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
