@@ -74,7 +74,7 @@ class ChildMember(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.error: BaseException | None = None
         self._ledger = ledger
-        self._leaving = threading.Event()
+        self.leaving = threading.Event()
         command = [sys.executable, "-m", __name__, zookeeper, group, topic, name]
         command.append(str(session_timeout_s))
         self._child = subprocess.Popen(

@@ -74,7 +74,7 @@ class JavaMember(threading.Thread):
         self._partitions = sorted(f"{p.broker_id}-{p.partition}" for p in partitions)
         self._ports = ports
         self._ledger = ledger
-        self._leaving = threading.Event()
+        self.leaving = threading.Event()
         self._changed = threading.Event()
         self._offsets: dict[str, tuple[int, int]] = {}
         """Claimed partition → message id and offset."""
@@ -87,7 +87,7 @@ class JavaMember(threading.Thread):
         try:
             self._join()
             commit_at_s = 0.0
-            while not self._leaving.is_set():
+            while not self.leaving.is_set():
                 if self._changed.is_set():
                     self._changed.clear()
                     self.is_ok = self._rebalance()
@@ -109,7 +109,7 @@ class JavaMember(threading.Thread):
 
     def leave(self) -> None:
         """Leave the group in order, and wait for it."""
-        self._leaving.set()
+        self.leaving.set()
         self.join(30)
         assert not self.is_alive()
         assert self.error is None, self.error
@@ -121,7 +121,7 @@ class JavaMember(threading.Thread):
         self._watch(None)
 
     def _watch(self, _event: object) -> None:
-        if not self._leaving.is_set():
+        if not self.leaving.is_set():
             self._zookeeper.get_children(f"{self._root}/ids", watch=self._watch)
             self._changed.set()
 
