@@ -26,9 +26,14 @@ from tests.client.producing import at, run_virtual
 PLACE = at(2)
 
 
-def make_batch(payloads: list[bytes], thread_id: int = -1) -> Batch:
-    loop = asyncio.get_running_loop()
-    home = Home(threading.Lock(), loop, thread_id)
+def make_home(thread_id: int = -1) -> Home:
+    return Home(threading.Lock(), asyncio.get_running_loop(), thread_id)
+
+
+def make_batch(
+    payloads: list[bytes], thread_id: int = -1, home: Home | None = None
+) -> Batch:
+    home = home or make_home(thread_id)
     batch = Batch(home, created_s=0.0, timeout_s=1.0, may_move=True)
     batch.payloads = payloads
     return batch
@@ -235,8 +240,9 @@ def test_a_callback_in_the_child_of_a_fork_is_refused() -> None:
     """Its lock may be held for ever, and its loop is the parent's."""
 
     async def main() -> None:
-        batch = make_batch([b"a"])
-        batch._home.pid -= 1
+        home = make_home()
+        home.pid -= 1
+        batch = make_batch([b"a"], home=home)
         with pytest.raises(ClosedError, match="its outcome is known there"):
             SendFuture(batch, 0).add_done_callback(print)
 

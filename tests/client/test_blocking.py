@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from metaq.client import Client, FileOffsets
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.client.sync import client as blocking
+from metaq.client.sync.client import OPEN_CLIENTS, close_open_clients
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_faults import FaultKind
@@ -681,32 +682,31 @@ def test_a_program_s_end_knows_of_open_clients_alone(
     """Of each function that is registered and taken back, CPython keeps a place."""
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", registered.append)
-    monkeypatch.setattr(blocking, "_open", {})
+    before = list(OPEN_CLIENTS)
     for _ in range(3):
-        with Client(brokers=[broker.address], **QUICK):
-            assert len(blocking._open) == 1
-    assert (registered, blocking._open) == ([], {})
+        with Client(brokers=[broker.address], **QUICK) as client:
+            assert list(OPEN_CLIENTS) == [*before, client]
+    assert (registered, list(OPEN_CLIENTS)) == ([], before)
 
 
 def test_a_client_that_cannot_be_closed_at_the_end_stops_no_other(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker,
 ) -> None:
     """The newest first, as they would be closed by their blocks."""
-    clients = [Client(brokers=[broker.address], **QUICK) for _ in range(3)]
     closed: list[Client] = []
-    close_it = Client.close
 
-    def close(client: Client) -> None:
-        closed.append(client)
-        close_it(client)
-        if client is clients[1]:
-            raise OSError("as the test says")
+    class Noted(Client):
+        def close(self, *words: Any, **named: Any) -> None:
+            closed.append(self)
+            super().close(*words, **named)
+            if self is clients[1]:
+                raise OSError("as the test says")
 
-    monkeypatch.setattr(blocking, "_open", {})
-    for client in clients:
-        client.start()
-    monkeypatch.setattr(Client, "close", close)
-    with pytest.raises(OSError, match="as the test says"):
-        blocking._close_open()
-    assert closed == clients[::-1]
-    assert not blocking._open
+    clients = [Noted(brokers=[broker.address], **QUICK) for _ in range(3)]
+    with mock.patch.dict(OPEN_CLIENTS, clear=True):
+        for client in clients:
+            client.start()
+        with pytest.raises(OSError, match="as the test says"):
+            close_open_clients()
+        assert closed == clients[::-1]
+        assert not OPEN_CLIENTS

@@ -29,7 +29,7 @@ from tests.client.worlds import (
     payloads,
     take,
 )
-from tests.rigs.inside import subscription_of, twin_of
+from tests.rigs.inside import fetchers_of, twin_of
 
 ONE_BROKER = {
     "java": "damage, faults on cue, a log whose start moves, a broker that never waits",
@@ -322,7 +322,7 @@ def _buffered_bytes(feed: Any) -> int:
 
 
 def _asked_bytes(consumer: Any) -> int:
-    fetchers = subscription_of(consumer)._fetchers.values()
+    fetchers = fetchers_of(consumer).values()
     return sum(fetcher.cursor.size_bytes for fetcher in fetchers)
 
 
@@ -698,7 +698,7 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
     """Whatever stopped the fetcher: a worker waits, there is data, nothing comes."""
     with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
         assert consumer.receive(0.3) is None  # silence without data is no error
-        subscription_of(async_of(consumer))._fetchers[ZERO].stop()
+        fetchers_of(async_of(consumer))[ZERO].stop()
         broker.put(b"m")
         with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):
             consumer.receive(30)

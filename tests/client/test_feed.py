@@ -351,25 +351,28 @@ def test_a_paused_partition_is_revoked_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
-    """Else a batch would lie there while a worker waits for it."""
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on(
+    victim: int, turns: int
+) -> None:
+    """Else a batch would lie there while a worker waits for it.
+
+    One of both is woken; it may be cancelled before it hears of it, or behind that.
+    """
 
     async def scenario() -> None:
         feed = make_feed()
-        first = asyncio.ensure_future(feed.take_async())
+        waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
         await asyncio.sleep(0)
-        (sleeper,) = feed._sleepers
-        second = asyncio.ensure_future(feed.take_async())
-        await asyncio.sleep(0)
-        feed._sleepers.discard(sleeper)  # the first one's wake-up is on its way
-        sleeper.set_result(None)
-        feed._line.append(feed._buffers[ZERO])
-        feed._buffers[ZERO].ready.append(batch(ZERO, 0, 1))
-        feed._buffers[ZERO].is_queued = True
-        first.cancel()
-        taken = await asyncio.wait_for(second, 30)
+        feed.put(batch(ZERO, 0, 1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiters[victim].cancel()
+        other = waiters[1 - victim]
+        taken = await asyncio.wait_for(other, 30)
         assert taken.partition == ZERO
-        assert first.cancelled()
+        assert waiters[victim].cancelled()
 
     asyncio.run(scenario())
 

@@ -24,7 +24,7 @@ def test_an_interrupt_waits_for_the_handler_at_work(
 ) -> None:
     """The message at work is handled; the next one is not begun."""
     seen, workers = list[bytes](), []
-    run = handler_threads._Workers.run
+    run = handler_threads.Workers.run
 
     def noted(self, *args: Any) -> None:
         workers.append(self)
@@ -35,9 +35,9 @@ def test_an_interrupt_waits_for_the_handler_at_work(
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, signal.SIGINT)
-        assert workers[0]._is_over.wait(TIMEOUT_S)
+        assert workers[0].is_over.wait(TIMEOUT_S)
 
-    monkeypatch.setattr(handler_threads._Workers, "run", noted)
+    monkeypatch.setattr(handler_threads.Workers, "run", noted)
     with Client(**broker.client_options) as client:
         with client.producer() as producer:
             for text in (b"a", b"b"):

@@ -341,7 +341,12 @@ def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
             await asyncio.wait([sending], timeout=60)
             assert sending.cancelled()
             broker.open_partition("test", 0)
-            await until(lambda: producer._is_available(producer.partitions[0]))
+            await until(
+                lambda: (
+                    producer.partitions[0]
+                    in client.context.metadata.snapshot.put_partitions("test")
+                )
+            )
             following = asyncio.create_task(producer.send(b"2"))
             await asyncio.sleep(0)
             go_on.set()

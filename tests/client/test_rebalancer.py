@@ -212,7 +212,6 @@ def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
     """With who, how many, and how long; a look without effect is none."""
 
     async def scenario(group: Group, one: Member) -> None:
-        one.source._wake.set()
         await asyncio.sleep(2 * CHECK_S)
         two = await group.join("c2")
         await until(lambda: two.is_settled)

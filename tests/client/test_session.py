@@ -17,7 +17,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionState
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
-from tests.rigs.inside import subscription_of
+from tests.rigs.inside import sleepers_of, subscription_of
 
 ONE_BROKER = {
     "test_a_cancelled_close_of_a_client_closes_all_of_it": "a put that is not answered"
@@ -386,12 +386,12 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
             feed = consumer.fetch_buffer
             waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
             await asyncio.sleep(0)
-            assert len(feed._sleepers) == 2
+            assert len(sleepers_of(feed)) == 2
             broker.put(b"m")
-            while len(feed._sleepers) == 2:
+            while len(sleepers_of(feed)) == 2:
                 await asyncio.sleep(0)
             # One is woken: cancel it before it runs.
-            asleep = next(iter(feed._sleepers))
+            asleep = next(iter(sleepers_of(feed)))
             woken = [
                 w for w in waiters if getattr(w, "_fut_waiter", None) is not asleep
             ]

@@ -24,6 +24,17 @@ def subscription_of(consumer: Any) -> Any:
     return consumer._subscription
 
 
+def fetchers_of(consumer: Any) -> Any:
+    """Return the fetchers of an async consumer, by partition."""
+    return consumer._subscription._fetchers
+
+
+def sleepers_of(fetch_buffer: Any) -> set[Any]:
+    """Return the futures of the tasks that wait for a batch."""
+    sleepers: set[Any] = fetch_buffer._sleepers
+    return sleepers
+
+
 def loop_thread_of(client: Any) -> Any:
     """Return the thread on which a client of the sync world has its loop."""
     return client._require_thread()

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
@@ -57,16 +57,16 @@ from metaq.errors import ClosedError
 from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.model import Message, Offset, TopicPartition
 
-_open: "dict[Client, None]" = {}
+OPEN_CLIENTS: Final[dict["Client", None]] = {}
 """Clients that are started and not closed, the oldest first."""
 
 
 @atexit.register
-def _close_open() -> None:
+def close_open_clients() -> None:
     """Close what programs forgot, the newest first; one that fails stops no other."""
     # One function for all: of each that is registered and taken back, a place is kept.
     with contextlib.ExitStack() as stack:
-        for client in tuple(_open):
+        for client in tuple(OPEN_CLIENTS):
             stack.callback(client.close)
 
 
@@ -109,7 +109,7 @@ class Client(SyncObject[AsyncClient]):
         except BaseException:
             thread.stop()
             raise
-        _open[self] = None
+        OPEN_CLIENTS[self] = None
 
     @property
     def options(self) -> ClientOptions:
@@ -139,7 +139,7 @@ class Client(SyncObject[AsyncClient]):
             if timeout is not None:
                 left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
             thread.stop(timeout_s=left_s)
-            _open.pop(self, None)
+            OPEN_CLIENTS.pop(self, None)
 
     def __repr__(self) -> str:
         if self._thread is None:

@@ -57,13 +57,13 @@ def run_threads(
 
     handling = thread.run(begin())
     try:
-        workers = _Workers(consumer, thread, handling, handler)
+        workers = Workers(consumer, thread, handling, handler)
         workers.run(concurrency, timeout_s)
     finally:
         thread.run_close(handling.close())
 
 
-class _Workers:
+class Workers:
     """The threads of one run."""
 
     def __init__(
@@ -73,12 +73,14 @@ class _Workers:
         handling: Handling,
         handler: Handler,
     ) -> None:
+        """Prepare; no thread is there before `run`."""
         self._fetch_buffer = consumer.fetch_buffer
         self._stop_timeout_s = consumer.options.revoke_timeout_s
         self._thread = thread
         self._handling = handling
         self._handler = handler
-        self._is_over = threading.Event()
+        self.is_over = threading.Event()
+        """Set when no message is begun any more."""
         self._ended = threading.Condition()
         self._at_work = 0
         self._error: BaseException | None = None
@@ -94,7 +96,7 @@ class _Workers:
                 self._begin(thread)
             self._wait(timeout_s)
         finally:
-            self._is_over.set()
+            self.is_over.set()
             self._wait(self._stop_timeout_s)
         if self._error is not None:
             raise self._error
@@ -116,7 +118,7 @@ class _Workers:
 
     def _work(self) -> None:
         try:
-            while not self._is_over.is_set() and self._thread.is_usable:
+            while not self.is_over.is_set() and self._thread.is_usable:
                 batch = self._fetch_buffer.take(TAKE_S)
                 if batch is None:
                     continue
@@ -126,10 +128,10 @@ class _Workers:
                 else:
                     replay(self._failure_of(batch.messages[0]))
         except ClosedError:
-            self._is_over.set()
+            self.is_over.set()
         except BaseException as error:  # noqa: BLE001  # raised where `run` was called
             self._error = self._error or error
-            self._is_over.set()
+            self.is_over.set()
         finally:
             with self._ended:
                 self._at_work -= 1
@@ -141,7 +143,7 @@ class _Workers:
         pause_s = None
         try:
             for message in batch.messages:
-                if batch.is_stopped or self._is_over.is_set():
+                if batch.is_stopped or self.is_over.is_set():
                     break
                 batch.handed += 1
                 error = None
