@@ -1,0 +1,105 @@
+"""Tests use the seams of the code; where there is none, their number does not grow.
+
+A test that reads what is private, or puts something else in the place of a function,
+breaks with each change of the shape and not with the behaviour. `tests/rigs/inside.py`
+has the ways into private parts that several tests share.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.tree import PROJECT, Tree
+
+# Ratchets: they may only shrink. What is left: parts of libraries (kazoo, SQLAlchemy,
+# PySpark, threads), locks and sleepers in a race that no other way shows, bugs and lack
+# of memory in the middle of a function, and times that would be waited for.
+PRIVATE_LINES_MAX = 39
+PATCHES_MAX = 154
+
+INSIDE = "tests/rigs/inside.py"
+PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
+"""Names of the standard library that are public."""
+OWN = {"self", "cls"}
+PATCHES = {"setattr", "delattr", "object"}
+"""Methods of `monkeypatch`, and of `mock.patch`."""
+
+
+def private_lines(tree: Tree) -> list[str]:
+    """Return the lines of tests that name something private of something else."""
+    return [
+        f"{tree.rel(path)}:{line}"
+        for path in _tests(tree)
+        for line in sorted({n.lineno for n in tree.nodes(path) if _is_private(n)})
+    ]
+
+
+def patches(tree: Tree) -> list[str]:
+    """Return the places where tests put something in the place of an attribute."""
+    return [
+        f"{tree.rel(path)}:{node.lineno}"
+        for path in _tests(tree)
+        for node in tree.nodes(path)
+        if isinstance(node, ast.Call) and _is_patch(node.func)
+    ]
+
+
+def _tests(tree: Tree) -> Iterator[Path]:
+    for path in sorted((tree.root / "tests").rglob("*.py")):
+        if tree.rel(path) != INSIDE:
+            yield path
+
+
+def _is_private(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        is_ours = (node.module or "").split(".")[0] == "metaq"
+        return is_ours and any(_has_private_name(name.name) for name in node.names)
+    if not isinstance(node, ast.Attribute) or not _has_private_name(node.attr):
+        return False
+    owner = node.value
+    is_super = isinstance(owner, ast.Call) and ast.unparse(owner.func) == "super"
+    return not is_super and not (isinstance(owner, ast.Name) and owner.id in OWN)
+
+
+def _has_private_name(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+
+
+def _is_patch(function: ast.expr) -> bool:
+    if not isinstance(function, ast.Attribute):
+        return False
+    if function.attr == "object":
+        return ast.unparse(function.value).endswith("patch")
+    return function.attr in PATCHES or ast.unparse(function) == "mock.patch"
+
+
+def test_what_tests_read_of_private_parts_does_not_grow() -> None:
+    """A public counter, statistics or the behaviour itself is there in most cases."""
+    found = private_lines(PROJECT)
+    assert len(found) <= PRIVATE_LINES_MAX, "\n".join(found)
+
+
+def test_what_tests_patch_does_not_grow() -> None:
+    """A bound is an argument; clocks, disks, networks and ZooKeeper have their rigs."""
+    found = patches(PROJECT)
+    assert len(found) <= PATCHES_MAX, "\n".join(found)
+
+
+def test_both_are_found(tmp_path: Path) -> None:
+    """And names that look like it are not."""
+    (tmp_path / "metaq").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text(
+        "from metaq.zk import _kazoo, session\n"
+        "thing._name = thing.__name__\n"
+        "self._own = super()._own\n"
+        "pair._replace(a=1)\n"
+        "monkeypatch.setattr(thing, 'NAME', 1)\n"
+        "mock.patch.object(thing, 'name')\n"
+        "mock.patch('a.b')\n"
+        "setattr(broker, 'delay_s', 1)\n"
+        "patch.dict(NAMES)\n"
+    )
+    tree = Tree(tmp_path)
+    assert private_lines(tree) == ["tests/a.py:1", "tests/a.py:2"]
+    assert patches(tree) == ["tests/a.py:5", "tests/a.py:6", "tests/a.py:7"]
