@@ -2,7 +2,7 @@
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -198,19 +198,22 @@ def test_a_count_of_updated_rows_that_says_nothing_is_checked(
             assert load(store, "g", partition) == offset
 
 
-def failing(
-    times: int, error: Exception | None = None
-) -> tuple[list[int], Callable[..., Any]]:
-    tries: list[int] = []
-    real = SqlOffsets._upsert
+class Failing(SqlOffsets):
+    """A store whose first transactions fail."""
 
-    def upsert(self: SqlOffsets, *args: Any) -> None:
-        tries.append(1)
-        if len(tries) <= times:
-            raise error or OperationalError("", {}, Exception("deadlock found"))
-        real(self, *args)
+    def __init__(
+        self, url: str, times: int, error: Exception | None = None, **options: Any
+    ) -> None:
+        super().__init__(url, **options)
+        self.times = times
+        self.error = error or OperationalError("", {}, Exception("deadlock found"))
+        self.tries = 0
 
-    return tries, upsert
+    def _upsert(self, *args: Any) -> None:
+        self.tries += 1
+        if self.tries <= self.times:
+            raise self.error
+        super()._upsert(*args)
 
 
 @pytest.mark.parametrize(
@@ -218,37 +221,30 @@ def failing(
     [IntegrityError, InterfaceError, InternalError, OperationalError, ProgrammingError],
 )
 def test_a_transaction_that_loses_goes_again_whatever_its_driver_calls_that(
-    url: str, monkeypatch: pytest.MonkeyPatch, kind: type[DBAPIError]
+    url: str, kind: type[DBAPIError]
 ) -> None:
     """A deadlock, a conflict, a row that is there now: of many, some lose often."""
     lost = kind("", {}, Exception("deadlock found"))
-    tries, upsert = failing(TRANSACTION_TRIES - 1, lost)
-    monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
-    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    store = Failing(url, TRANSACTION_TRIES - 1, lost, create=True)
+    commit(store, "g", {ZERO: at(1)})
     assert load(SqlOffsets(url), "g", ZERO) == at(1)
-    assert len(tries) == TRANSACTION_TRIES
+    assert store.tries == TRANSACTION_TRIES
 
 
-def test_a_database_that_goes_on_failing_is_an_error(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries, upsert = failing(99)
-    monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
+def test_a_database_that_goes_on_failing_is_an_error(url: str) -> None:
+    store = Failing(url, 99, create=True)
     with pytest.raises(OffsetStoreError, match="deadlock found"):
-        commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    assert len(tries) == TRANSACTION_TRIES
+        commit(store, "g", {ZERO: at(1)})
+    assert store.tries == TRANSACTION_TRIES
 
 
-def test_no_transaction_begins_behind_the_deadline(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_transaction_begins_behind_the_deadline(url: str) -> None:
     """Its caller has gone, and it would write an old offset."""
     commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    tries, upsert = failing(1)
-    monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
+    store = Failing(url, 1)
     with pytest.raises(OffsetStoreError, match="deadlock found"):
-        SqlOffsets(url)._commit("g", {ZERO: at(2)}, CLOCK.monotonic_s())
-    assert len(tries) == 1
+        store._commit("g", {ZERO: at(2)}, CLOCK.monotonic_s())
+    assert store.tries == 1
 
 
 def test_whatever_a_driver_raises_is_an_error_of_the_store(

@@ -12,6 +12,8 @@ Meddle = Callable[[str], Awaitable[None]]
 MEDDLED = frozenset({"get", "children", "replace"})
 """Requests that can be meddled with."""
 
+WATCHES = frozenset({"watch_data", "watch_children"})
+
 
 class MeddledZooKeeper(MemoryZooKeeper):
     """The server; what a test sets happens on each request until it takes it back."""
@@ -22,6 +24,8 @@ class MeddledZooKeeper(MemoryZooKeeper):
         """By the request's name; before it is carried out."""
         self.after: dict[str, Meddle] = {}
         """Likewise, before its answer comes."""
+        self.is_barred: Callable[[str], bool] = lambda _path: False
+        """Tells which paths no client may watch."""
 
     def coordinator(self, clock: Clock) -> Any:
         return _Meddled(self, super().coordinator(clock))
@@ -34,6 +38,10 @@ class _Meddled:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._inner, name)
+        if name in WATCHES:
+            return lambda path, *words: (
+                (lambda: None) if self._server.is_barred(path) else real(path, *words)
+            )
         if name not in MEDDLED:
             return real
 

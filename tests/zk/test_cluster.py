@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from metaq.zk.children import INCOMPLETE_S_MAX
 from metaq.zk.cluster import PARTITIONS_MAX, ClusterSnapshot, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
+from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.virtual import VirtualClock, run_virtually
 from tests.zk.watching import wait_topic
 
@@ -343,24 +343,15 @@ def test_the_last_snapshot_holds_while_zookeeper_is_away(fault: str) -> None:
     run_virtually(scenario())
 
 
-def test_a_node_that_cannot_be_read_does_not_hide_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_cannot_be_read_does_not_hide_the_others() -> None:
     """Without rights for one node, the snapshot comes late, and without it."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         broker(server, 0)
         broker(server, 1)
-        async with watch_on(server) as (watch, coordinator):
-            watch_data = coordinator.watch_data
-
-            def barred(path: str, callback: object) -> object:
-                if path.endswith("/0/master"):
-                    return lambda: None
-                return watch_data(path, callback)  # type: ignore[arg-type]  # passed on
-
-            monkeypatch.setattr(coordinator, "watch_data", barred)
+        server.is_barred = lambda path: path.endswith("/0/master")
+        async with watch_on(server) as (watch, _coordinator):
             begin_s = CLOCK.monotonic_s()
             snapshot = await watch.wait_newer(0, deadline_s=in_s(60))
             waited_s = CLOCK.monotonic_s() - begin_s
@@ -372,22 +363,15 @@ def test_a_node_that_cannot_be_read_does_not_hide_the_others(
 
 @pytest.mark.parametrize("barred", ["/brokers/ids", "/topics-sub/t"])
 def test_a_list_that_cannot_be_read_is_not_an_empty_list(
-    barred: str, monkeypatch: pytest.MonkeyPatch
+    barred: str,
 ) -> None:
     """The rest comes late, and of the topic nothing is said."""
 
     async def scenario() -> None:
-        server = MemoryZooKeeper()
+        server = MeddledZooKeeper()
         broker(server, 0)
         topic(server, "t", "0-m", 1)
-        watch_children = MemoryCoordinator.watch_children
-
-        def watched(*args: Any) -> Any:
-            if args[1].endswith(barred):
-                return lambda: None
-            return watch_children(*args)
-
-        monkeypatch.setattr(MemoryCoordinator, "watch_children", watched)
+        server.is_barred = lambda path: path.endswith(barred)
         async with watch_on(server) as (watch, _):
             begin_s = CLOCK.monotonic_s()
             watch.watch_topic("t")
