@@ -185,15 +185,13 @@ def test_a_verdict_on_what_has_ended_is_refused() -> None:
 def test_a_hundred_connections_with_checkpoints_leave_nothing_active(seed: int) -> None:
     """Their steps are mixed, over redo files of 512 bytes: behind a restart no
     transaction is active, one file is left, and each that was committed is there.
-
-    A run has 2,000 of them, a whole one MetaQ's 10,000.
     """
     bench, random = opened(FaultyFileSystem(), file_bytes_max=512), Random(seed)
     wanted: list[bytes] = []
     lives: list[Iterator[None]] = []
 
     def live(owner: int) -> Iterator[None]:
-        for number in range(100 if IS_WHOLE else 20):
+        for number in range(100 if IS_WHOLE else 20):  # MetaQ: 10,000 in all
             key, payload = f"TX:{owner}:{number}", b"%d:%d" % (owner, number)
             bench.begin(key, owner)
             yield
@@ -772,20 +770,15 @@ def test_thousands_of_open_transactions_are_bounded_and_end() -> None:
     The first ones fill caches, and let tables grow to the size that they keep.
     """
     bench = opened(FaultyFileSystem(), file_bytes_max=1 << 16)
-    count = 1500
     tracemalloc.start()
-    left = [hold_and_end(bench, first, count) for first in (0, count)]
+    left = [hold_and_end(bench, first, 1500) for first in (0, 1500)]
     tracemalloc.stop()
-    assert left[1] - left[0] < 5 * count
-    assert len(bench.payloads(A)) == count
+    assert left[1] - left[0] < 5 * 1500
+    assert len(bench.payloads(A)) == 1500
 
 
 def hold_and_end(bench: TransactionBench, first: int, count: int) -> int:
-    """Have so many open, commit half of them and let the others time out.
-
-    Returns:
-        bytes that are held when all of them have ended.
-    """
+    """Have so many open, and end all of them; return the bytes that are held then."""
     for number in range(first, first + count):
         bench.begin(f"TX:s:{number}", "owner", timeout_s=30)
         bench.put(f"TX:s:{number}", A, b"x" * 100, "owner")
