@@ -281,15 +281,22 @@ def test_else():
 
 @pytest.mark.slow
 def test_a_matrix_is_sampled_by_the_seed(tmp_path: Path) -> None:
-    """A seed has its cells again, others have others; all workers have the same."""
-    ran = []
+    """All workers have the same cells; its seed repeats them, others have others."""
     two = ("-n", "2", "--dist", "loadfile")
-    for seed, words in (("7", ()), ("7", two), ("8", ()), ("", two)):
-        done = run_pytest(tmp_path, MATRIX, "-rP", *words, METAQ_SEED=seed)
-        assert "3 passed" in done.stdout
-        ran.append({*re.findall("ran .-.", done.stdout)})
-    assert ran[0] == ran[1] != ran[2]
-    assert {*map(len, ran)} == {2}
+    seed, cells = cells_of(tmp_path, *two, METAQ_SEED="")
+    assert cells_of(tmp_path, METAQ_SEED=seed) == (seed, cells)
+    others = (f"{int(seed) + number}" for number in (1, 2, 3))
+    assert any(cells_of(tmp_path, METAQ_SEED=one) != (one, cells) for one in others)
+
+
+def cells_of(directory: Path, *words: str, **variables: str) -> tuple[str, set[str]]:
+    """Run two cells of the matrix; return the seed that was printed, and the cells."""
+    done = run_pytest(directory, MATRIX, "-rP", *words, **variables)
+    assert "3 passed" in done.stdout
+    (seed,) = {*re.findall(r"METAQ_SEED=(\d+)", done.stdout)}
+    cells = {*re.findall("ran .-.", done.stdout)}
+    assert len(cells) == 2
+    return seed, cells
 
 
 @pytest.mark.slow

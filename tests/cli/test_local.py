@@ -10,9 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
+from metaq.cli.main import main
 from metaq.testing.ports import reserved_port
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -24,6 +27,27 @@ READY = re.compile(
 TIMEOUT_S = 120.0
 METAQ = [sys.executable, "-m", "metaq"]
 LINES = b"first\n\nwith CR\r\n\xff\x00 binary\nlast\n"
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run_metaq(*words: str, data: bytes = b"", **environment: str) -> Done:
+    """Run a command as a process that ends by itself."""
+    done = subprocess.run(
+        [*METAQ, *words],
+        input=data,
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 class Local:
@@ -44,18 +68,16 @@ class Local:
         assert match is not None, (self.line, self.errors.read_text())
         self.port, self.zookeeper, self.data = int(match[1]), match[2], match[3]
 
-    def metaq(
-        self, *words: str, data: bytes = b""
-    ) -> "subprocess.CompletedProcess[bytes]":
-        environment = {**os.environ, "METAQ_ZOOKEEPER": self.zookeeper}
-        return subprocess.run(
-            [*METAQ, *words],
-            input=data,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            env=environment,
-            check=False,
-        )
+    def metaq(self, *words: str) -> Done:
+        """Run a command that finds this ZooKeeper, in this process."""
+        runner = CliRunner(env={"METAQ_ZOOKEEPER": self.zookeeper})
+        done = runner.invoke(main, words)
+        return Done(done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+    def produce(self, *words: str, data: bytes) -> Done:
+        """Run `metaq produce` as a process: it reads the descriptor of its input."""
+        environment = {"METAQ_ZOOKEEPER": self.zookeeper}
+        return run_metaq("produce", *words, data=data, **environment)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, bytes]:
         """Signal it; return its exit code and what else it printed."""
@@ -138,7 +160,7 @@ def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
     """One line when ready; every byte comes back; a restart has all of it."""
     with local(data_dir, "--topic", "orders=3") as broker:
         assert broker.data == str(data_dir)
-        done = broker.metaq("produce", "test", "--partition", "0-1", data=LINES)
+        done = broker.produce("test", "--partition", "0-1", data=LINES)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(b"5 messages, ")
         assert broker.metaq("cat", "test").stdout == LINES
@@ -163,15 +185,15 @@ def test_administration_reaches_the_broker(served: Local) -> None:
     done = served.metaq("partitions", "close", "closed", *place)
     assert done.stdout == b"closed: closed partitions: 0, 1\n", done.stderr
     for timeout_s in (1, 4, 16):  # a busy machine may take longer to ask it
-        words = ["produce", "closed", "--timeout", str(timeout_s)]
-        done = served.metaq(*words, data=LINES)
+        words = ["closed", "--timeout", str(timeout_s)]
+        done = served.produce(*words, data=LINES)
         assert done.returncode == 1
         if b"has been closed" in done.stderr:
             break
     assert b"has been closed" in done.stderr
     done = served.metaq("partitions", "open", "closed", *place)
     assert done.stdout == b"closed: closed partitions: none\n"
-    assert served.metaq("produce", "closed", data=LINES).returncode == 0
+    assert served.produce("closed", data=LINES).returncode == 0
     done = served.metaq("reload", *place)
     assert done.returncode == 0, done.stderr
     who, what = done.stdout.decode().splitlines()
@@ -190,7 +212,7 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
     """
     session = ("--set", "zk.zkSessionTimeoutMs=60000")
     with local(data_dir, *session) as broker:
-        done = broker.metaq("produce", "test", data=LINES)
+        done = broker.produce("test", data=LINES)
         assert done.returncode == 0
         servers = java_of(broker.process.pid)
         assert len(servers) == 1
@@ -223,7 +245,7 @@ def test_it_ends_with_one_sentence_when_its_zookeeper_ends(data_dir: Path) -> No
 def test_one_directory_serves_one_at_a_time(served: Local) -> None:
     """A second one is refused with one sentence; the first goes on."""
     words = ["--port", "0", "--zk-port", "0", "--data-dir", served.data]
-    done = served.metaq("local", *words)
+    done = run_metaq("local", *words)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"metaq: ")
     assert done.stderr.count(b"\n") == 1
@@ -253,7 +275,7 @@ def test_ctrl_c_ends_produce_with_what_it_has(served: Local) -> None:
 
 def test_a_reader_that_goes_away_ends_cat_quietly(served: Local) -> None:
     """A closed pipe is no error message; the exit code is the shells' 141."""
-    served.metaq("produce", "large", data=b"x" * 100 + b"\n" + b"y\n" * 100_000)
+    served.produce("large", data=b"x" * 100 + b"\n" + b"y\n" * 100_000)
     process = subprocess.Popen(
         [*METAQ, "cat", "large", "--zookeeper", served.zookeeper],
         stdout=subprocess.PIPE,
@@ -274,7 +296,7 @@ def test_it_runs_without_zookeeper_when_told_so(data_dir: Path) -> None:
         assert broker.zookeeper == "none"
         assert java_of(broker.process.pid) == []
         direct = ["--broker", f"127.0.0.1:{broker.port}"]
-        assert broker.metaq("produce", "test", *direct, data=LINES).returncode == 0
+        assert broker.produce("test", *direct, data=LINES).returncode == 0
         assert broker.metaq("cat", "test", *direct).stdout == LINES
         assert broker.end() == (0, b"")
 
@@ -288,7 +310,7 @@ def test_follow_shows_lines_of_another_process_at_once(served: Local) -> None:
     )
     assert process.stdout is not None
     for line in (b"one\n", b"two\n"):
-        served.metaq("produce", "shown", data=line)
+        served.produce("shown", data=line)
         assert process.stdout.readline() == line
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
@@ -306,14 +328,8 @@ def test_a_zookeeper_that_cannot_run_is_one_sentence(
     data_dir: Path, environment: dict[str, str], text: bytes
 ) -> None:
     """The sentence names the missing part, or the log; the exit code is 1."""
-    words = ["local", "--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
-    done = subprocess.run(
-        [*METAQ, *words],
-        capture_output=True,
-        env={**os.environ, **environment},
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    words = ["--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
+    done = run_metaq("local", *words, **environment)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"metaq: ")
     assert text in done.stderr
@@ -322,8 +338,8 @@ def test_a_zookeeper_that_cannot_run_is_one_sentence(
 
 def test_a_port_that_is_taken_is_one_sentence(served: Local, data_dir: Path) -> None:
     """The start fails as a whole: ZooKeeper does not stay behind."""
-    words = ["local", "--port", str(served.port), "--zk-port", "0"]
-    done = served.metaq(*words, "--data-dir", str(data_dir))
+    words = ["--port", str(served.port), "--zk-port", "0"]
+    done = run_metaq("local", *words, "--data-dir", str(data_dir))
     assert (done.returncode, done.stdout) == (1, b"")
     last = done.stderr.splitlines()[-1]
     assert last.startswith(b"metaq: ")

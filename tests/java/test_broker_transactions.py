@@ -240,6 +240,7 @@ def add_commit(
     file.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("foreseen", ["at others", "across the end", "beyond it"])
 def test_java_takes_over_from_a_broker_that_was_killed(
     theirs: JavaBroker, tmp_path: Path, foreseen: str

@@ -111,7 +111,7 @@ def test_a_payment_is_a_row_and_a_message(shop: Shop) -> None:
     assert shop.prepared() == 0
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_before_any_step_leaves_both_or_neither(shop: Shop, step: str) -> None:
     """Recovery finishes the job; a payment that was not made can be made again."""

@@ -181,7 +181,7 @@ def cluster(
         yield Cluster(zookeeper_alone, proxy, brokers)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_and_nobody_is_stuck(
