@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
 from metaq.clock import SystemClock
 from metaq.protocol import texts
+from tests.cases import for_each
 from tests.protocol.golden import Case, cases
 from tests.rigs.broker import Peer, running_broker
 
@@ -159,7 +158,7 @@ def record_starts() -> list[int]:
     return starts
 
 
-@pytest.mark.parametrize("case", cases(), ids=title)
+@for_each("case", cases())
 def test_answers_are_those_of_the_java_broker(case: Case) -> None:
     """Same bytes behind the masks, same fate of the connection, or the clean answer."""
     answer, is_closed = answers()[title(case)]

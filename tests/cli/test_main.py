@@ -17,6 +17,7 @@ from metaq.cli import main as module
 from metaq.cli.main import main
 from metaq.errors import ConfigError
 from tests.brokers import StartBroker
+from tests.cases import for_each
 from tests.cli.runner import run
 
 INTERRUPTED_WHILE_LOADING = """
@@ -95,7 +96,7 @@ def test_the_commands_are_the_documented_ones() -> None:
     assert {name for name, _command in commands()} == COMMANDS.keys()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_every_command_has_its_options(name: str) -> None:
     """The options that others rely on are there under their names."""
     command = dict(commands())[name]
@@ -103,7 +104,7 @@ def test_every_command_has_its_options(name: str) -> None:
     assert options >= COMMANDS[name]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     """--help says what it does and shows a line that can be typed."""
     result = run(*name.split(), "--help")
@@ -127,7 +128,7 @@ def test_lists_of_commands_say_whole_sentences(
     assert "..." not in listed
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_every_example_can_be_parsed(name: str) -> None:
     """Examples use only words and options that exist."""
     command = dict(commands())[name]

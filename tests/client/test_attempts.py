@@ -34,6 +34,7 @@ from metaq.errors import (
 from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Result
 from metaq.protocol.version import Capabilities
+from tests.cases import for_each
 from tests.client.producing import at
 
 AGAIN, MOVE, FAIL = Verdict.AGAIN, Verdict.MOVE, Verdict.FAIL
@@ -41,11 +42,11 @@ CERTAIN = [NoBrokerError, NotSentError, ClosedError, ForbiddenError, Unavailable
 FINAL = [ServerError, NotFoundError, UnexpectedReplyError]
 
 
-@pytest.mark.parametrize("kind", CERTAIN)
-@pytest.mark.parametrize("has_dedup", [True, False])
-@pytest.mark.parametrize("retry_unknown", [True, False])
-@pytest.mark.parametrize(
-    ("may_move", "is_in_doubt", "verdict"),
+@for_each("kind", CERTAIN)
+@for_each("has_dedup", [True, False])
+@for_each("retry_unknown", [True, False])
+@for_each(
+    "may_move, is_in_doubt, verdict",
     [
         (True, False, MOVE),
         (False, False, AGAIN),

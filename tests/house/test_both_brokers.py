@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.cases import for_each
 from tests.house.tree import PROJECT
 
 ROOMS = ("tests/client", "tests/cli")
@@ -73,7 +74,7 @@ def faults_of(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("module", MODULES)
+@for_each("module", MODULES)
 def test_client_tests_run_against_both_brokers_or_say_why_not(module: str) -> None:
     """A broker that is opened by name is one that the other kind is not tested with."""
     assert faults_of(MODULES[module]) == []

@@ -17,6 +17,7 @@ from metaq.config.keys import (
 )
 from metaq.config.load import parse_config
 from metaq.config.settings import LimitsConfig, SystemConfig, ZooKeeperConfig
+from tests.cases import for_each
 
 FILE = Path(__file__).parents[2] / "config" / "server.ini"
 SECTIONS = {
@@ -76,10 +77,9 @@ def blocks() -> dict[str, dict[str, list[str]]]:
 BLOCKS = blocks()
 
 
-@pytest.mark.parametrize(
-    ("section", "key"),
+@for_each(
+    "section, key",
     [(section, key) for section, (keys, _) in SECTIONS.items() for key in keys],
-    ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_every_key_is_present_and_described(section: str, key: Key) -> None:
     """A sentence, then type, unit, default, range and reload as the code has them."""

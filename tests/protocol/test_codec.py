@@ -1,6 +1,5 @@
 """Every command and reply: canonical bytes, three ways of reading, round trips."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +31,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
+from tests.cases import for_each
 from tests.rigs.pair import ConnectionPair, drain
 from tests.rigs.strategies import commands, cuts, replies
 
@@ -204,7 +204,7 @@ def reader_of(value: Command | Reply) -> Connection:
     return Connection(role, WireLimits())
 
 
-@pytest.mark.parametrize(("value", "raw"), CANONICAL, ids=lambda x: str(x)[:60])
+@for_each("value, raw", CANONICAL)
 def test_encoding_writes_the_canonical_bytes(
     value: Command | Reply, raw: bytes
 ) -> None:
@@ -212,9 +212,7 @@ def test_encoding_writes_the_canonical_bytes(
     assert encode(value) == raw
 
 
-@pytest.mark.parametrize(
-    ("value", "raw"), CANONICAL + SYNONYMS, ids=lambda x: str(x)[:60]
-)
+@for_each("value, raw", CANONICAL + SYNONYMS)
 def test_reading_three_ways_gives_the_value(value: Command | Reply, raw: bytes) -> None:
     """Whole; byte by byte with "not yet" at every prefix; with bytes behind it."""
     whole = reader_of(value)

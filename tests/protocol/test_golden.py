@@ -1,7 +1,5 @@
 """The recorded requests decode to what the recorded answers belong to."""
 
-import pytest
-
 from metaq.errors import RemoteProtocolError
 from metaq.model import LocalTransactionId
 from metaq.protocol.codec import encode
@@ -15,6 +13,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from tests.cases import for_each
 from tests.protocol.golden import Case, bytes_of, cases, vectors
 from tests.rigs.pair import drain
 
@@ -38,7 +37,7 @@ def is_answered(event: Command) -> bool:
     return not is_end and not isinstance(event, Quit)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.group}:{case.name}")
+@for_each("case", cases())
 def test_requests_decode_as_the_java_broker_took_them(case: Case) -> None:
     """Closed where it closed; and one command for each opaque that was answered."""
     events, is_broken = hear(Role.SERVER, case.request)
@@ -57,7 +56,7 @@ def test_requests_decode_as_the_java_broker_took_them(case: Case) -> None:
         assert asked == answered
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.group}:{case.name}")
+@for_each("case", cases())
 def test_decoded_requests_encode_to_an_equal_meaning(case: Case) -> None:
     """A decoded value can be written, and reads back as the same value."""
     events, _ = hear(Role.SERVER, case.request)

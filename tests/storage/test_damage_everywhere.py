@@ -175,6 +175,7 @@ def check_gets(log: PartitionLog, data: bytes) -> None:
         offset = Offset(offset + len(got))
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_damaged_is_named_by_all_and_nothing_else(
     tmp_path: Path, seed: int

@@ -20,6 +20,7 @@ from metaq.storage.recovery import (
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
 from metaq.storage.walk import MTIME_LAG_MS
+from tests.cases import for_each
 from tests.sampling import quarter
 from tests.storage.logs import (
     DIRECTORY,
@@ -97,8 +98,8 @@ def test_the_writer_that_is_returned_goes_on_at_the_end() -> None:
 # -- torn tail ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", range(1, len(record(6))))
-@pytest.mark.parametrize("indexed", [True, False])
+@for_each("size", range(1, len(record(6))))
+@for_each("indexed", [True, False])
 def test_a_record_torn_at_any_byte_is_cut_and_kept_aside(
     size: int, indexed: bool
 ) -> None:

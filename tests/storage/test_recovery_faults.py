@@ -9,7 +9,9 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.model import Offset
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import decode_index
+from tests.cases import for_each
 from tests.rigs.fs import FaultyFileSystem, Operation, crash_points, keep_random
+from tests.sampling import failures
 from tests.storage.logs import (
     DIRECTORY,
     content,
@@ -65,13 +67,13 @@ def test_the_scenario_ends_with_every_acknowledged_record() -> None:
     assert CALLS > 40
 
 
-@pytest.mark.parametrize("number", range(1, CALLS + 1))
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EINTR])
+@for_each("number, error", failures(CALLS, (errno.EIO, errno.ENOSPC, errno.EINTR)))
 def test_any_call_may_fail_once(number: int, error: int, caplog) -> None:
     """It is told or made good, nothing stays open, and the next start is as ever.
 
     An index that could not be read was made again, with times that are estimates.
     """
+    caplog.clear()
     disk = troubled()
     disk.fail_at(disk.calls + number, error)
     try:
@@ -128,7 +130,7 @@ def kill_at(number: int) -> Callable[[Operation], None]:
     return hook
 
 
-@pytest.mark.parametrize("number", range(1, CALLS + 1))
+@for_each("number", range(1, CALLS + 1))
 def test_a_kill_at_any_call_is_followed_by_the_same_bytes(number: int) -> None:
     """The second start finishes what the first began, the third finds nothing."""
     disk = troubled()

@@ -24,6 +24,7 @@ from metaq.storage.span_index import (
     read_totals,
     spans_path,
 )
+from tests.cases import for_each
 from tests.rigs.fs import FaultyFileSystem, keep_random
 from tests.sampling import examples
 from tests.storage.logs import DIRECTORY, SPAN, content, disk_with_directory, put_file
@@ -81,7 +82,7 @@ def test_every_flipped_bit_only_shortens_what_is_believed() -> None:
             assert index.spans == EXAMPLE.spans[: bit // 8 // 32 - 1]
 
 
-@pytest.mark.parametrize("size", range(len(GOLDEN)))
+@for_each("size", range(len(GOLDEN)))
 def test_a_short_file_is_believed_as_far_as_it_goes(size: int) -> None:
     """A cut at any byte leaves the whole entries before it."""
     index = decode_index(GOLDEN[:size], BASE)
@@ -225,8 +226,8 @@ def test_a_disk_error_is_told_and_leaves_a_readable_prefix() -> None:
     assert disk.open_paths() == []
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_after_a_power_cut_the_index_is_a_prefix(seed: int) -> None:
+@for_each("number", range(40))
+def test_after_a_power_cut_the_index_is_a_prefix(number: int) -> None:
     """Whatever pages were kept, what is believed was once written; without a whole
     header that is nothing.
     """
@@ -234,11 +235,11 @@ def test_after_a_power_cut_the_index_is_a_prefix(seed: int) -> None:
     writer = writer_on(disk)
     disk.sync_directory(DIRECTORY)
     seen = {SpanIndex(BASE).spans}
-    for number in range(20):
-        append(writer, bytes([number]) * 30, 1, number)
+    for at in range(20):
+        append(writer, bytes([at]) * 30, 1, at)
         seen.add(stored(disk).spans)
     prefixes = {spans[:size] for spans in seen for size in range(len(spans) + 1)}
-    found = read_index(disk.crash(keep_random(seed)), META, BASE)
+    found = read_index(disk.crash(keep_random(number)), META, BASE)
     assert found is None or found.spans in prefixes
     writer.close()
     assert stored(disk.crash()).end_offset == BASE + 600

@@ -27,6 +27,7 @@ from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_transactions import Heuristic
+from tests.cases import for_each
 from tests.protocol.golden import Case, cases
 
 ID = re.compile(rb"(result 200 )\d+( -?\d+\r\n)-\d{19}( \d+ -?\d+)")
@@ -117,11 +118,7 @@ def answers() -> dict[str, tuple[bytes, bool]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in cases() if c.group in GROUPS],
-    ids=lambda case: case.name,
-)
+@for_each("case", [c for c in cases() if c.group in GROUPS])
 def test_answers_are_those_of_the_java_broker(case: Case) -> None:
     """Same bytes behind the masks of the ids, same fate of the connection."""
     answer, is_closed = answers()[case.name]
