@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.conftest import LATE_WORKER, LATE_WORKER_TRIES
 from tests.sampling import sample
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
-from tests.spark.kills.steps import DIRECTORY, give_order, passes
+from tests.spark.kills.steps import DIRECTORY, Order, give_orders, is_done
 
 T = TypeVar("T")
 
@@ -195,18 +195,20 @@ class Killing:
         self.directory = directory
         self.rng = rng
         self._number = 0
-        self._skip = 0
+        self._orders: list[Order] = []
 
     def order(self, step: str, victim: str, *, skip_max: int = 0) -> None:
         """Have a process die at a step, the first time or a later one."""
-        self._number += 1
-        self._skip = self.rng.randint(0, skip_max)
-        print(f"{self._number}: {victim} dies at '{step}' after {self._skip}")
-        give_order(self.directory, self._number, step, victim, self._skip)
+        self._give(self._next(step, victim, skip_max))
+
+    def order_all(self, deaths: Iterable[tuple[str, str]]) -> None:
+        """Have processes die at steps, one after the other."""
+        self._give(*(self._next(step, victim, 0) for step, victim in deaths))
 
     def assert_done(self, answer: object = None) -> None:
-        """The step was reached often enough for a task to die."""
-        assert passes(self.directory, self._number) > self._skip, answer
+        """The steps were reached often enough for all to die."""
+        left = [order for order in self._orders if not is_done(self.directory, order)]
+        assert not left, answer
 
     def some_of(self, steps: Sequence[T], count: int) -> list[T]:
         """Return `count` of the steps for each round, in any order.
@@ -214,6 +216,16 @@ class Killing:
         In a whole run each round has all of them.
         """
         return [s for _ in range(ROUNDS) for s in sample(steps, count, self.rng)]
+
+    def _next(self, step: str, victim: str, skip_max: int) -> Order:
+        self._number += 1
+        order = Order(self._number, step, victim, self.rng.randint(0, skip_max))
+        print(f"{order.number}: {victim} dies at '{step}' after {order.skip}")
+        return order
+
+    def _give(self, *orders: Order) -> None:
+        self._orders = list(orders)
+        give_orders(self.directory, *orders)
 
 
 class Ledger:

@@ -1,8 +1,9 @@
 """The steps of a batch at which processes are killed, and a format that dies there.
 
-A test writes an order into the directory that `DIRECTORY` names: a step, who is to die,
-and how many times the step is passed before. Every process of the driver reads it as it
-comes by. Passes are counted by directories, so that of many processes one dies, once.
+A test writes orders into the directory that `DIRECTORY` names: a step, who is to die,
+and how many times the step is passed before. Every process of the driver reads them as
+it comes by; one counts at a time, the next from that death on. Passes are counted by
+directories, so that of many processes one dies, once.
 
     format("metaq")  ->  DyingDataSource, which does what MetaqDataSource does
 
@@ -14,7 +15,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,7 +43,7 @@ from metaq.spark.source.stream import StreamReader
 from metaq.spark.source.task_reader import TaskReader
 
 DIRECTORY = "METAQ_KILL_DIR"
-ORDER, DRIVER_PIDS, SERVER_PIDS = "order.json", "driver.json", "servers.json"
+ORDERS, DRIVER_PIDS, SERVER_PIDS = "orders.json", "driver.json", "servers.json"
 PIECE_ROWS = 60
 """Rows that a reader hands over at a time, so that there is a middle."""
 
@@ -81,34 +82,50 @@ UPDATE_STEPS = (
 SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
 
 
-def give_order(directory: Path, number: int, step: str, victim: str, skip: int) -> None:
-    """Have a process die when a step is passed for the time `skip` + 1."""
-    order = {"number": number, "step": step, "victim": victim, "skip": skip}
-    draft = directory / f"{ORDER}.draft"
-    draft.write_text(json.dumps(order))
-    draft.rename(directory / ORDER)
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A death that is to be."""
+
+    number: int
+    """Of all orders of a test."""
+    step: str
+    victim: str
+    skip: int
+    """So many times the step is passed before."""
 
 
-def passes(directory: Path, number: int) -> int:
-    """Return how often the step of an order was passed."""
-    return len(list(directory.glob(f"pass-{number}-*")))
+def give_orders(directory: Path, *orders: Order) -> None:
+    """Have processes die, one after the other, in place of all earlier orders."""
+    draft = directory / f"{ORDERS}.draft"
+    draft.write_text(json.dumps([asdict(order) for order in orders]))
+    draft.rename(directory / ORDERS)
+
+
+def is_done(directory: Path, order: Order) -> bool:
+    """Return whether the step was passed often enough for the death."""
+    return (directory / f"pass-{order.number}-{order.skip}").exists()
 
 
 def reach(step: str) -> None:
     """Die here if that is the order."""
     directory = Path(os.environ[DIRECTORY])
     try:
-        order = json.loads((directory / ORDER).read_text())
+        given = json.loads((directory / ORDERS).read_text())
     except FileNotFoundError:
         return
-    if order["step"] != step:
+    orders = [Order(**each) for each in given]
+    left = [order for order in orders if not is_done(directory, order)]
+    if not left or left[0].step != step:
         return
-    for turn in count():
+    order = left[0]
+    for turn in range(order.skip + 1):
         with suppress(FileExistsError):
-            (directory / f"pass-{order['number']}-{turn}").mkdir()
+            (directory / f"pass-{order.number}-{turn}").mkdir()
             break
-    if turn == order["skip"]:
-        _kill(order["victim"], directory)
+    else:
+        return
+    if turn == order.skip:
+        _kill(order.victim, directory)
 
 
 def _kill(victim: str, directory: Path) -> None:

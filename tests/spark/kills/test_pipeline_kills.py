@@ -1,16 +1,18 @@
 """Processes of a declared pipeline are killed at every step of an update.
 
-What `metaq pipeline init` writes is run again behind each death. A run has one death,
-in `declared/test_project.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes
-it longer, METAQ_SEED repeats it.
+What `metaq pipeline init` writes is run again behind the death of each driver; of other
+processes several die in one update. A run has one death, in `declared/test_project.py`,
+METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
 """
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -44,6 +46,9 @@ __all__ = ["broker"]
 
 pytestmark = DRIVER_MARKS
 
+Death: TypeAlias = tuple[str, str]
+"""A step, and who dies there."""
+
 FORMATS = Path(__file__).parent / "formats"
 TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)
 PYTHON_STEPS = (*TASK_STEPS, *PLAN_STEPS, *PROGRESS_STEPS, *DECISION_STEPS)
@@ -61,11 +66,16 @@ MASTERS = {
     ),
 }
 """Where updates run, and who dies there at which step."""
+DEATHS_MAX = 6
+"""Of workers and executors in one update; a driver dies once."""
 SETTINGS = {
     # A task that writes has several batches of rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
-    # A flow that has failed is run again.
+    # A flow that has failed is run again, for each death.
     "spark.sql.pipelines.execution.watchdog.minRetryTime": "1s",
+    "spark.sql.pipelines.execution.watchdog.maxRetryTime": "1s",
+    "spark.sql.pipelines.maxFlowRetryAttempts": f"{DEATHS_MAX}",
+    "spark.deploy.maxExecutorRetries": "-1",
     # Each update has a JVM of its own.
     "spark.driver.extraJavaOptions": (
         "-Dderby.stream.error.file=/dev/null -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -74,7 +84,7 @@ SETTINGS = {
 LIMIT = "500000"
 """Of messages in a micro-batch, as a new project has it."""
 MINUTES = 12
-"""Of the lines of one update."""
+"""Of the lines of an update, for each death in it."""
 
 
 class Updates:
@@ -109,6 +119,15 @@ class Updates:
         )
 
 
+def updates_of(deaths: Sequence[Death]) -> list[list[Death]]:
+    """Return the deaths of each update: one of a driver, or several of others."""
+    others = [(step, victim) for step, victim in deaths if victim != DRIVER]
+    return [
+        *(others[i : i + DEATHS_MAX] for i in range(0, len(others), DEATHS_MAX)),
+        *([(step, victim)] for step, victim in deaths if victim == DRIVER),
+    ]
+
+
 @pytest.mark.skipif(not IS_WHOLE, reason="declared/test_project.py has one of them")
 @pytest.mark.parametrize("masters", MASTERS)
 def test_a_pipeline_is_right_though_its_processes_die(
@@ -129,21 +148,25 @@ def test_a_pipeline_is_right_though_its_processes_die(
     text = logs.read_text()
     assert LIMIT in text
     lines: list[str] = []
-    for number, (step, victim) in enumerate(chosen):
-        new = log_lines(range(number * MINUTES, (number + 1) * MINUTES))
+    minute = 0
+    for dying in updates_of(chosen):
+        end = minute + len(dying) * MINUTES
+        new = log_lines(range(minute, end))
+        minute = end
         publish(broker, new)
         lines += new
-        # What follows the commit of a micro-batch is done at the start of the next one.
-        limit = str(len(new) * 2 // 3) if step in PROGRESS_STEPS else LIMIT
-        logs.write_text(text.replace(LIMIT, limit))
-        killing.order(step, victim)
+        # Several micro-batches: what follows the commit of one is done at the start
+        # of the next.
+        limit = len(new) * 2 // 3 // len(dying)
+        logs.write_text(text.replace(LIMIT, str(limit)))
+        killing.order_all(dying)
         done = updates.run()
         killing.assert_done(done)
-        assert done.returncode == (-signal.SIGKILL if victim == DRIVER else 0), done
-        if victim != DRIVER:
+        driver_dies = dying[0][1] == DRIVER
+        assert done.returncode == (-signal.SIGKILL if driver_dies else 0), done
+        if not driver_dies:
             check_lines(broker, place, lines, {})
-    later = len(chosen) * MINUTES + 10
-    last = log_lines(range(later, later + 1))[:1]
+    last = log_lines(range(minute + 10, minute + 11))[:1]
     publish(broker, last)
     done = updates.run()
     assert done.returncode == 0, done
