@@ -20,7 +20,7 @@ from metaq.txn.journal import Journal, RunRequests, Task
 from metaq.txn.opening import OpenedJournal, open_journal
 from metaq.txn.records import encode_put
 from metaq.txn.state import HeuristicOutcome
-from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem, keep_all
 from tests.rigs.storage import StepWorker, StorageBench, Ticket
 
 DATA = Path("/data")
@@ -388,3 +388,8 @@ def check_stories(
     found = each_once(bench.payloads())
     for key in in_doubt:
         assert stories[key].puts <= found, key
+
+
+def killed(bench: TransactionBench, **options: object) -> TransactionBench:
+    """Return the bench of the start behind a kill."""
+    return opened(bench.fs.crash(keep_all), **options)

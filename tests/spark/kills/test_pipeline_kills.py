@@ -1,8 +1,9 @@
 """Processes of a declared pipeline are killed at every step of an update.
 
 What `metaq pipeline init` writes is run again behind the death of each driver; of other
-processes several die in one update. A run has one death, in `declared/test_project.py`,
-METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
+processes several die in one update. A run has one death, in
+`declared/test_project.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes it
+longer, METAQ_SEED repeats it.
 """
 
 import os
