@@ -462,14 +462,11 @@ def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
             f"{root}: an archive of an older version: take it over with"
             f" `metaq pipeline adopt {root}`"
         )
-    if not store.exists:
-        # Stores have no empty directories: there are files alone to tell it by.
-        for name in store.names_in(""):
-            if name == OWN or name.startswith(f"{PARTITIONED_BY[0]}="):
-                raise ArchiveError(
-                    f"{root}: has the directory {name} of an archive, but no _delta_log"
-                    " that says which files count"
-                )
+    if not store.exists and store.names_in(OWN):
+        raise ArchiveError(
+            f"{root}: has the directory {OWN} of an archive, but no _delta_log that"
+            " says which files count"
+        )
     if not (store.exists or may_be_new):
         raise ArchiveError(f"{root}: no archive: there is no _delta_log")
     return store

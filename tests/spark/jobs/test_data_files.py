@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, open_archive, root_of
+from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, root_of
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile, stats_of
 from metaq.spark.jobs.failures import sentence_of
 from metaq.spark.jobs.latest import LatestTable
@@ -77,19 +77,6 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
     store.commit(0, [file], ends={})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
-
-
-@pytest.mark.parametrize("name", ["topic=orders/date=2026-01-31/x", "_metaq/staging"])
-def test_files_of_an_archive_without_a_log_are_refused(
-    tmp_path: Path, name: str
-) -> None:
-    """All of it would be archived again; other files are no reason."""
-    (tmp_path / "other").mkdir()
-    assert not open_archive(str(tmp_path), may_be_new=True).exists
-    (tmp_path / name).mkdir(parents=True)
-    for may_be_new in (True, False):
-        with pytest.raises(ArchiveError, match=r"but no _delta_log that says which"):
-            open_archive(str(tmp_path), may_be_new=may_be_new)
 
 
 def test_what_others_have_in_staging_stays(tmp_path: Path) -> None:
