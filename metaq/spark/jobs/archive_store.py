@@ -323,22 +323,7 @@ class ArchiveStore:
             ArchiveError: Another engine has done so meanwhile.
         """
         with told(self.root):
-            # The library lets two that replace the same files both commit, and their
-            # rows are there twice then. But no commit passes one that has changed a
-            # property; so of two jobs the one that begins last goes on.
-            self._open.update_incremental()
-            begun = {COMPACTION: str(self._open.version())}
-            self._open.alter.set_table_properties(begun, raise_if_not_exists=False)
-            self._open.update_incremental()
-            version = self._open.version()
-            done = self._open.optimize.compact(target_size=file_bytes)
-            between = self._open.history(self._open.version() - version)[1:]
-            if any(commit["operation"] == "OPTIMIZE" for commit in between):
-                raise ArchiveError(
-                    f"{self.root}: another engine has put files together in the same"
-                    " moment, so messages may be there twice: set the table back to"
-                    f" version {version}, and archive from there"
-                )
+            done = compact_table(self._open, self.root, file_bytes)
             self._open.vacuum(dry_run=False, full=True)
             self._open.update_incremental()
         return done["numFilesRemoved"], done["numFilesAdded"]
@@ -549,6 +534,40 @@ def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
             " should be in it"
         )
     return file
+
+
+def compact_table(table: DeltaTable, root: str, file_bytes: int) -> dict[str, Any]:
+    """Put small files of a table together; of two jobs that do so one goes on.
+
+    Args:
+        table: Is of the newest version afterwards.
+        root: Its directory, for errors.
+        file_bytes: Files are put together up to about that size.
+
+    Returns:
+        What the library tells of it.
+
+    Raises:
+        CommitFailedError: Another job has begun to do so meanwhile.
+        ArchiveError: Another engine has done so meanwhile.
+    """
+    # The library lets two that replace the same files both commit, and their rows are
+    # there twice then. But no commit passes one that has changed a property; so of two
+    # jobs the one that begins last goes on.
+    table.update_incremental()
+    begun = {COMPACTION: str(table.version())}
+    table.alter.set_table_properties(begun, raise_if_not_exists=False)
+    table.update_incremental()
+    version = table.version()
+    done = table.optimize.compact(target_size=file_bytes)
+    between = table.history(table.version() - version)[1:]
+    if any(commit["operation"] == "OPTIMIZE" for commit in between):
+        raise ArchiveError(
+            f"{root}: another engine has put files together in the same moment, so"
+            f" messages may be there twice: set the table back to version {version},"
+            " and go on from there"
+        )
+    return done
 
 
 @contextmanager

@@ -18,7 +18,13 @@ from pyspark.sql import functions as sf
 
 from metaq.spark.columns import ROW_SCHEMA, partition_of
 from metaq.spark.errors import ArchiveError, RowError
-from metaq.spark.jobs.archive_store import may_lose, require_plain, root_of, told
+from metaq.spark.jobs.archive_store import (
+    compact_table,
+    may_lose,
+    require_plain,
+    root_of,
+    told,
+)
 from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.schema import ROW_DDL
 
@@ -88,7 +94,7 @@ class LatestTable:
             with told(self.root):
                 _merge(table, rows, Transaction(name, number))
             with may_lose(self.root):
-                _compact(table)
+                _compact(table, self.root)
 
 
 def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
@@ -112,12 +118,12 @@ def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
     table.update_incremental()
 
 
-def _compact(table: DeltaTable) -> None:
+def _compact(table: DeltaTable, root: str) -> None:
     """Put files together when there are many small ones."""
     sizes = pa.table(table.get_add_actions())["size_bytes"]
     small_count = pc.sum(pc.less(sizes, FILE_BYTES)).as_py() or 0
     if small_count >= SMALL_FILES_MAX:
-        table.optimize.compact(target_size=FILE_BYTES)
+        compact_table(table, root, FILE_BYTES)
         table.vacuum(dry_run=False)
 
 

@@ -3,10 +3,11 @@
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, TableFeatures
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.table import TableOptimizer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,8 @@ from metaq.client import Client, OutgoingMessage
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, RowError
 from metaq.spark.jobs import latest
+from metaq.spark.jobs.archive_store import compact_table
+from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
 from metaq.spark.schema import ROW_DDL
 from metaq.spark.versions import HAS_LIMITS
@@ -181,32 +184,58 @@ def test_where_there_is_no_table_reading_says_so(
         read_latest(spark, str(tmp_path))
 
 
+def small_files(spark: SparkSession, path: Path, count: int) -> LatestTable:
+    """Return a table of keys 0 to `count` - 1, with a file for each."""
+    made = LatestTable(str(path))
+    made.write(rows(spark, (b"0", 0, 0, 0, b"x")), 0)
+    row = pa.table(DeltaTable(path).to_pyarrow_table()).cast(ROW_SCHEMA)
+    place = row.column_names.index("key")
+    for number in range(1, count):
+        key = pa.array([b"%d" % number], pa.binary())
+        write_deltalake(path, row.set_column(place, "key", key), mode="append")
+    return made
+
+
 def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> None:
-    """Each batch adds one; the table goes on with few."""
-    table = LatestTable(str(tmp_path))
-    for number in range(SMALL_FILES_MAX + 1):
-        table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    """The table goes on with few."""
+    last = SMALL_FILES_MAX - 1
+    table = small_files(spark, tmp_path, last)
+    table.write(rows(spark, (b"%d" % last, 0, last, 0, b"x")), 1)
     assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
-    assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
+    assert len(held(spark, tmp_path)) == SMALL_FILES_MAX
 
 
-def test_a_batch_counts_though_its_compaction_loses_a_race(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_of_two_that_put_files_together_one_does(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_ours: bool,
 ) -> None:
-    """Another program has committed in the same moment; the next batch does it."""
+    """A job goes on without; of another engine it says what that may have done."""
+    compact, others = TableOptimizer.compact, iter([DeltaTable])
 
-    def overtaken(*_args: object, **_named: object) -> None:
-        raise CommitFailedError("overtaken")
+    def overtaken(optimizer: TableOptimizer, **named: Any) -> object:
+        for open_table in others:
+            if is_ours:
+                compact_table(open_table(tmp_path), str(tmp_path), FILE_BYTES)
+            else:
+                open_table(tmp_path).optimize.compact()
+        return compact(optimizer, **named)
 
-    table, last = LatestTable(str(tmp_path)), SMALL_FILES_MAX
-    with monkeypatch.context() as patched:
-        patched.setattr(TableOptimizer, "compact", overtaken)
-        for number in range(last):
-            table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
-    assert len(DeltaTable(tmp_path).file_uris()) == SMALL_FILES_MAX
-    table.write(rows(spark, (b"%d" % last, 0, last, 0, b"x")), last)
-    assert len(DeltaTable(tmp_path).file_uris()) < SMALL_FILES_MAX
-    assert len(held(spark, tmp_path)) == SMALL_FILES_MAX + 1
+    monkeypatch.setattr(TableOptimizer, "compact", overtaken)
+    table, last = small_files(spark, tmp_path, SMALL_FILES_MAX), SMALL_FILES_MAX
+    batch = rows(spark, (b"%d" % last, 0, last, 0, b"x"))
+    if not is_ours:
+        with pytest.raises(ArchiveError, match="set the table back to version"):
+            table.write(batch, 1)
+        return
+    table.write(batch, 1)
+    assert "small files stay until the next batch" in caplog.text
+    assert len(held(spark, tmp_path)) == last + 1
+    table.write(rows(spark, (b"more", 0, last + 1, 0, b"x")), 2)
+    assert len(held(spark, tmp_path)) == last + 2
 
 
 def test_files_that_are_large_enough_are_left_alone(
