@@ -154,13 +154,15 @@ def test_an_error_that_is_a_bug_costs_the_puts_of_its_log_alone(
     run(tmp_path / "data", scenario)
 
 
+def lack(*_arguments: object, **_more: object) -> None:
+    """Find no memory."""
+    raise MemoryError
+
+
 def test_what_finds_no_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of the run is stored, and its connections go on."""
-
-    def lack(*_arguments: object, **_more: object) -> None:
-        raise MemoryError
 
     async def scenario(rig: Rig) -> None:
         monkeypatch.setattr(lone_puts, "count_puts", lack)
@@ -180,9 +182,6 @@ def test_without_memory_for_a_refusal_each_connection_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing stays in flight."""
-
-    def lack(*_arguments: object, **_more: object) -> None:
-        raise MemoryError
 
     async def scenario(rig: Rig) -> None:
         monkeypatch.setattr(lone_puts, "count_puts", lack)
