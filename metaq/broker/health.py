@@ -139,6 +139,12 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     for log in status.logs:
         if log.damage:
             yield Alarm.LOG_STOPPED, f"{log.log_id}: {log.damage[0]}"
+        if log.held_bytes:
+            text = (
+                f"{log.log_id} takes no puts, and shows nothing of its last"
+                f" {log.held_bytes} bytes: the rest of a commit is missing"
+            )
+            yield Alarm.TRANSACTIONS_STUCK, text
     yield from _judge_registration(status.registration)
     listener = status.listener
     if listener.open_count >= status.connection_count_max:

@@ -53,6 +53,7 @@ class TopicSink:
         last_id: MessageId,
         ticket: StoredTicket,
         before_write: BeforeWrite,
+        completes: bool,
     ) -> Offset:
         """Append one batch; see `txn/ports.py`."""
         return self._log(log_id).append(
@@ -62,6 +63,7 @@ class TopicSink:
             last_id=last_id,
             ticket=ticket,
             before_write=before_write,
+            completes=completes,
         )
 
     def _log(self, log_id: LogId) -> PartitionLog:

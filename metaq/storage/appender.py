@@ -149,6 +149,8 @@ class AppendRequest(NamedTuple):
     """Steps that finish its bytes, done before they are written; they only compute."""
     is_light: bool = False
     """Of a connection that has little in flight; see `GroupQueue`."""
+    completes: bool = False
+    """It begins with the rest of an append, and belongs into the same segment."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -504,7 +506,7 @@ class Appender:
             return
         receiver = group[0].receiver
         try:
-            if writer.is_full:
+            if writer.is_full and not group[0].completes:
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
             yield from _finish(group)

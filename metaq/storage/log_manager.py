@@ -441,6 +441,10 @@ class LogManager:
         finally:
             found.release()
 
+    def hold(self, log_id: LogId, offset: Offset) -> None:
+        """Show nothing of a log from an offset on until the rest is there."""
+        self._logs[log_id].hold(offset)
+
     # -- housekeeping
 
     def apply_settings(self, config: BrokerConfig) -> None:

@@ -61,6 +61,11 @@ class LogStatistics:
     next_offset: Offset
     """Offset of the next append."""
     size_bytes: SizeBytes = gauge("metaq_log_size_bytes", "Bytes of a log on disk.")
+    held_bytes: SizeBytes = gauge(
+        "metaq_log_held_bytes",
+        "Bytes of a log that wait for the rest of their append; above 0 it takes no"
+        " puts.",
+    )
     segment_count: int = gauge("metaq_log_segments", "Files of a log.")
     record_count: int = gauge("metaq_log_records", "Records stored in a log.")
     """As far as they are known to the span index."""

@@ -12,6 +12,8 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
   take back. No file is opened on the loop's thread, and none is read there.
 * When an append finds no room, everything in flight fails with it, `next_offset` goes
   back to the log end, and the version grows (see `appender.py`).
+* An append of which a crash has left only the beginning may be *held*: the high
+  watermark stays in front of it, and nothing else is appended, until the rest is there.
 
 Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
 of them changes. Source: broker spec 2.4 to 2.8.
@@ -104,6 +106,8 @@ class PartitionLog:
         self._log_start = segments.first.base_offset
         end = segments.active.end_offset
         self._high_watermark = self._log_end = self._next_offset = end
+        self._cut_end = Offset(-1)
+        """End of the log when its last append was cut; -1: it was not."""
         self._record_count = record_count
         self._damage = damage
         self._state = LogState.STOPPED if damage else LogState.OPEN
@@ -157,6 +161,11 @@ class PartitionLog:
         return self._is_group_commit
 
     @property
+    def _is_cut(self) -> bool:
+        """Whether nothing was written since the log was held."""
+        return self._log_end == self._cut_end
+
+    @property
     def segments(self) -> Segments:
         """Return the segments as they are now; an immutable value."""
         return self._segments
@@ -183,6 +192,9 @@ class PartitionLog:
             log_end=self._log_end,
             next_offset=self._next_offset,
             size_bytes=self.size_bytes,
+            held_bytes=SizeBytes(
+                self._log_end - self._high_watermark if self._is_cut else 0
+            ),
             segment_count=len(self._segments),
             record_count=self._record_count,
             append_count=self._append_count,
@@ -210,6 +222,7 @@ class PartitionLog:
         before_write: BeforeWrite | None = None,
         finish: Iterable[None] = (),
         is_light: bool = False,
+        completes: bool = False,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -224,6 +237,7 @@ class PartitionLog:
             finish: steps that finish the bytes in place, taken on the storage thread
                 before they are written; they only compute.
             is_light: the connection has little in flight; see `GroupQueue`.
+            completes: it begins with the rest of the append that is held.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -240,7 +254,7 @@ class PartitionLog:
         after the write.
         """
         try:
-            self._check_append(size_bytes)
+            self._check_append(size_bytes, completes=completes)
         except (StorageError, ClosedError):
             self._refused_count += 1
             raise
@@ -259,6 +273,7 @@ class PartitionLog:
             before_write,
             finish,
             is_light,
+            completes,
         )
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns. The one line that may find no
@@ -290,6 +305,8 @@ class PartitionLog:
         """
         if (
             not self._is_sync_queued
+            # What is held lies behind the high watermark, and is synced.
+            and not self._is_cut
             and self._interval_s <= now_s - self._last_sync_s
             and self._high_watermark < self._log_end
         ):
@@ -389,6 +406,19 @@ class PartitionLog:
 
     # -- what happens to it
 
+    def hold(self, offset: Offset) -> None:
+        """Show nothing of the last append until the rest of it is there.
+
+        Called before anything is read or appended. What ends the hold is an append that
+        `completes`, when the high watermark passes it; others are refused before.
+
+        Args:
+            offset: where that append begins, of which a crash has cut the end. In a
+                sealed segment it has been shown already, by an earlier version.
+        """
+        if offset >= self._segments.active.base_offset:
+            self._cut_end, self._high_watermark = self._log_end, offset
+
     def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer the appends they cover."""
         if self._state in {LogState.OFFLINE, LogState.CLOSED}:
@@ -397,8 +427,10 @@ class PartitionLog:
         self._sync_count = progress.sync_count
         self._sync_s = progress.sync_s
         self._last_sync_s = progress.last_sync_s
+        is_whole = progress.high_watermark > self._cut_end
         self._set_bounds(
-            log_end=progress.log_end, high_watermark=progress.high_watermark
+            log_end=progress.log_end,
+            high_watermark=progress.high_watermark if is_whole else None,
         )
         done = self._take_answered()
         if done and not self._append_count:
@@ -467,9 +499,15 @@ class PartitionLog:
 
     # -- helpers
 
-    def _check_append(self, size_bytes: int) -> None:
+    def _check_append(self, size_bytes: int, *, completes: bool = False) -> None:
         if self._state is not LogState.OPEN:
             raise self._refusal()
+        if self._next_offset == self._cut_end and not completes:
+            raise NoSpaceError(
+                f"partition {self.log_id} has no room before a committed transaction is"
+                f" whole there: a crash has cut it, offset={self._high_watermark}"
+                f" found_bytes={self._cut_end - self._high_watermark}"
+            )
         size_max = self._size_bytes_max
         size_after = self._next_offset - self._log_start + size_bytes
         if size_max and size_after > size_max:

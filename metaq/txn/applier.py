@@ -70,13 +70,14 @@ class Applier:
                 self._get_stuck(each, StorageError(text))
             return
         waiting: dict[LogId, list[tuple[BrokerTransaction, PendingBatch]]] = {}
-        # What a crash has cut lies at the end of its log, where the rest belongs.
-        for each in sorted(together, key=lambda tx: not tx.is_cut):
+        for each in together:
             each.stuck = None
             for batch in each.batches.values():
                 if not batch.is_stored and not batch.is_in_flight:
                     waiting.setdefault(batch.log_id, []).append((each, batch))
         for log_id, joined in waiting.items():
+            # What a crash has cut lies at the end of its log, where the rest belongs.
+            joined.sort(key=lambda each: not each[1].is_cut)
             self._append(log_id, joined)
 
     def retry(self) -> None:
@@ -109,6 +110,7 @@ class Applier:
                 record_count=sum([batch.put_count for _tx, batch in joined]),
                 last_id=max([batch.last_id for _tx, batch in joined]),
                 before_write=partial(self._tell_places, joined),
+                completes=joined[0][1].is_cut,
                 ticket=_BatchTicket(
                     partial(self._on_stored, joined), partial(self._on_failed, joined)
                 ),

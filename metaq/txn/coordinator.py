@@ -161,6 +161,8 @@ class TransactionCoordinator:
         ]
         for tx in sorted(decided, key=lambda tx: not tx.is_cut):
             self._applier.apply(tx)
+        # What was refused because the rest of another one was to come before.
+        self._applier.retry()
         self._applier.call_when_settled(on_settled)
 
     def close(self, on_closed: Callable[[], None]) -> None:

@@ -41,6 +41,7 @@ from metaq.txn.records import (
 from metaq.txn.recovery import (
     Replay,
     ReplayedTransaction,
+    cut_appends,
     find_unapplied,
 )
 from metaq.txn.state import HeuristicOutcome, is_xa
@@ -110,7 +111,10 @@ def open_journal(
         )
     together = read_together(fs, directory)
     prepared = _settle(replay, outcomes, together)
-    left = [*prepared, *find_unapplied(replay.commits, reader)]
+    left = [*prepared, *find_unapplied(replay.commits, reader, together)]
+    for log_id, offset in cut_appends(left).items():
+        log.warning("append cut by a crash: partition=%s offset=%d", log_id, offset)
+        reader.hold(log_id, offset)
     first = read_checkpoint(fs, directory) if numbers else NOWHERE
     restored = compact(journal, left, max([first.number, *numbers]) + 1)
     remove_files(fs, directory, numbers)
@@ -214,7 +218,7 @@ def _settle(
     left = []
     for each in replay.prepared():
         kept = outcomes.get(each.key)
-        is_committed = any(_is_named(each, group) for group in together)
+        is_committed = any(each.is_named(group) for group in together)
         if kept is not None:
             is_committed = kept.outcome is HeuristicOutcome.COMMIT
         if is_committed:
@@ -226,18 +230,13 @@ def _settle(
     return left
 
 
-def _is_named(transaction: ReplayedTransaction, group: NamedGroup) -> bool:
-    """Tell whether a group means this one, and no former one of its key."""
-    return transaction.first_id <= group.get(transaction.key, NO_ID)
-
-
 def _join(
     restored: Iterable[RestoredTransaction], together: Sequence[NamedGroup]
 ) -> tuple[tuple[str, ...], ...]:
     """Return the keys of those that are committed, by group."""
     committed = [each.replayed for each in restored if each.replayed.places is not None]
     groups = (
-        tuple(each.key for each in committed if _is_named(each, group))
+        tuple(each.key for each in committed if each.is_named(group))
         for group in together
     )
     return tuple(keys for keys in groups if keys)

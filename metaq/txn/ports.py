@@ -61,6 +61,17 @@ class StoredBatches(Protocol):
         """
         ...
 
+    def hold(self, log_id: LogId, offset: Offset) -> None:
+        """Show nothing from an offset on until an append `completes` what lies there.
+
+        Before the port opens. Other appends to the partition are refused until then.
+
+        Args:
+            log_id: the partition; it exists.
+            offset: where an append begins that a crash has cut; it is the last one.
+        """
+        ...
+
 
 class MessageSink(Protocol):
     """Logs that take the puts of a committed transaction."""
@@ -88,6 +99,7 @@ class MessageSink(Protocol):
         last_id: MessageId,
         ticket: StoredTicket,
         before_write: Callable[[Offset], Iterable[Callable[[], None]]],
+        completes: bool,
     ) -> Offset:
         """Append one contiguous batch to one partition; never blocks.
 
@@ -102,6 +114,7 @@ class MessageSink(Protocol):
                 before it does; raises nothing, and is quick. What it returns is called
                 behind it, before a byte is written, each function once for all batches
                 that are written together and return it.
+            completes: it begins with the rest of the append that is held.
 
         Returns:
             The offset of the batch: no other record lies between its first byte and

@@ -23,10 +23,12 @@ batch. Where it is not, a power cut has taken it, and the bound counts that was 
 first: where the readable log ended when the record was made, so each batch lies there
 or behind. Without a side file the time of the first put is a bound. The batch is found
 (`locate`) by the id of its first record and its bytes. One that a crash has cut lies at
-the end of its log, and is completed there. Source: broker spec 5.7, 12 rows 3 and 5.
+the end of its log, and is completed there; until then the partition shows nothing of it
+(`cut_appends`), nor of what is one append with it (`together.py`). Source: broker spec
+5.7, 12 rows 3 and 5.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -90,6 +92,10 @@ class ReplayedTransaction:
     def first_id(self) -> MessageId:
         """Return the id of its first put; -1 without any."""
         return next(iter(self.puts), MessageId(-1))
+
+    def is_named(self, group: Mapping[str, MessageId]) -> bool:
+        """Tell whether a group means this one, and no former one of its key."""
+        return self.first_id <= group.get(self.key, MessageId(-1))
 
     def bounds(self) -> dict[LogId, Offset]:
         """Return from where on batches lie, whatever a power cut made of places."""
@@ -285,15 +291,22 @@ def _decode_put(key: str, command: bytes) -> LoggedPut:
 
 
 def find_unapplied(
-    commits: list[ReplayedTransaction], reader: StoredBatches
+    commits: Sequence[ReplayedTransaction],
+    reader: StoredBatches,
+    together: Iterable[Mapping[str, MessageId]] = (),
 ) -> list[ReplayedTransaction]:
-    """Return what of the commits is not in its partitions, in their order.
+    """Return what of the commits is not in its partitions.
 
     Each has the puts of the missing batches alone, and places that say from where on
     they will lie. Blocks: reads the partitions.
+
+    Args:
+        commits: as replayed.
+        reader: the partitions.
+        together: groups of them that are one append to a partition (`together.py`).
     """
     windows = _Windows(reader)
-    missing: list[ReplayedTransaction] = []
+    missing: dict[MessageId, ReplayedTransaction] = {}
     seen: set[MessageId] = set()
     for commit in commits:
         # The copy of a start that was interrupted has no puts but those.
@@ -302,17 +315,85 @@ def find_unapplied(
         left = _left_of(commit, windows)
         if left is not None:
             seen.update(left.puts)
-            missing.append(left)
-    return missing
+            missing[commit.first_id] = left
+    for names in together:
+        if not any(each.is_named(names) for each in missing.values()):
+            continue
+        group = [each for each in commits if each.is_named(names)]
+        for commit, waiting in _find_waiting(group, missing, windows):
+            left = _left_of(commit, windows, waiting)
+            if left is not None:
+                missing[commit.first_id] = left
+    return [*missing.values()]
+
+
+def cut_appends(left: Iterable[ReplayedTransaction]) -> dict[LogId, Offset]:
+    """Return where the last append of a partition begins, if it is not whole there.
+
+    Args:
+        left: what `find_unapplied` has found.
+    """
+    found: dict[LogId, Offset] = {}
+    for each in left:
+        for place in each.places or ():
+            if each.applied_bytes.get(place.log_id):
+                first = found.get(place.log_id, place.offset)
+                found[place.log_id] = min(first, place.offset)
+    return found
+
+
+def _find_waiting(
+    group: Sequence[ReplayedTransaction],
+    missing: Mapping[MessageId, ReplayedTransaction],
+    windows: "_Windows",
+) -> list[tuple[ReplayedTransaction, Mapping[LogId, Offset]]]:
+    """Return commits with whole batches of which others are missing, and where.
+
+    Batches of a group are one append to a partition, in any order. What a crash has
+    left of it is the end of the log: batches one behind the other, then a cut one.
+    """
+    ends: dict[LogId, Offset] = {}
+    for left in [missing[e.first_id] for e in group if e.first_id in missing]:
+        if left.is_doubtful:
+            return []
+        for place in left.places or ():
+            log_id, end = place.log_id, place.offset
+            if not left.applied_bytes[log_id]:
+                _log_start, end = windows.range_of(log_id)
+            ends[log_id] = min(end, ends.get(log_id, end))
+    others = [
+        (commit.first_id, batch)
+        for commit in group
+        for batch in make_batches(commit)
+        if batch.log_id in ends
+    ]
+    found: dict[MessageId, dict[LogId, Offset]] = {}
+
+    def is_next(other: tuple[MessageId, CommittedBatch]) -> bool:
+        return windows.ends_with(other[1], ends[other[1].log_id])
+
+    while (other := next(filter(is_next, others), None)) is not None:
+        others.remove(other)
+        first_id, batch = other
+        ends[batch.log_id] = Offset(ends[batch.log_id] - len(batch.data))
+        found.setdefault(first_id, {})[batch.log_id] = ends[batch.log_id]
+    return [
+        (each, found.pop(each.first_id)) for each in group if each.first_id in found
+    ]
 
 
 def _left_of(
-    commit: ReplayedTransaction, windows: "_Windows"
+    commit: ReplayedTransaction,
+    windows: "_Windows",
+    waiting: Mapping[LogId, Offset] = MappingProxyType({}),
 ) -> ReplayedTransaction | None:
-    """Return what of one commit is not applied; None: all of it is."""
+    """Return what of one commit is not applied; None: all of it is.
+
+    Batches that lie at the offsets of `waiting` are there and count as not applied.
+    """
     places, gone = commit.places or (), commit.deleted_topics
     placed_bytes = sum([place.size_bytes for place in places])
-    is_placed = not gone and placed_bytes == _record_bytes(commit)
+    is_placed = not (gone or waiting) and placed_bytes == _record_bytes(commit)
     if is_placed and all(windows.has(place, commit) for place in places):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
@@ -326,7 +407,9 @@ def _left_of(
         is_guess = batch.log_id not in known
         try:
             found = locate(batch, bound, windows)
-            if found is not None and not found.applied_bytes and is_guess:
+            if batch.log_id in waiting:
+                found = Location(waiting[batch.log_id], size)
+            elif found is not None and not found.applied_bytes and is_guess:
                 found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
             left.is_doubtful = True
@@ -426,6 +509,19 @@ class _Windows:
         except StorageError:
             return False
         return checksum(data) == place.checksum
+
+    def ends_with(self, batch: CommittedBatch, end: Offset) -> bool:
+        """Tell whether a batch lies in front of an offset."""
+        offset, size = Offset(end - len(batch.data)), len(batch.data)
+        if offset < self.range_of(batch.log_id)[0]:
+            return False
+        try:
+            # Most of many are told apart by their first record, without a window.
+            head = self._reader.read_back(batch.log_id, offset, HEADER_BYTES)
+            is_here = head == batch.data[:HEADER_BYTES]
+            return is_here and self.read(batch.log_id, offset, size) == batch.data
+        except StorageError:
+            return False
 
     def read(self, log_id: LogId, offset: Offset, size: int) -> bytes:
         """Return bytes of a log, over the borders of its segments; fewer at its end."""

@@ -54,6 +54,11 @@ class PendingBatch:
         self.is_in_flight = False
         self.is_stored = False
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a crash left its beginning, or all of it, in the log."""
+        return self.size_bytes < self.whole_bytes
+
     def seal(self) -> int:
         """Bring the records into one piece, once for all; return their checksum.
 
@@ -109,7 +114,7 @@ class BrokerTransaction:
     @property
     def is_cut(self) -> bool:
         """Whether a batch lies in its partition in part."""
-        return any(each.size_bytes < each.whole_bytes for each in self.batches.values())
+        return any(each.is_cut for each in self.batches.values())
 
     def add(
         self,

@@ -112,6 +112,14 @@ CASES = [
         "transactions are refused: sync failed: EIO",
     ),
     (
+        status(logs=(log("test", 1, held_bytes=93),)),
+        Alarm.TRANSACTIONS_STUCK,
+        (
+            "test-1 takes no puts, and shows nothing of its last 93 bytes:"
+            " the rest of a commit is missing"
+        ),
+    ),
+    (
         status(transactions=replace(TRANSACTIONS, stuck_count=2)),
         Alarm.TRANSACTIONS_STUCK,
         "2 committed and not in all partitions",

@@ -114,6 +114,7 @@ EXPECTED = {
     "metaq_sync_latency_seconds_count{}": 6,
     "metaq_logs{}": 2,
     "metaq_log_size_bytes{partition=1,topic=test}": 4100,
+    "metaq_log_held_bytes{partition=1,topic=test}": 0,
     "metaq_log_segments{partition=1,topic=test}": 2,
     "metaq_log_records{partition=1,topic=test}": 40,
     "metaq_log_start_bytes{partition=1,topic=test}": 1000,

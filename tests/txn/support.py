@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaq.broker.topics import Topics
@@ -76,6 +76,7 @@ class TransactionBench:
         file_bytes_max: int = 1 << 20,
         limits: TransactionLimits | None = None,
         log_bytes_max: int = 0,
+        unflush_threshold: int = 0,
         **system: int,
     ) -> None:
         self.fs = fs
@@ -84,7 +85,7 @@ class TransactionBench:
         config = BrokerConfig(
             system=SystemConfig(data_path=str(DATA), partition_count=4, **system),  # type: ignore[arg-type]
             limits=LimitsConfig(free_bytes_min=0, log_bytes_max=log_bytes_max),
-            topics={"test": TOPIC},
+            topics={"test": replace(TOPIC, unflush_threshold=unflush_threshold)},
         )
         self.logs = StorageBench(fs, config, self.clock)
         self.workers: list[StepWorker] = []
@@ -262,15 +263,15 @@ class Reader:
 
     def __init__(self, bench: TransactionBench, log_id: LogId) -> None:
         topic = bench.logs.config.topic(log_id.topic)
-        self._log = bench.logs.manager.get_or_create(log_id, topic)
+        self.log = bench.logs.manager.get_or_create(log_id, topic)
         self.ends: list[int] = []
         """High watermarks, in their order."""
         self._look()
 
     def _look(self) -> None:
-        self.ends.append(self._log.high_watermark)
-        if self._log.state is LogState.OPEN:
-            self._log.wait(self._log.high_watermark, self._look)
+        self.ends.append(self.log.high_watermark)
+        if self.log.state is LogState.OPEN:
+            self.log.wait(self.log.high_watermark, self._look)
 
     def check(self, data: bytes, batches: Iterable[bytes]) -> None:
         """Assert that all of these payloads were readable at once, or none.

@@ -47,6 +47,7 @@ def append(
         last_id=MessageId(7),
         ticket=ticket,
         before_write=before_write,
+        completes=False,
     )
     return offset, ticket
 
@@ -165,6 +166,7 @@ def test_a_closed_sink_takes_nothing() -> None:
             last_id=MessageId(1),
             ticket=ticket,
             before_write=lambda _offset: (),
+            completes=False,
         )
     assert not ticket.is_answered
 
