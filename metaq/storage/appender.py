@@ -523,7 +523,8 @@ class Appender:
             writer.version += 1
             self._post(partial(receiver.on_refused, error))
             return
-        if writer.is_sync_due():
+        # The journal of transactions forgets what is answered.
+        if writer.is_sync_due() or any(each.before_write for each in group):
             writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)

@@ -28,6 +28,7 @@ from tests.rigs.storage import Ticket
 from tests.sampling import examples, quarter
 from tests.txn.support import (
     DATA,
+    JOURNAL,
     A,
     B,
     Reader,
@@ -340,3 +341,21 @@ def test_no_power_cut_leaves_a_half_that_can_be_read(
             assert not bench.coordinator.figures().stuck_count
             shown = visible(bench)
             assert visible(killed(bench)) == shown
+
+
+@pytest.mark.parametrize("keys", DECISIONS)
+def test_the_journal_forgets_only_what_no_power_cut_can_take(
+    keys: tuple[str, ...], seed: int
+) -> None:
+    """Also where puts are answered before they are synced: a half would stay one."""
+    fs = FaultyFileSystem()
+    bench = opened(fs, unflush_threshold=1000, file_bytes_max=100)
+    is_answered = commit(bench, keys)
+    bench.run()
+    assert is_answered()
+    bench.coordinator.tick()
+    bench.run()
+    assert "redo.1" not in fs.list_directory(JOURNAL)
+    for number in range(20):
+        disk = fs.crash(keep_random(seed + number))
+        assert check_whole(visible(opened(disk))) == {*keys}
