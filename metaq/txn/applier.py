@@ -12,7 +12,7 @@ is written into the record just before the batch is written: a Java broker looks
 batch there and nowhere else, and would append it again otherwise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -80,11 +80,17 @@ class Applier:
             joined.sort(key=lambda each: not each[1].is_cut)
             self._append(log_id, joined)
 
+    def apply_all(self, decided: Iterable[BrokerTransaction]) -> None:
+        """Apply transactions in their order, those that belong together once."""
+        tried = set[BrokerTransaction]()
+        for tx in decided:
+            if tx not in tried:
+                tried.update(tx.group or (tx,))
+                self.apply(tx)
+
     def retry(self) -> None:
         """Try again what is stuck."""
-        for tx in list(self.decided):
-            if tx.stuck is not None:
-                self.apply(tx)
+        self.apply_all([tx for tx in self.decided if tx.stuck is not None])
 
     def drop_topic(self, topic: str) -> None:
         """Give up what waits for the partitions of a topic that is deleted."""

@@ -159,8 +159,7 @@ class TransactionCoordinator:
         decided = [
             tx for tx in self._transactions.values() if tx.state is TxState.DECIDED
         ]
-        for tx in sorted(decided, key=lambda tx: not tx.is_cut):
-            self._applier.apply(tx)
+        self._applier.apply_all(sorted(decided, key=lambda tx: not tx.is_cut))
         # What was refused because the rest of another one was to come before.
         self._applier.retry()
         self._applier.call_when_settled(on_settled)

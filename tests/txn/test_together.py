@@ -261,6 +261,10 @@ def test_what_a_start_cannot_append_is_seen_in_one_step_later() -> None:
         assert bench.coordinator.figures().stuck_count == 2
         assert bench.payloads() == []
         disk = bench.fs.crash(keep_all)
+    refused = bench.coordinator.figures().counters.failed
+    bench.coordinator.tick()
+    # Each of two batches of two transactions once.
+    assert bench.coordinator.figures().counters.failed == refused + 4
     reader = Reader(bench, B)
     bench.topics.withdraw(frozenset())
     bench.coordinator.tick()
