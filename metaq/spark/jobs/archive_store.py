@@ -82,6 +82,8 @@ PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
 FILES_AT_ONCE: Final = 8
 """Files that are looked at together."""
+COMMITS_AT_ONCE: Final = 16
+"""Commits that are looked at first for one that has set the table back."""
 
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
 """A row of an archive, as Spark declares it."""
@@ -141,28 +143,25 @@ class ArchiveStore:
         """Return the next byte to read of each partition that is known.
 
         Raises:
-            ArchiveError: An older version has written here, and its progress is gone.
+            ArchiveError: An older version has written here, and its progress is gone;
+                or it is not known to which version the table was set back.
         """
         found = {}
         with told(self.root):
-            for partition in self._known():
-                position = self._open.transaction_version(_next_of(partition))
+            table = as_set_back(self._open, self.root)
+            batch = table.transaction_version(APPLICATION)
+            for partition in _known_in(table):
+                position = table.transaction_version(_next_of(partition))
                 if position is not None:
                     found[partition] = Offset(position)
-        if found or self.batch < 0:
-            return found
-        return self._checkpointed()
+        return found if found or batch is None else self._checkpointed(batch)
 
-    def _known(self) -> dict[TopicPartition, Offset]:
-        text = self._open.metadata().configuration.get(PARTITIONS)
-        return {} if text is None else parse_offsets(text)
-
-    def _checkpointed(self) -> dict[TopicPartition, Offset]:
+    def _checkpointed(self, batch: int) -> dict[TopicPartition, Offset]:
         """Return where the streaming query of an older version stands.
 
         Its file has three lines: version, settings, and the offsets of its one source.
         """
-        path = f"{CHECKPOINT}/offsets/{self.batch}"
+        path = f"{CHECKPOINT}/offsets/{batch}"
         try:
             with told(self.root), self._files.open_input_file(path) as stream:
                 text = stream.read().decode()
@@ -285,7 +284,7 @@ class ArchiveStore:
     def _make_known(self, positions: Offsets) -> None:
         """Have partitions in the property of the table, which has its own commit."""
         with told(self.root):
-            known = self._known()
+            known = _known_in(self._open)
             if known.keys() >= positions.keys():
                 return
             names = dict.fromkeys([*known, *positions], Offset(0))
@@ -493,6 +492,48 @@ def require_plain(table: DeltaTable, root: str) -> None:
             f" {version}: another program has switched features on, such as deletion"
             " vectors or column mapping"
         )
+
+
+def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
+    """Return a table at the version of which it has the files.
+
+    `RESTORE` sets the files back, and leaves the versions of applications where they
+    are. The next batch writes them all.
+
+    Raises:
+        ArchiveError: It was set back to a time.
+    """
+    version = table.version()
+    for commit in _newest_commits(table):
+        if commit["version"] > version:
+            continue
+        if commit["operation"] == "WRITE":
+            break
+        if commit["operation"] == "RESTORE":
+            target = commit["operationParameters"].get("version")
+            if target is None:
+                raise ArchiveError(
+                    f"{root}: was set back to a time, which does not tell how far it"
+                    " came: set it back to a version by its number"
+                )
+            version = int(target)
+    return table if version == table.version() else DeltaTable(root, version=version)
+
+
+def _newest_commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """Yield what the log says of its commits, the newest first."""
+    seen, limit = 0, COMMITS_AT_ONCE
+    while True:
+        commits = table.history(limit)
+        yield from commits[seen:]
+        if len(commits) < limit:
+            return
+        seen, limit = limit, limit * 2
+
+
+def _known_in(table: DeltaTable) -> dict[TopicPartition, Offset]:
+    text = table.metadata().configuration.get(PARTITIONS)
+    return {} if text is None else parse_offsets(text)
 
 
 def _next_of(partition: TopicPartition) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,34 @@ def test_a_table_that_was_set_back_goes_on_from_there(
     check(spark, path, batches(1)[0])
     assert archive_feed(spark, feed, path).message_count == len(batches(2)[1])
     check(spark, path, joined(batches(2)))
+
+
+def test_a_table_that_was_restored_goes_on_from_there(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Which sets its files back, and not its progress."""
+    first, second = batches(2)
+    for batch in (first, second):
+        feed.add(batch)
+    archive_feed(spark, feed, path)
+    table = DeltaTable(path)
+    begun = table.version() - 1
+    table.restore(begun)
+    check(spark, path, first)
+    assert archive_feed(spark, feed, path).message_count == len(second)
+    check(spark, path, first + second)
+    assert archive_feed(spark, feed, path).message_count == 0
+    # To a version behind which it was set back before, and to its beginning.
+    for version, left in ((begun + 1, first + second), (begun, first), (0, [])):
+        DeltaTable(path).restore(version)
+        check(spark, path, left)
+    assert archive_feed(spark, feed, path).batch_count == 2
+    check(spark, path, first + second)
+    table = DeltaTable(path)
+    moment_ms = table.history()[table.version() // 2]["timestamp"]
+    table.restore(datetime.fromtimestamp(moment_ms / 1000, UTC))
+    with pytest.raises(ArchiveError, match="was set back to a time"):
+        archive_feed(spark, feed, path)
 
 
 def test_a_table_with_features_is_refused(
