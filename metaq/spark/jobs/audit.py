@@ -18,7 +18,7 @@ message, so an archive that is right costs no more than to read both sides.
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -33,6 +33,7 @@ from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.options import SourceOptions
+from metaq.spark.source.read_bounds import NOTHING
 
 EXAMPLES_MAX: Final = 10
 """So many findings of a kind are named; all are counted."""
@@ -42,9 +43,13 @@ SPAN_BITS: Final = 26
 _HALF_BITS: Final = 32
 _LOG: Final = PLACE[:-1]
 _LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
-_NO_ENDS: Final[Mapping[TopicPartition, Offset]] = {}
+_NO_OFFSETS: Final[Mapping[TopicPartition, Offset]] = {}
 _Span: TypeAlias = tuple[TopicPartition, int]
 """Partition, and number of the span."""
+LogStarts: TypeAlias = Callable[
+    [Collection[TopicPartition]], Mapping[TopicPartition, Offset]
+]
+"""Returns the log start of partitions, as far as it is known."""
 
 
 class AuditFindingKind(enum.Enum):
@@ -146,11 +151,24 @@ def audit_archive(
     cluster = shared_cluster(wanted.wire)
     cluster.require_whole(wanted, archived)
     away = cluster.away(wanted, archived)
-    ends = _ends(store, {*archived, *cluster.partitions(wanted)})
+    served = cluster.partitions(wanted)
+    ends = _ends(store, {*archived, *served})
+
+    def log_starts(
+        partitions: Collection[TopicPartition],
+    ) -> dict[TopicPartition, Offset]:
+        spans = cluster.spans(set(partitions).intersection(served))
+        return {each: (span or NOTHING).start for each, span in spans.items()}
+
     with job_errors("audit"):
         source = spark.read.format("metaq").options(**asked).load()
         return compare_by_offset(
-            source, store.read(spark, there), ends=ends, missing=missing, away=away
+            source,
+            store.read(spark, there),
+            ends=ends,
+            missing=missing,
+            away=away,
+            log_starts=log_starts,
         )
 
 
@@ -213,9 +231,10 @@ def compare_by_offset(
     source: DataFrame,
     target: DataFrame,
     *,
-    ends: Mapping[TopicPartition, Offset] = _NO_ENDS,
+    ends: Mapping[TopicPartition, Offset] = _NO_OFFSETS,
     missing: Sequence[ArchivedLog] = (),
     away: Sequence[TopicPartition] = (),
+    log_starts: LogStarts = lambda _partitions: _NO_OFFSETS,
 ) -> AuditSummary:
     """Compare two frames of the source's columns, place by place.
 
@@ -226,6 +245,8 @@ def compare_by_offset(
             partition ends with its last message left.
         missing: What is missing of files of the archive.
         away: Partitions of which the source tells nothing.
+        log_starts: Returns where logs without messages start. What is archived of one
+            for which it returns nothing is expired.
     """
     digest = sf.xxhash64("offset", "message_id", "flag", *_content()).alias("body")
     span = sf.shiftright("offset", SPAN_BITS).alias("span")
@@ -239,7 +260,8 @@ def compare_by_offset(
         again = unequal | {firsts[log] for log, _span in unequal if log in firsts}
         with _kept(_only(ones, again), _only(others, unequal)) as sides:
             lasts = _lasts(other, ends)
-            judged = _compare_spans(*sides, unequal, lasts, frozenset(away))
+            starts = _starts(sides[0], {log for log, _span in unequal}, log_starts)
+            judged = _compare_spans(*sides, unequal, starts, lasts, frozenset(away))
             counted, examples = _counts(_tally(judged)), _examples(judged)
             lost_there = _lost(judged) if missing else {}
     summary = AuditSummary(
@@ -289,16 +311,28 @@ def _only(rows: DataFrame, spans: Collection[_Span]) -> DataFrame:
     return there.join(sf.broadcast(wanted), [*_LOG, "span"], "left_semi")
 
 
+def _starts(
+    ones: DataFrame, partitions: Collection[TopicPartition], log_starts: LogStarts
+) -> dict[TopicPartition, int]:
+    """Return where logs start: with their first message, while they have any."""
+    firsts = ones.groupBy(*_LOG).agg(sf.min("offset").alias("first")).collect()
+    starts: dict[TopicPartition, int] = {
+        partition_of(row): row["first"] for row in firsts
+    }
+    # Asked behind the reading: retention may have taken what was there before.
+    empty = [each for each in partitions if each not in starts]
+    return {**(log_starts(empty) if empty else {}), **starts}
+
+
 def _compare_spans(
     ones: DataFrame,
     others: DataFrame,
     spans: Collection[_Span],
+    starts: Mapping[TopicPartition, int],
     lasts: Mapping[TopicPartition, int],
     away: Collection[TopicPartition],
 ) -> DataFrame:
     """Judge the messages of some spans, place by place."""
-    firsts = ones.groupBy(*_LOG).agg(sf.min("offset").alias("first")).collect()
-    starts = {partition_of(row): row["first"] for row in firsts}
     bounds = ones.sparkSession.createDataFrame(
         [
             (*_fields(log), span, starts.get(log), lasts.get(log), log in away)

@@ -1,6 +1,6 @@
 """Comparing topics: every kind of fault is counted and named, and nothing else is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,25 @@ def test_ends_that_differ_are_no_fault(spark: SparkSession) -> None:
     assert counts(found) == {"behind": 3, "expired": 3}
     assert found.is_right
     assert counts(by_offset(spark, source, [])) == {"behind": 5}
+
+
+def test_an_empty_log_tells_by_its_start_what_is_expired(spark: SparkSession) -> None:
+    """One that was made anew starts at 0, and retention took nothing of it."""
+    one, two = (TopicPartition("t", BrokerId(0), number) for number in (0, 1))
+    asked = []
+
+    def log_starts(
+        partitions: Collection[TopicPartition],
+    ) -> dict[TopicPartition, Offset]:
+        asked.append(set(partitions))
+        return {one: Offset(100)}
+
+    target = log_rows("t", 0, 3) + log_rows("t", 1, 3) + log_rows("t", 2, 3)
+    source = frame(spark, log_rows("t", 2, 3))
+    found = compare_by_offset(source, frame(spark, target), log_starts=log_starts)
+    assert counts(found) == {"expired": 2 + 3, "extra": 1}
+    assert named(found)[0] == ("extra", 0, 100)
+    assert asked == [{one, two}]
 
 
 def test_as_many_messages_may_be_others(spark: SparkSession) -> None:
