@@ -49,7 +49,20 @@ class Wire:
     """Values of `--option`, which win."""
 
     def to_map(self, **more: str) -> dict[str, str]:
-        """Return options for `format("metaq")`; the user's own win."""
+        """Return options for `format("metaq")`; the user's own win.
+
+        Args:
+            more: options that the command's own words say.
+
+        Raises:
+            click.UsageError: the user gives one of these another value.
+        """
+        given = {name.lower() for name in self.options}
+        for name in more:
+            if name.lower() in given:
+                raise click.UsageError(
+                    f"--option {name} contradicts the topics that the command names"
+                )
         timeout_ms = round(self.target.timeout_s * 1000)
         found = {"requestTimeoutMs": str(timeout_ms), **more}
         if self.target.brokers:
@@ -57,7 +70,6 @@ class Wire:
             found["brokers"] = ",".join(names)
         else:
             found |= {"zookeeper": self.target.zookeeper, "zkRoot": self.target.root}
-        given = {name.lower() for name in self.options}
         kept = {k: v for k, v in found.items() if k.lower() not in given}
         return {**kept, **self.options}
 
@@ -87,12 +99,12 @@ def archive(
 
     After Ctrl-C as well, where it is the only end.
     """
+    options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
     stop = threading.Event()
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.archive import archive as run_job
 
-        options = wire.to_map(subscribe=",".join(topics))
         with render.progress("archive", None) as advance:
             done = run_in_session(
                 spark,
@@ -142,19 +154,19 @@ def replay(
     keeps_partitions: bool,
 ) -> None:
     """Put an archive back into topics, and print the summary; see the job."""
+    options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:
         wire.require(topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.replay import replay as run_job
 
-        named = {} if topic is None else {"topic": topic}
         with task_progress(spark, "replay"):
             done = run_in_session(
                 spark,
                 lambda: run_job(
                     spark,
                     path,
-                    wire.to_map(**named),
+                    options,
                     where=where,
                     keeps_partitions=keeps_partitions,
                 ),
@@ -186,6 +198,7 @@ class Ingest:
 
 def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
     """Put the rows of a Spark source into a topic, and print the summary."""
+    options = wire.to_map(topic=asked.topic)
     wire.require(asked.topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.ingest import ingest as run_job
@@ -195,7 +208,7 @@ def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
                 spark,
                 lambda: run_job(
                     spark,
-                    wire.to_map(topic=asked.topic),
+                    options,
                     source_format=asked.source_format,
                     paths=asked.paths,
                     source_options=asked.source_options,
@@ -219,11 +232,11 @@ def stats(
     interval_s: float | None,
 ) -> None:
     """Print windows of topics, once or as messages come; see the job."""
+    options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs import window_stats
 
-        options = wire.to_map(subscribe=",".join(topics))
         if interval_s is not None:
             every_s = interval_s
             run_in_session(
@@ -262,6 +275,9 @@ def audit(
     """Compare a topic with its archive or a copy; return whether nothing is wrong."""
     if (path is None) == (copy is None):
         raise click.UsageError("expected exactly one of --archive and --copy")
+    if copy is None and message_id is not None:
+        raise click.UsageError("--id has no effect without --copy")
+    source = wire.to_map(subscribe=topic)
     wire.require(topic, *([] if copy is None else [copy]))
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.audit import AuditSummary, audit_archive, audit_copy
@@ -271,7 +287,7 @@ def audit(
                 return audit_archive(spark, path, wire.to_map(), [topic])
             return audit_copy(
                 spark,
-                wire.to_map(subscribe=topic),
+                source,
                 wire.to_map(subscribe=str(copy)),
                 message_id=message_id,
             )

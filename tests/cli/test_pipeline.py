@@ -89,6 +89,18 @@ def test_ctrl_c_before_spark_starts_is_told_as_well(
         (("archive", "t", "--to", "x", "--option", "y"), "expected KEY=VALUE, got 'y'"),
         (("verify", "x", "--conf", "=y"), "expected KEY=VALUE, got '=y'"),
         (("stats", "t", "--window", "0"), "--window"),
+        (("audit", "t", "--archive", "a", "--id", "key"), "--id has no effect without"),
+        *(
+            ((*words, "--option", option), f"{name} contradicts the topics that")
+            for name, option, *words in (
+                ("subscribe", "subscribe=u", "archive", "t", "--to", "x"),
+                ("subscribe", "Subscribe=u", "stats", "t"),
+                ("subscribe", "subscribe=u", "audit", "t", "--archive", "a"),
+                ("subscribe", "subscribe=u", "audit", "t", "--copy", "c"),
+                ("topic", "topic=u", "ingest", "t", "x", "--format", "text"),
+                ("topic", "TOPIC=u", "replay", "x", "--topic", "t"),
+            )
+        ),
     ],
 )
 def test_wrong_words_are_refused(words: tuple[str, ...], what: str) -> None:
