@@ -63,6 +63,23 @@ def test_directories_files_and_wildcards_mean_the_same(data: Path) -> None:
     assert find(whole[-1].path) == whole[-1:]
 
 
+def test_a_directory_of_several_paths_comes_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By links, steps back and relative names; its rows would be there twice."""
+    whole = find(data)
+    (tmp_path / "links").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "links" / name).symlink_to(data)
+    monkeypatch.chdir(data)
+    assert find(data, data / "test-0" / "..", ".") == whole
+    files = find(f"{tmp_path}/links/*")
+    assert [file.base_offset for file in files] == [f.base_offset for f in whole]
+    # The name of a link tells the partition: this one is another one.
+    (tmp_path / "links" / "test-9").symlink_to(data / "test-0")
+    assert {f.log_id for f in find(tmp_path / "links")} == {LogId("test", 9)}
+
+
 def test_an_archived_segment_is_found_by_its_kind(data: Path) -> None:
     """An archive has the size of its records, and is never active."""
     before = find(data / "test-0")

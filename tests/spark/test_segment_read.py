@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.errors import OptionError
 from metaq.spark.pushed_filters import PushedFilters
 from metaq.spark.segments.segment_plan import plan_query
 from metaq.spark.segments.segment_read import PIECE_BYTES
@@ -74,6 +75,34 @@ def test_every_split_size_gives_the_same_rows(
     found = rows(options(directory, bytes_per_partition=SizeBytes(size)))
     assert [row["offset"] for row in found] == [STRIDE * n for n in range(100)]
     assert [row["value"] for row in found] == payloads(100)
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ({"topics": frozenset({"test", "tset"})}, "topic 'tset'; .* test, wild-x"),
+        ({"partitions": frozenset({TopicPartition("test", BROKER, 9)})}, "are: none"),
+        ({"starts": {TopicPartition("test", BrokerId(0), 0): 60}}, "are: 7-0"),
+        ({"ends": {TopicPartition("wild-x", BrokerId(0), 3): 60}}, "by brokerId"),
+    ],
+)
+def test_what_is_named_and_not_there_is_an_error(
+    directory: Path, named: dict[str, object], sentence: str
+) -> None:
+    """A mistyped topic is never an empty result, nor an offset one that is ignored."""
+    write_java_log(directory.parent, [payloads(3)], OTHER)
+    with pytest.raises(OptionError, match=sentence):
+        plan_query(FS, options(directory.parent, **named), PushedFilters())
+
+
+def test_a_file_without_messages_may_be_of_any_broker(directory: Path) -> None:
+    """Its broker is not known before there is one."""
+    write_java_log(directory.parent, [[]], OTHER)
+    named = TopicPartition("wild-x", BROKER, 3)
+    asked = options(directory.parent, partitions=frozenset({PARTITION, named}))
+    assert values(asked) == payloads(100)
+    asked = options(directory.parent, starts={named: Offset(0)}, broker_id=BROKER)
+    assert values(asked) == payloads(100)
 
 
 def test_files_without_an_index_stay_whole_beyond_a_bound(data_dir: Path) -> None:

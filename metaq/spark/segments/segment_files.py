@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.errors import CorruptRecordError, DiskError, StorageError
 from metaq.fs import FileSystem
@@ -29,6 +30,8 @@ from metaq.storage.segment_source import unpacked_size
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_Wanted: TypeAlias = dict[tuple[Path, str], tuple[Path, set[str] | None]]
+"""Place → partition directory as it was named, and its files; None for all."""
 
 
 class FileKind(enum.Enum):
@@ -83,13 +86,12 @@ def find_segments(fs: FileSystem, patterns: Iterable[str]) -> tuple[SegmentFile,
         OptionError: A path does not exist, or is on no disk of this machine.
         StorageError: The disk refused, or a name makes no sense.
     """
-    wanted: dict[Path, set[str] | None] = {}
+    wanted: _Wanted = {}
     for pattern in patterns:
         for path in _expand(fs, pattern):
             _sort_in(fs, path, wanted)
     files: list[SegmentFile] = []
-    for directory in sorted(wanted):
-        names = wanted[directory]
+    for directory, names in sorted(wanted.values(), key=itemgetter(0)):
         found = _list_segments(fs, directory)
         files += [f for f in found if names is None or f.path.name in names]
     return tuple(files)
@@ -123,23 +125,35 @@ def _expand(fs: FileSystem, pattern: str) -> list[Path]:
     return paths
 
 
-def _sort_in(fs: FileSystem, path: Path, wanted: dict[Path, set[str] | None]) -> None:
-    """Add the segments of a path to `wanted`: directory → names, None for all."""
+def _sort_in(fs: FileSystem, path: Path, wanted: _Wanted) -> None:
+    """Add the segments of a path to `wanted`."""
     if not fs.is_directory(path):
         _name_log(path.parent)
-        names = wanted.setdefault(path.parent, set())
-        if names is not None:
-            names.add(path.name)
+        _want(wanted, path.parent, path.name)
         return
     if parse_log_directory_name(path.name) is not None and any(
         _split_name(name) is not None for name in fs.list_directory(path)
     ):
-        wanted[path] = None
+        _want(wanted, path, None)
         return
     for name in fs.list_directory(path):
         room = path / name
         if parse_log_directory_name(name) is not None and fs.is_directory(room):
-            wanted[room] = None
+            _want(wanted, room, None)
+
+
+def _want(wanted: _Wanted, directory: Path, name: str | None) -> None:
+    """Add a file of a partition directory to `wanted`, or all of them for None.
+
+    Links lead to one directory by several paths; it is read once. Its own name says
+    which partition it is, also where that is the name of a link.
+    """
+    place = directory.resolve(), directory.name
+    path, names = wanted.setdefault(place, (directory, set()))
+    if name is None:
+        wanted[place] = path, None
+    elif names is not None:
+        names.add(name)
 
 
 def _list_segments(fs: FileSystem, directory: Path) -> list[SegmentFile]:

@@ -63,6 +63,11 @@ class SegmentOptions:
     can_push_filters: bool = False
     """Spark may hand its filters down, to skip files that cannot match."""
 
+    @property
+    def named(self) -> frozenset[TopicPartition]:
+        """The partitions that the user wrote down one by one."""
+        return (self.partitions or frozenset()).union(self.starts, self.ends)
+
     def wants(self, log_id: LogId) -> bool:
         """Tell whether anything of a partition of whatever broker is read."""
         is_named = self.topics is None or log_id.topic in self.topics
