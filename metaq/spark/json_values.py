@@ -19,6 +19,7 @@ REASON_CHARS_MAX: Final = 200
 """A reason is cut there: it may quote the value."""
 
 _BLANKS: Final = b" \t\r\n"
+_NO_ZONE: Final = pa.timestamp("us")
 
 
 class JsonValues:
@@ -140,8 +141,9 @@ def _kind_to_read(wanted: pa.DataType, path: str) -> pa.DataType:
         return pa.list_(
             pa.field(element.name, _kind_to_read(element.type, f"{path}.element"))
         )
-    if pa.types.is_date32(wanted):
-        # Arrow reads a date from a number only; people write 2024-05-01.
+    if pa.types.is_date32(wanted) or wanted == _NO_ZONE:
+        # Arrow reads a date from a number only; people write 2024-05-01. And where
+        # there is no zone, it moves a time that has one to UTC and says nothing.
         return pa.string()
     if any(is_kind(wanted) for is_kind in _READABLE):
         return wanted

@@ -200,6 +200,12 @@ def test_the_types_of_avro_are_those_of_spark() -> None:
             "schema.x: r is no Spark type, or contains itself",
         ),
         ({"type": "string", "logicalType": "uuid"}, "logical type uuid is no Spark"),
+        ({"type": "string", "logicalType": "date"}, "string with the logical type"),
+        ({"type": "bytes", "logicalType": "decimal"}, "a decimal of precision None"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 39},
+            "schema.x: a decimal of precision 39 and scale 0 is no Spark type",
+        ),
         ({"type": "record", "name": "e", "fields": []}, "schema.x: a record without"),
         ({"type": "fixed", "name": "f", "size": 0}, "schema.x: a fixed of no bytes"),
         ("nothing", "no Avro schema"),
@@ -245,6 +251,21 @@ def test_older_schemas_may_have_what_spark_has_not() -> None:
     decoder = AvroValues(json.dumps(NEW), older=[json.dumps(older)])
     value = avro_value(older, {"a": 3, "u": 5, "l": []})
     assert decoded(decoder, [value]) == [{"a": 3, "b": None}]
+
+
+@pytest.mark.parametrize("text", ["2024-05-01T12:00:00", "2024-05-01T12:00:00+02:00"])
+def test_a_time_of_no_zone_takes_none(text: str) -> None:
+    """To move it to UTC would be a guess."""
+    kind = pa.struct([("t", pa.timestamp("us"))])
+    found = [
+        *decoded(JsonValues(kind, "schema"), [json.dumps({"t": text}).encode()]),
+        *decoded(csv_values(kind), [text.encode()]),
+    ]
+    if "+" in text:
+        assert "expected no zone offset" in found[0]
+        assert "expected TIMESTAMP_NTZ" in found[1]
+    else:
+        assert found == [{"t": NOON.replace(tzinfo=None)}] * 2
 
 
 def test_numbers_that_a_double_cannot_hold_are_errors() -> None:

@@ -43,13 +43,15 @@ _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "enum": pa.string(),
     "fixed": pa.binary(),
 }
-_LOGICAL: Final[Mapping[str, pa.DataType]] = {
-    "date": pa.date32(),
-    "timestamp-millis": pa.timestamp("us", tz="UTC"),
-    "timestamp-micros": pa.timestamp("us", tz="UTC"),
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
+_LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("us", tz="UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("us"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
+"""By type and logical type: on another type this means nothing to Avro."""
+_DECIMALS: Final = frozenset({"bytes", "fixed"})
 
 
 class AvroValues:
@@ -185,13 +187,15 @@ def _kind_of_object(
 
     if schema["type"] == "fixed" and not schema["size"]:
         raise OptionError(f"{path}: a fixed of no bytes is no Spark type")
-    logical = schema.get("logicalType")
-    if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if (found := _LOGICAL.get(logical or "")) is not None:
+    logical, on = schema.get("logicalType"), str(schema["type"])
+    if logical == "decimal" and on in _DECIMALS and not is_older:
+        return _decimal(schema, path)
+    if (found := _LOGICAL.get((on, str(logical)))) is not None:
         return found
     if logical is not None and not is_older:
-        raise OptionError(f"{path}: the logical type {logical} is no Spark type")
+        raise OptionError(
+            f"{path}: {on} with the logical type {logical} is no Spark type"
+        )
     match schema["type"]:
         case "record":
             fields = (
@@ -209,3 +213,14 @@ def _kind_of_object(
             return pa.map_(pa.string(), inner(schema["values"], path))
         case name:
             return inner(name, path)
+
+
+def _decimal(schema: Mapping[str, Any], path: str) -> pa.DataType:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    try:
+        return pa.decimal128(precision, scale)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"{path}: a decimal of precision {precision} and scale {scale} is no Spark"
+            f" type: {error}"
+        ) from error
