@@ -18,7 +18,12 @@ from metaq.model import Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import CLUSTERS, shared_cluster
 from metaq.spark.declared.progress import lag_of
-from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
+from metaq.spark.errors import (
+    BackwardRangeError,
+    DataLossError,
+    LateStartError,
+    OptionError,
+)
 from metaq.spark.offsets import BEHIND_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
@@ -290,6 +295,30 @@ def test_the_start_is_kept_until_the_first_commit(broker: EmbeddedBroker) -> Non
     )
     again.commit(offsets(15, 0))
     assert progress(broker, **options).start() == offsets(15, 0)
+
+
+def test_a_start_that_is_in_the_checkpoint_is_forgotten(broker: EmbeddedBroker) -> None:
+    """Also where Spark commits nothing: a new query with the name starts anew."""
+    publish(broker, numbered(10), partition=P0)
+    options = {"zookeeper": "memory", "startingOffsets": "latest", "pinStart": "q"}
+    query = progress(broker, **options)
+    first = query.start()
+    publish(broker, numbered(5), partition=P0)
+    query.reach(first)  # asked for the first micro-batch
+    assert progress(broker, **options).start() == first
+    query.reach(offsets(15, 0))
+    publish(broker, numbered(5), partition=P0)
+    assert progress(broker, **options).start() == offsets(20, 0)
+
+
+def test_the_start_of_another_query_is_none_of_this_one(broker: EmbeddedBroker) -> None:
+    """Its own topics would be read from their log starts, whatever was asked."""
+    broker.create_topic("metrics", 1)
+    options = {"zookeeper": "memory", "progressGroup": "g"}
+    assert progress(broker, **options).start() == offsets(0, 0)
+    other = progress(broker, **options, subscribe="metrics")
+    with pytest.raises(OptionError, match=r"'g' the start .* reads logs/0-0, logs/0-1"):
+        other.start()
 
 
 def test_progress_is_committed_for_a_group_and_never_goes_back(

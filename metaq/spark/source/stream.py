@@ -18,10 +18,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from metaq.client.names import name_some
 from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.errors import BackwardRangeError, one_sentence
+from metaq.spark.errors import BackwardRangeError, OptionError, one_sentence
 from metaq.spark.offsets import (
     BEHIND_KEY,
     format_offsets,
@@ -75,6 +76,7 @@ class StreamProgress:
         self._limits = options.limits
         self._target: dict[TopicPartition, Offset] | None = None
         self._has_kept_start = options.pin_name is not None
+        self._start: Mapping[TopicPartition, Offset] | None = None
         self._waiting_since_s: float | None = None
         self._away: frozenset[TopicPartition] = frozenset()
         self._left: frozenset[TopicPartition] = frozenset()
@@ -94,13 +96,14 @@ class StreamProgress:
         Raises:
             NoBrokerError: a topic or partition that the options name is on no broker,
                 or a broker is away, and that is to fail the query.
+            OptionError: what is kept under the name is the start of another query.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, self._cluster
-        if options.pin_name is not None:
-            kept = cluster.read_start(options.pin_name)
-            if kept is not None:
-                return parse_offsets(kept)
+        kept = self._kept_start()
+        if kept is not None:
+            self._start = kept
+            return kept
         cluster.require_whole(options)
         cluster.require_known(options.named)
         self._is_checked = True
@@ -108,7 +111,29 @@ class StreamProgress:
         starts = resolve_starts(cluster, self._facts, options, logs)
         if options.pin_name is not None:
             cluster.keep_start(options.pin_name, format_offsets(starts))
+        self._start = starts
         return starts
+
+    def _kept_start(self) -> dict[TopicPartition, Offset] | None:
+        """Return the start that is kept; None for none.
+
+        Raises:
+            OptionError: it is that of a query with other topics.
+        """
+        options = self._options
+        if options.pin_name is None:
+            return None
+        text = self._cluster.read_start(options.pin_name)
+        if text is None:
+            return None
+        kept = parse_offsets(text)
+        if kept and not any(map(options.chooses, kept)):
+            raise OptionError(
+                f"under the name {options.pin_name!r} the start of another query is"
+                f" kept, which reads {name_some(kept.keys())}: give each source that is"
+                " read a pinStart, or a progressGroup, of its own"
+            )
+        return kept
 
     def freeze(self) -> None:
         """Take the log ends of this moment for all that will ever be read."""
@@ -244,31 +269,28 @@ class StreamProgress:
         if stand == self._reached:
             return
         self._reached = stand  # once, also where it fails: this keeps the query waiting
-        try:
-            self._tell(stand)
-        except MetaqError as error:
-            _log.warning("progress is not committed: %s", error)
+        self._tell(stand, is_in_checkpoint=stand != self._start)
 
     def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
         """Tell others how far the query has come; a failure is a warning."""
+        self._tell(end, is_in_checkpoint=True)
+
+    def _tell(
+        self, stand: Mapping[TopicPartition, Offset], *, is_in_checkpoint: bool
+    ) -> None:
+        """Commit progress; forget the kept start when the query has offsets."""
         options = self._options
+        known = self._committed
+        moved = {p: at for p, at in stand.items() if known.get(p) != at}
         try:
-            self._tell(end)
-            if self._has_kept_start and options.pin_name is not None:
+            if options.progress_group is not None and moved:
+                self._cluster.commit_progress(options.progress_group, moved)
+                self._committed = dict(stand)
+            if is_in_checkpoint and self._has_kept_start and options.pin_name:
                 self._cluster.forget_start(options.pin_name)
                 self._has_kept_start = False
         except MetaqError as error:
             _log.warning("progress is not committed: %s", error)
-
-    def _tell(self, stand: Mapping[TopicPartition, Offset]) -> None:
-        group = self._options.progress_group
-        if group is None:
-            return
-        known = self._committed
-        moved = {p: at for p, at in stand.items() if known.get(p) != at}
-        if moved:
-            self._cluster.commit_progress(group, moved)
-            self._committed = dict(stand)
 
     def _backlog(
         self, stand: Mapping[TopicPartition, Offset]
