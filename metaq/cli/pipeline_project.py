@@ -4,6 +4,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 """
 
 import os
+import re
 import secrets
 import sys
 import time
@@ -16,7 +17,6 @@ from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -30,7 +30,7 @@ from metaq.cli.pipeline_jobs import JobRun
 from metaq.cli.spark_session import spark_session
 from metaq.cli.times import format_time
 from metaq.client.consume.redelivery import DEAD_LETTER_SUFFIX
-from metaq.client.names import check_group
+from metaq.client.names import check_group, check_topics
 from metaq.errors import ConfigError
 from metaq.model import Millis
 
@@ -38,6 +38,10 @@ BATCH_WIDTHS: Final = {
     "time": 23, "flow": 12, "batch": 6, "rows_in": 9, "rows_out": 9, "seconds": 8,
     "lag_bytes": 12,
 }  # fmt: skip
+_LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)", re.DOTALL)
+"""A path of this machine."""
+_ESCAPED: Final = re.compile(r"[^\w\-!.~'()*,;:$&+=/@\x80-\U0010ffff]")
+"""Spark escapes them in the path of a storage, and takes what comes of it for names."""
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 INSTALL: Final = "pip install 'metaq[pipelines]'"
 CONNECT: Final = "sc://"
@@ -51,19 +55,29 @@ def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
     """Write a new project.
 
     Raises:
-        ConfigError: the directory is not empty, its name is no name of a group, or an
+        ConfigError: the directory is not empty, its name is no name of a group, or its
+            path none that Spark takes as it stands; a topic is none, or there twice; an
             installed PySpark is too old for the project.
     """
     # A watermark in SQL came with it.
     _require_version((4, 2), "a new project")
     if target.brokers:
         raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
+    group = check_group(directory.resolve().name)
+    if marks := sorted(set(_ESCAPED.findall(str(directory.resolve())))):
+        raise ConfigError(
+            f"{directory}: Spark would keep the checkpoints in another directory:"
+            f" expected a path without {' '.join(map(repr, marks))}"
+        )
+    check_topics((source, alerts))
+    if source == alerts:
+        raise ConfigError(f"alerts in the topic {source} would be lines of it")
     scaffold.write_project(
         directory,
         {
             scaffold.ZOOKEEPER: target.zookeeper,
             scaffold.ZK_ROOT: target.root,
-            scaffold.PROGRESS_GROUP: check_group(directory.resolve().name),
+            scaffold.PROGRESS_GROUP: group,
             scaffold.SOURCE_TOPIC: source,
             scaffold.ALERTS_TOPIC: alerts,
             scaffold.DEAD_LETTER_TOPIC: source + DEAD_LETTER_SUFFIX,
@@ -299,10 +313,11 @@ def flows_of(storage: str) -> list[FlowStatus]:
         storage: of a pipeline, as path or URL; none is seen where that is not one of
             this machine.
     """
-    url = urlsplit(storage)
-    if url.scheme not in {"", "file"}:
+    local = _LOCAL.fullmatch(storage)
+    if local is None:
         return []
-    root = Path(unquote(url.path)) / "_checkpoints"
+    place = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", local[1])
+    root = Path(place) / "_checkpoints"
     # <target, a step for each part of its name>/<flow>/<version>/commits/<batch>
     found = [
         _flow_status(root, path)

@@ -183,7 +183,8 @@ def write_project(directory: Path, parameters: Mapping[str, str]) -> None:
 
 
 def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
-    storage = (directory.resolve() / "storage").as_uri()
+    # As it stands: Spark escapes it, and would escape the escapes of a URL again.
+    storage = f"file://{directory.resolve() / 'storage'}"
     settings = {
         **parameters,
         "spark.sql.session.timeZone": "UTC",

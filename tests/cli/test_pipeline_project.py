@@ -15,8 +15,8 @@ from tests.cli.runner import run
 
 def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
     """Texts that mean something to YAML are kept as they are."""
-    place = tmp_path / "errors"
-    words = ("--topic", "logs: #1", "--alerts", "alarms", "--zookeeper", "zk:2181/a")
+    place = tmp_path / "größe" / "errors"
+    words = ("--topic", "logs:#1", "--alerts", "alarms", "--zookeeper", "zk:2181/a")
     assert run("pipeline", "init", str(place), *words).exit_code == 0
     found = sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
     assert found == [
@@ -27,15 +27,15 @@ def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
     ]
     yaml = pytest.importorskip("yaml")
     spec = yaml.safe_load((place / "spark-pipeline.yml").read_text())
-    assert (spec["name"], spec["storage"]) == ("errors", (place / "storage").as_uri())
+    assert (spec["name"], spec["storage"]) == ("errors", f"file://{place}/storage")
     settings = spec["configuration"]
     assert {name: settings[name] for name in settings if name.startswith("metaq.")} == {
         "metaq.zookeeper": "zk:2181/a",
         "metaq.zkRoot": "/meta",
         "metaq.progressGroup": "errors",
-        "metaq.sourceTopic": "logs: #1",
+        "metaq.sourceTopic": "logs:#1",
         "metaq.alertsTopic": "alarms",
-        "metaq.deadLetterTopic": "logs: #1.dead",
+        "metaq.deadLetterTopic": "logs:#1.dead",
     }
 
 
@@ -52,7 +52,28 @@ def test_a_name_that_is_no_group_is_refused(tmp_path: Path) -> None:
     result = run("pipeline", "init", str(tmp_path / "two words"))
     assert result.exit_code == 1
     assert "group 'two words': a name without ' ' is expected" in result.output
+    result = run("pipeline", "init", str(tmp_path / "50% #1" / "errors"))
+    assert result.exit_code == 1
+    assert "another directory: expected a path without ' ' '#' '%'" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--topic", "a/b"), "expected names without blanks, commas and slashes"),
+        (("--alerts", ""), "expected names without blanks, commas and slashes"),
+        (("--topic", "t", "--alerts", "t"), "alerts in the topic t would be lines"),
+    ],
+)
+def test_topics_that_no_pipeline_can_have_are_refused(
+    words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    """Before anything is written; alerts among the lines would make alerts."""
+    result = run("pipeline", "init", str(tmp_path / "new"), *words)
+    assert result.exit_code == 1
+    assert sentence in result.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -145,14 +166,15 @@ def commit(version: Path, batch: int, moment_s: int) -> None:
 
 def test_the_last_batch_of_each_flow_is_found(tmp_path: Path) -> None:
     """Of its newest checkpoint: each full refresh begins another one."""
-    root = tmp_path / "a b" / "_checkpoints"
+    root = tmp_path / "a%20%2520%23é" / "_checkpoints"
     table, sink = root / "spark_catalog/default/counts", root / "alerts"
     for batch in (2, 10, 9):
         commit(table / "counts" / "9", batch, 100 + batch)
     commit(table / "counts" / "10", 0, 500)
     (sink / "alert" / "0").mkdir(parents=True)
     (sink / "alert" / "0" / "metadata").write_text(json.dumps({"id": "x"}))
-    assert flows_of((tmp_path / "a b").as_uri()) == [
+    assert flows_of(f"file:{tmp_path}/a %20#é") == flows_of(f"{tmp_path}/a %20#é")
+    assert flows_of(f"file://{tmp_path}/a %20#é") == [
         FlowStatus(flow="alert", target="alerts", batch=None, finished_ms=None),
         FlowStatus(
             flow="counts", target="counts", batch=0, finished_ms=Millis(500_000)
