@@ -207,6 +207,8 @@ class SourceOptions:
         start_group = found.text("group") or progress_group
         if starting.edge is Edge.GROUP and start_group is None:
             raise OptionError("startingOffsets=group needs group or progressGroup")
+        if starting.edge is not Edge.GROUP and "group" in found.given:
+            raise OptionError("group has no effect without startingOffsets=group")
         strategy = found.text("startingOffsetsByTimestampStrategy")
         return cls(
             wire=wire,

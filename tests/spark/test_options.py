@@ -140,6 +140,9 @@ def test_a_group_may_say_where_to_start() -> None:
     )
     assert (found.start_group, found.progress_group) == ("old", "new")
     assert found.pin_name == "q"
+    late = {**place, "startingOffsets": "earliest", "group": "old"}
+    with pytest.raises(OptionError, match="no effect without startingOffsets=group"):
+        SourceOptions.from_map(late, is_stream=False)
 
 
 @pytest.mark.parametrize(
