@@ -8,12 +8,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from metaq.model import Millis
-from metaq.spark.errors import JobError
+from metaq.spark.errors import JobError, OptionError
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.jobs.waiting import run_apart
 from metaq.spark.options import SourceOptions
 
 WINDOW_S: Final = 60
+WINDOW_S_MAX: Final = 10**9
+"""Longest window: some thirty years."""
 WINDOWS_MAX: Final = 100_000
 """More windows than that are refused: they are in the driver's memory."""
 _US_PER_S: Final = 1_000_000
@@ -49,7 +51,7 @@ def stats(
     Args:
         spark: The session.
         options: Of a batch read with `format("metaq")`.
-        window_s: Seconds of a window, 1 or more.
+        window_s: Seconds of a window, 1..WINDOW_S_MAX.
         since: SQL expression for the moment at which a message set out; its delay
             ends when this job reads it. Default: when the broker stored it.
 
@@ -57,6 +59,7 @@ def stats(
         JobError: Reading failed, or there are too many windows.
         OptionError: An option is wrong.
     """
+    _check_window(window_s)
     SourceOptions.from_map(options, is_stream=False)
     with job_errors("stats"):
         rows = spark.read.format("metaq").options(**options).load()
@@ -99,6 +102,7 @@ def follow_stats(
             failures.append(error)
             raise
 
+    _check_window(window_s)
     SourceOptions.from_map(options, is_stream=True)
     with job_errors("stats"):
         rows = spark.readStream.format("metaq").options(**options).load()
@@ -148,6 +152,11 @@ def collect_windows(
             " ones or for fewer topics"
         )
     return tuple(map(_to_stats, windows))
+
+
+def _check_window(window_s: int) -> None:
+    if not 1 <= window_s <= WINDOW_S_MAX:
+        raise OptionError(f"window: expected 1..{WINDOW_S_MAX} seconds, got {window_s}")
 
 
 def _micros(moment: Column) -> Column:

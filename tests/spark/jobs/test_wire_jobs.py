@@ -159,6 +159,8 @@ def test_failures_are_one_sentence(
     archive(spark, path, options(broker, subscribe=TOPIC))
     with pytest.raises(JobError, match=r"replay: .*nonsense"):
         replay(spark, path, options(broker, topic="copy"), where="nonsense = 1")
+    with pytest.raises(OptionError, match=r"window: expected 1\.\.1000000000 seconds"):
+        stats(spark, options(broker, subscribe=TOPIC), window_s=10**13)
 
 
 def test_anything_that_spark_reads_goes_to_a_topic(
