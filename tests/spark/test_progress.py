@@ -14,7 +14,7 @@ import pytest
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
-from metaq.model import Offset, TopicPartition
+from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import CLUSTERS, shared_cluster
 from metaq.spark.declared.progress import lag_of
@@ -36,7 +36,15 @@ from metaq.spark.source.stream import (
     StreamReader,
 )
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.spark.brokers import TOPIC, numbered, options_of, own_clusters, publish, tp
+from tests.spark.brokers import (
+    TOPIC,
+    numbered,
+    options_of,
+    own_clusters,
+    publish,
+    stored,
+    tp,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -319,6 +327,19 @@ def test_the_start_of_another_query_is_none_of_this_one(broker: EmbeddedBroker) 
     other = progress(broker, **options, subscribe="metrics")
     with pytest.raises(OptionError, match=r"'g' the start .* reads logs/0-0, logs/0-1"):
         other.start()
+
+
+def test_another_message_at_a_place_is_noticed(broker: EmbeddedBroker) -> None:
+    """By its id; what is not there any more, or not yet, tells nothing."""
+    publish(broker, numbered(10), partition=P0)
+    last = {name: found[-1] for name, found in stored(broker).items() if found}["0-0"]
+    query = progress(broker)
+    at, others = Offset(9 * SIZE), {tp(0, broker=9): (Offset(0), MessageId(7))}
+    assert query.changed({P0: (at, last.id), P1: (at, last.id), **others}) == []
+    assert query.changed({P0: (at, MessageId(last.id + 1)), **others}) == [P0]
+    assert query.changed({P0: (Offset(at - 1), last.id)}) == [P0]
+    assert query.changed({P0: (Offset(at + SIZE), last.id)}) == []
+    assert progress(broker, subscribe="others").changed({P0: (at, MessageId(7))}) == []
 
 
 def test_progress_is_committed_for_a_group_and_never_goes_back(

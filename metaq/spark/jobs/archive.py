@@ -18,8 +18,9 @@ from typing import Final, Protocol
 
 from pyspark.sql import SparkSession
 
-from metaq.model import Offset, TopicPartition
-from metaq.spark.errors import JobError, OptionError
+from metaq.client.names import name_some
+from metaq.model import MessageId, Offset, TopicPartition
+from metaq.spark.errors import ArchiveError, JobError, OptionError
 from metaq.spark.jobs.archive_store import ArchiveStore, may_lose, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.day_files import Read
@@ -75,6 +76,16 @@ class ArchiveSource(Protocol):
 
     def start(self) -> dict[TopicPartition, Offset]:
         """Return where a new archive starts."""
+        ...
+
+    def changed(
+        self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
+    ) -> Sequence[TopicPartition]:
+        """Return the partitions that have another message at a place.
+
+        Args:
+            lasts: offset and id of the message there.
+        """
         ...
 
     def freeze(self) -> None:
@@ -230,6 +241,12 @@ class _Run:
         source, store = self._source, self._store
         store.claim()
         stand = store.positions()
+        if changed := source.changed(store.last_messages()):
+            raise ArchiveError(
+                f"{store.root}: {name_some(changed)}: where the last archived message"
+                " lay there is another one now: the topic was made anew, or is that of"
+                " another cluster; archive it to a directory of its own"
+            )
         # Counted here: the table may have a batch of another job by then.
         self._batch = store.batch + 1
         if interval_s is None:

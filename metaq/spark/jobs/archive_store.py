@@ -5,7 +5,7 @@
     _metaq/staging/0000000007-…/               files on their way in
 
 A batch is one commit of the table. It names the files of the batch, its number, and of
-each partition the last offset and the next byte to read, as versions of Delta's
+each partition the last message and the next byte to read, as versions of Delta's
 application transactions: a batch is in the archive as a whole, with the progress that
 it means, or not at all. Files that no commit names were left by killed jobs.
 
@@ -13,6 +13,7 @@ it means, or not at all. Files that no commit names were left by killed jobs.
     metaq archive           number of the last batch
     orders/0-1              offset of the last message of partition 1 on broker 0
     orders/0-1 next         where the next batch begins in it
+    orders/0-1 id           id of the last message
 
 The format does not list its applications, so the partitions are a property of the
 table. It is set before the first commit that has one of them.
@@ -40,7 +41,7 @@ from pyarrow.fs import FileSelector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.model import Offset, TopicPartition
+from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, CommitRaceError, OffsetTextError
 from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile
@@ -156,6 +157,22 @@ class ArchiveStore:
                     found[partition] = Offset(position)
         return found if found or batch is None else self._checkpointed(batch)
 
+    def last_messages(self) -> dict[TopicPartition, tuple[Offset, MessageId]]:
+        """Return place and id of the last archived message of partitions, if known.
+
+        Raises:
+            ArchiveError: It is not known to which version the table was set back.
+        """
+        found = {}
+        with told(self.root):
+            table = as_set_back(self._open, self.root)
+            for partition in _known_in(table):
+                last = table.transaction_version(str(partition))
+                its_id = table.transaction_version(_id_of(partition))
+                if last is not None and its_id is not None:
+                    found[partition] = Offset(last), MessageId(its_id)
+        return found
+
     def _checkpointed(self, batch: int) -> dict[TopicPartition, Offset]:
         """Return where the streaming query of an older version stands.
 
@@ -241,10 +258,14 @@ class ArchiveStore:
         Raises:
             ArchiveError: Another job has committed a batch meanwhile.
         """
+        marks: dict[str, int] = {}
         if ends is None:
-            lasts = sorted((file.log.partition, file.log.last) for file in files)
-            ends = dict(lasts)
-        marks = {str(partition): offset for partition, offset in ends.items()}
+            ends = {}
+            for file in sorted(files, key=lambda file: file.log.last):
+                ends[file.log.partition] = file.log.last
+                if file.last_id is not None:
+                    marks[_id_of(file.log.partition)] = file.last_id
+        marks |= {str(partition): offset for partition, offset in ends.items()}
         positions = positions or {}
         marks |= {_next_of(partition): at for partition, at in positions.items()}
         for races_left in reversed(range(RACES_MAX)):
@@ -539,6 +560,11 @@ def _known_in(table: DeltaTable) -> dict[TopicPartition, Offset]:
 def _next_of(partition: TopicPartition) -> str:
     """Return the application whose version is the next byte to read."""
     return f"{partition} next"
+
+
+def _id_of(partition: TopicPartition) -> str:
+    """Return the application whose version is the id of the last message."""
+    return f"{partition} id"
 
 
 def _action_of(file: DataFile) -> AddAction:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 
 PLACED_BY: Final = ("broker_id", "partition", "offset")
 """Columns of MEASURED without which it is unknown what should be in a file."""
@@ -68,16 +68,23 @@ class DataFile:
     """Delta's statistics: `numRecords`, and `minValues` and `maxValues` by column."""
     modified_ms: int
     """Last change of the file, milliseconds since 1970."""
+    last_id: MessageId | None = None
+    """Id of its last message; None where that is not known."""
 
     @classmethod
     def from_path(
-        cls, path: str, size_bytes: int, stats: Mapping[str, Any], modified_ms: int
+        cls,
+        path: str,
+        size_bytes: int,
+        stats: Mapping[str, Any],
+        modified_ms: int,
+        last_id: MessageId | None = None,
     ) -> "DataFile":
         """Return a file by its place: the directories have topic and day."""
         names = (step.partition("=")[2] for step in path.split("/")[:2])
         topic, date = map(unescaped, names)
         day = None if date == NO_VALUE else date
-        return cls(path, size_bytes, topic, day, stats, modified_ms)
+        return cls(path, size_bytes, topic, day, stats, modified_ms, last_id)
 
     @property
     def message_count(self) -> int:

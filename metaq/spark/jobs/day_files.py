@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from metaq.model import MessageId
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, one_sentence
 from metaq.spark.jobs.data_files import MEASURED, DataFile, directory_of, stats_of
@@ -113,6 +114,7 @@ class _DayFile:
         self, there: FileSystem, staging: str, topic: str, day: date | None
     ) -> None:
         self.waiting_bytes = 0
+        self._last_id: MessageId | None = None
         self._there, self._staging = there, staging
         directory = directory_of(topic, None if day is None else day.isoformat())
         there.create_dir(f"{staging}/{directory}", recursive=True)
@@ -126,6 +128,7 @@ class _DayFile:
     def add(self, rows: pa.RecordBatch) -> None:
         self._waiting.append(rows.select(FILE_SCHEMA.names))
         self.waiting_bytes += rows.nbytes
+        self._last_id = MessageId(rows.column("message_id")[-1].as_py())
 
     def flush(self) -> None:
         """Write what waits as one row group."""
@@ -141,7 +144,11 @@ class _DayFile:
         info = self._there.get_file_info(f"{self._staging}/{self._path}")
         (footer,) = self._footers
         return DataFile.from_path(
-            self._path, info.size, stats_of(footer), info.mtime_ns // NS_PER_MS
+            self._path,
+            info.size,
+            stats_of(footer),
+            info.mtime_ns // NS_PER_MS,
+            self._last_id,
         )
 
 

@@ -9,7 +9,7 @@ of a micro-batch is found by reading up to it. Logs are cut into tasks between s
 only, and a start by time cannot be found at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -24,7 +24,14 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.options import MIB
 from metaq.errors import CorruptRecordError
-from metaq.model import Millis, Offset, Position, SizeBytes, TopicPartition
+from metaq.model import (
+    MessageId,
+    Millis,
+    Offset,
+    Position,
+    SizeBytes,
+    TopicPartition,
+)
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import (
     START,
@@ -162,6 +169,44 @@ class PlanningFacts:
             return offset
         behind = find_next_record(data, Position(1), payload_bytes_max=VALUE_BYTES_MAX)
         return None if behind is None else Offset(offset + behind)
+
+    def message_ids(
+        self, places: Mapping[TopicPartition, Offset]
+    ) -> dict[TopicPartition, MessageId]:
+        """Return the id that stands in a log at each place, if a record begins there.
+
+        Damaged places, and what retention takes meanwhile, are missing.
+        """
+
+        async def read(
+            context: ClientContext,
+            deadline_s: float,
+            partition: TopicPartition,
+            offset: Offset,
+        ) -> bytes:
+            try:
+                return await read_slice(
+                    context,
+                    partition,
+                    offset,
+                    SizeBytes(HEADER_BYTES),
+                    deadline_s=deadline_s,
+                )
+            except CorruptRecordError:
+                return b""
+
+        async def read_all(context: ClientContext, deadline_s: float) -> list[bytes]:
+            return await all_of(
+                read(context, deadline_s, partition, offset)
+                for partition, offset in places.items()
+            )
+
+        headers = zip(places, self._cluster.run(read_all), strict=True)
+        return {
+            partition: MessageId(HEADER.unpack_from(header)[2])
+            for partition, header in headers
+            if len(header) >= HEADER_BYTES
+        }
 
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis

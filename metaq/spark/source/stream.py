@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from metaq.client.names import name_some
 from metaq.errors import MetaqError
-from metaq.model import Offset, TopicPartition
+from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, OptionError, one_sentence
 from metaq.spark.offsets import (
@@ -134,6 +134,29 @@ class StreamProgress:
                 " read a pinStart, or a progressGroup, of its own"
             )
         return kept
+
+    def changed(
+        self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
+    ) -> list[TopicPartition]:
+        """Return the partitions that have another message at a place than was read.
+
+        What is away, chosen no more, expired, damaged or behind the log end is passed
+        by.
+
+        Args:
+            lasts: offset and id of the message that was read.
+
+        Raises:
+            MetaqError: the cluster cannot be asked.
+        """
+        logs = self._cluster.watched_spans(filter(self._options.chooses, lasts))
+        places = {
+            partition: lasts[partition][0]
+            for partition, log in logs.items()
+            if log is not None and log.start <= lasts[partition][0] < log.end
+        }
+        found = self._facts.message_ids(places)
+        return sorted(each for each in found if found[each] != lasts[each][1])
 
     def freeze(self) -> None:
         """Take the log ends of this moment for all that will ever be read."""

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.record.flags import encode_payload
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.jobs.archive import ArchiveSummary, archive_source
@@ -81,6 +81,12 @@ class Feed:
 
     def start(self) -> dict[TopicPartition, Offset]:
         return {}
+
+    def changed(
+        self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
+    ) -> list[TopicPartition]:
+        """Return those with another id than `row` gives a message."""
+        return [each for each, (at, its_id) in lasts.items() if its_id != at + 1]
 
     def freeze(self) -> None:
         """Nothing comes in between, where that counts."""

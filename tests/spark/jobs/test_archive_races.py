@@ -69,8 +69,11 @@ def test_the_progress_of_each_partition_is_kept(
     store = ArchiveStore(path)
     assert [store.end(p) for p in (one, two, other)] == [100, 50, None]
     assert store.positions() == {one: 101, two: 51}
+    assert store.last_messages() == {one: (100, 101), two: (50, 51)}
     store.commit(store.batch + 1, (), positions={other: Offset(7)})
-    assert ArchiveStore(path).positions() == {one: 101, two: 51, other: 7}
+    store = ArchiveStore(path)
+    assert store.positions() == {one: 101, two: 51, other: 7}
+    assert store.last_messages() == {one: (100, 101), two: (50, 51)}
 
 
 def test_of_two_that_begin_an_archive_one_does(spark: SparkSession, path: str) -> None:

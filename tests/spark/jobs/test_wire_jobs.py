@@ -146,6 +146,26 @@ def test_what_was_put_together_and_lost_is_lost(
     assert counts == {"lost": 80, "behind": 5}
 
 
+def test_a_topic_that_was_made_anew_has_an_archive_of_its_own(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """What it has in front of the archive's end would never be archived."""
+    path = str(tmp_path / "archive")
+    publish(broker, numbered(10))
+    archive(spark, path, options(broker, subscribe=TOPIC))
+    with embedded_broker(topics={TOPIC: 2}) as other:
+        publish(other, numbered(5, 100))
+        audit = audit_archive(spark, path, options(other), [TOPIC])
+        counts = {kind.value: n for kind, n in audit.counts.items() if n}
+        assert counts == {"corrupted": 5, "extra": 5}
+        publish(other, numbered(15, 105))
+        with pytest.raises(ArchiveError, match=r"logs/0-0: .* topic was made anew"):
+            archive(spark, path, options(other, subscribe=TOPIC))
+    publish(broker, numbered(1, 10))
+    done = archive(spark, path, options(broker, subscribe=TOPIC))
+    assert (done.message_count, done.total_message_count) == (1, 11)
+
+
 def test_failures_are_one_sentence(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
