@@ -44,14 +44,6 @@ class Bounds:
         """Tell whether a record of [start, end) can be wanted."""
         return start < self.end and self.start < end
 
-    def may_hold_times(self, oldest: Millis | None, newest: Millis | None) -> bool:
-        """Tell whether records of [oldest, newest] can be wanted; None: not known."""
-        if self.end_ms is not None and oldest is not None and oldest >= self.end_ms:
-            return False
-        if self.start_ms is None or newest is None:
-            return True
-        return newest >= self.start_ms
-
     def clip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the wanted rows of a batch with the columns `offset`, `timestamp`."""
         masks = []

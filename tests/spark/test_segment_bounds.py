@@ -31,27 +31,6 @@ def test_ranges_overlap_where_they_share_an_offset(
     assert bounds.overlaps(Offset(start), Offset(end)) is wanted
 
 
-@pytest.mark.parametrize(
-    ("oldest", "newest", "wanted"),
-    [
-        (0, 99, False),
-        (0, 100, True),
-        (199, 300, True),
-        (200, 300, False),
-        (None, 50, False),
-        (None, None, True),
-        (150, None, True),
-        (250, None, False),
-    ],
-)
-def test_files_are_left_out_by_time_only_when_it_is_known(
-    oldest: int | None, newest: int | None, wanted: bool
-) -> None:
-    """Files without a known time may match."""
-    bounds = Bounds(start_ms=Millis(100), end_ms=Millis(200))
-    assert bounds.may_hold_times(oldest, newest) is wanted  # type: ignore[arg-type]
-
-
 def test_rows_outside_are_cut_off_and_such_without_time_stay() -> None:
     """The start is wanted, the end is not."""
     rows = [

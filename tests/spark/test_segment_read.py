@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
-from metaq.record.layout import HEADER_BYTES
+from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.spark.errors import OptionError
 from metaq.spark.pushed_filters import PushedFilters
 from metaq.spark.segments.segment_plan import plan_query
 from metaq.spark.segments.segment_read import PIECE_BYTES
-from metaq.storage.segment import META_SUFFIX
-from metaq.storage.span_index import SPANS_SUFFIX
+from metaq.storage.segment import META_SUFFIX, segment_file_name
+from metaq.storage.span_index import SPANS_SUFFIX, read_index
 from tests.spark.segment_dirs import (
     ARCHIVE,
     BROKER,
@@ -279,7 +279,7 @@ def test_offsets_bound_a_read(directory: Path) -> None:
 
 
 def test_times_bound_a_read(data_dir: Path) -> None:
-    """The start is inclusive, the end is not; files outside are not opened."""
+    """The start is inclusive, the end is not."""
     write_log(data_dir, payloads(15))
     write_log(data_dir, payloads(15), first_id=id_at(TIME_MS + 10))
     write_log(data_dir, payloads(15), first_id=id_at(TIME_MS + 20))
@@ -290,10 +290,36 @@ def test_times_bound_a_read(data_dir: Path) -> None:
     assert {row["message_id"] for row in found} == {
         id_at(TIME_MS + 10) + n for n in range(15)
     }
-    plan = plan_query(FS, asked, PushedFilters())
-    assert len([s for task in plan.tasks for s in task]) < len(
-        segments_of(data_dir / str(LOG))
-    )
+
+
+def test_messages_of_transactions_are_older_than_their_neighbours(
+    data_dir: Path,
+) -> None:
+    """Their ids are those of their puts, wherever in a file the commit has them."""
+    directory, base = data_dir / str(LOG), 0
+    directory.mkdir()
+    times = ([1000, 1010], [500, 1020], [1030, 900])
+    for pair in times:
+        data = b"".join(
+            encode_record(b"%d" % time, id=id_at(TIME_MS + time)) for time in pair
+        )
+        (directory / segment_file_name(base)).write_bytes(data)
+        base += len(data)
+    late = options(data_dir, start_ms=Millis(TIME_MS + 950))
+    assert values(late) == [b"1000", b"1010", b"1020", b"1030"]
+    early = options(data_dir, end_ms=Millis(TIME_MS + 950))
+    assert values(early) == [b"500", b"900"]
+
+
+def test_a_file_whose_last_append_was_too_early_is_not_read(directory: Path) -> None:
+    """Its index tells, where it covers the file; damage in it is never seen."""
+    segments = segments_of(directory)
+    flip(segments[0].path, 30)
+    newest = read_index(FS, segments[0].path, segments[0].base_offset).spans[-1]
+    late = options(directory, start_ms=Millis(newest.append_time_ms + 1))
+    assert rows(late, PushedFilters()) == []
+    with pytest.raises(CorruptRecordError):
+        rows(options(directory, start_ms=Millis(newest.append_time_ms)))
 
 
 def test_records_without_a_time_are_kept(data_dir: Path) -> None:

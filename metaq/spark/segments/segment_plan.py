@@ -122,10 +122,7 @@ def _bounds_of(
     asked = options.bounds_of(partition)
     if asked is None or not pushed.allows(partition):
         return None
-    bounds = asked.narrowed(pushed.bounds)
-    if not bounds.may_hold_times(placed.first_ms, placed.next_ms):
-        return None
-    return bounds
+    return asked.narrowed(pushed.bounds)
 
 
 def _pack(

@@ -16,7 +16,7 @@ from typing import Final
 from metaq.errors import CorruptRecordError, DiskError
 from metaq.fs import FileSystem
 from metaq.model import BrokerId, MessageId, Millis, Offset, Position, SizeBytes
-from metaq.record.ids import BROKER_ID_MAX, EPOCH_MS, MS_SHIFT, SEQUENCE_BITS
+from metaq.record.ids import BROKER_ID_MAX, SEQUENCE_BITS
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.spark.record_bounds import Bounds
 from metaq.spark.segments.segment_files import FileKind, SegmentFile
@@ -57,22 +57,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A segment file with the facts of its first record."""
+    """A segment file with its broker."""
 
     file: SegmentFile
     """The file."""
     broker_id: BrokerId
     """Broker by the ids of this file or of the one before; -1: nothing tells."""
-    first_ms: Millis | None
-    """Time of its first record; None where its id tells none."""
-    next_ms: Millis | None
-    """Time of the first record behind it: none of its own is newer. None: unknown."""
 
 
 def place_files(
     fs: FileSystem, files: Iterable[SegmentFile], broker_id: BrokerId | None
 ) -> Iterator[Placed]:
-    """Yield the readable files with the facts of their first records' ids.
+    """Yield the readable files with their brokers, by the ids of first records.
 
     Args:
         fs: The disk.
@@ -83,16 +79,13 @@ def place_files(
         StorageError: The disk refused, or an archive is damaged.
     """
     for _directory, group in groupby(files, key=lambda file: file.path.parent):
-        members = [file for file in group if not file.flaw]
-        ids = [_first_id(fs, file) for file in members]
-        times = [None if i is None else Millis((i >> MS_SHIFT) + EPOCH_MS) for i in ids]
         known = NO_BROKER if broker_id is None else broker_id
-        for file, first, time, next_time in zip(
-            members, ids, times, [*times[1:], None], strict=True
-        ):
-            if broker_id is None and first is not None:
+        for file in group:
+            if file.flaw:
+                continue
+            if broker_id is None and (first := _first_id(fs, file)) is not None:
                 known = BrokerId((first >> SEQUENCE_BITS) & BROKER_ID_MAX)
-            yield Placed(file, known, time, next_time)
+            yield Placed(file, known)
 
 
 def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
@@ -139,6 +132,10 @@ def split_file(
 ) -> list[Split]:
     """Cut a file into splits.
 
+    Times leave out a file only where its index says that the last append was too early.
+    Ids do not tell: messages of a transaction have those of their puts, and may lie
+    behind younger ones, also as the first of a file.
+
     Args:
         fs: The disk.
         placed: The file.
@@ -159,6 +156,8 @@ def split_file(
         return []
     if file.kind is FileKind.PLAIN:
         index = read_index(fs, file.path, file.base_offset)
+    if not file.is_active and _is_too_old(file, index, bounds.start_ms):
+        return []
     end = tail = file.end_offset
     if file.is_active:
         # The index may be newer than the size: its bytes are there by now.
@@ -171,6 +170,15 @@ def split_file(
         for one, two in pairwise(cuts)
         if one < two and bounds.overlaps(one, two)
     ]
+
+
+def _is_too_old(
+    file: SegmentFile, index: SpanIndex | None, start_ms: Millis | None
+) -> bool:
+    """Whether all of a file was appended before a time."""
+    if start_ms is None or index is None or index.end_offset < file.end_offset:
+        return False
+    return all(span.append_time_ms < start_ms for span in index.spans)
 
 
 def _cuts(
