@@ -131,6 +131,7 @@ def test_an_empty_directory_has_no_segments(data_dir: Path) -> None:
         ("missing", "expected a file or directory"),
         ("*.nothing", "expected a file or directory"),
         ("loose.meta", "expected a directory named <topic>-<partition>"),
+        ("test-0/0.meta.gz", "expected a segment, named <offset>.meta, <offset>.meta."),
     ],
 )
 def test_a_path_that_means_nothing_is_an_error(
@@ -138,6 +139,8 @@ def test_a_path_that_means_nothing_is_an_error(
 ) -> None:
     """A mistyped path is never an empty result."""
     (tmp_path / "loose.meta").write_bytes(b"")
+    (tmp_path / "test-0").mkdir()
+    (tmp_path / "test-0" / "0.meta.gz").write_bytes(b"")
     with pytest.raises(OptionError, match=text):
         find(tmp_path / pattern)
 

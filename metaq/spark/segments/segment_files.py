@@ -122,6 +122,11 @@ def _expand(fs: FileSystem, pattern: str) -> list[Path]:
     paths = [path for path in paths if fs.exists(path)]
     if not paths:
         raise OptionError(f"path={pattern}: expected a file or directory, got none")
+    if paths == [Path(text)] and not fs.is_directory(paths[0]):
+        _name_log(paths[0].parent)
+        if _split_name(paths[0].name) is None:
+            names = ", ".join(f"<offset>{kind.value}" for kind in FileKind)
+            raise OptionError(f"path={pattern}: expected a segment, named {names}")
     return paths
 
 
