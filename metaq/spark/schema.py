@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -49,6 +50,9 @@ _TABLE: Final = "metaq table "
 """Start of a comment that has the options of a table behind it, as JSON."""
 _OF_TABLE: Final = "option."
 """Prefix that Spark gives to each option of a table that is created."""
+
+_STAND_INS: Final = frozenset({b"variant", b"geometry", b"geography"})
+"""Marks of fields by which Spark knows types that Arrow has not."""
 
 _TAKES_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
 """Before 4.2 the zone of timestamps was always UTC, and there was nothing to say."""
@@ -175,6 +179,26 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
     Args:
         schema: as Spark hands it to a reader.
+
+    Raises:
+        OptionError: a column has a type that Arrow has not.
     """
     zone: dict[str, Any] = {"timezone": "UTC"} if _TAKES_ZONE else {}
-    return to_arrow_schema(schema, **zone)
+    try:
+        found = to_arrow_schema(schema, **zone)
+    except PySparkException as error:
+        raise OptionError(f"schema {schema.simpleString()}: {error}") from error
+    for field in found:
+        if _is_disguised(field.type):
+            kind = schema[field.name].dataType.simpleString()
+            raise OptionError(f"column {field.name}: nothing is read into {kind}")
+    return found
+
+
+def _is_disguised(kind: pa.DataType) -> bool:
+    """Whether there is a struct in a type that stands for a VARIANT, or a shape."""
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    return any(
+        _STAND_INS & (each.metadata or {}).keys() or _is_disguised(each.type)
+        for each in fields
+    )

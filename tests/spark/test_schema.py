@@ -7,12 +7,15 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    CharType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
     StructField,
     StructType,
     TimestampType,
+    VariantType,
 )
 
 from metaq.spark.columns import ROW_SCHEMA
@@ -47,6 +50,26 @@ def declared(ddl: str) -> StructType:
 def test_the_row_is_what_spark_makes_of_its_ddl() -> None:
     """Names, order, units, zone and nullability."""
     assert arrow_schema(declared(ROW_DDL)) == ROW_SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (
+            CharType(3),
+            r"struct<a:char\(3\)>: .*CharType\(3\) is not supported",
+        ),
+        (VariantType(), "column a: nothing is read into variant"),
+        (
+            ArrayType(StructType([StructField("b", VariantType())])),
+            "column a: nothing is read into array<struct<b:variant>>",
+        ),
+    ],
+)
+def test_types_that_arrow_has_not_are_refused(kind: DataType, sentence: str) -> None:
+    """A VARIANT would be read as an object with its own two fields."""
+    with pytest.raises(OptionError, match=sentence):
+        arrow_schema(StructType([StructField("a", kind)]))
 
 
 @pytest.mark.parametrize("bad_rows", ["fail", "column"])
