@@ -94,7 +94,7 @@ class JsonValues:
         read = pa.concat_arrays(table.to_struct_array().chunks).cast(self.kind)
         # Arrow takes numbers with more digits than a decimal has.
         read.validate(full=True)
-        require_finite(read)
+        require_finite(read, may_be_nan=False)
         return read
 
 

@@ -273,9 +273,11 @@ def test_numbers_that_a_double_cannot_hold_are_errors() -> None:
     kind = pa.struct([("x", pa.float64()), ("s", pa.struct([("y", pa.float32())]))])
     large = b"9" * 400
     values = [b'{"x": 1}', b'{"x": %b}' % large, b'{"s": {"y": %b}}' % large]
-    good, *bad = decoded(JsonValues(kind, "schema"), values)
+    nan = b'{"s": {"y": NaN}}'
+    good, *bad, no_number = decoded(JsonValues(kind, "schema"), [*values, nan])
     assert good == {"x": 1.0, "s": None}
     assert all("too large" in error for error in bad)
+    assert "NaN is no number of JSON" in no_number
     numbers = csv_values(pa.struct([("x", pa.float64())]))
     assert decoded(numbers, [b"1e3", b"1e999"]) == [
         {"x": 1000.0},

@@ -149,7 +149,7 @@ def _cast(texts: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array
 
     def read(start: int, end: int) -> pa.Array:
         block = given[start:end].cast(field.type)
-        require_finite(block)
+        require_finite(block, may_be_nan=True)
         return block
 
     parts = read_by_halves(len(texts), read, on_bad, field.type)
