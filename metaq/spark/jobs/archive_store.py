@@ -348,6 +348,13 @@ class ArchiveStore:
             self._open.update_incremental()
         return done["numFilesRemoved"], done["numFilesAdded"]
 
+    def topics(self) -> frozenset[str]:
+        """Return the topics that were archived, also those without a message yet."""
+        with told(self.root):
+            known = {partition.topic for partition in _known_in(self._open)}
+            added = pa.table(self._open.get_add_actions(flatten=True))
+        return frozenset(known.union(added["partition.topic"].unique().to_pylist()))
+
     def files(self, *topics: str) -> tuple[DataFile, ...]:
         """Return the files that count, by path.
 

@@ -26,9 +26,11 @@ from typing import Any, Final, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
+from metaq.client.names import name_few
 from metaq.model import Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.columns import partition_of
+from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors
@@ -132,7 +134,7 @@ def audit_archive(
         topics: Those that are compared, one or more.
 
     Raises:
-        ArchiveError: There is no archive, or it is damaged.
+        ArchiveError: There is no archive, it is damaged, or was never given a topic.
         JobError: Reading failed.
         NoBrokerError: No broker has one of the topics.
         OptionError: An option is wrong.
@@ -150,6 +152,7 @@ def audit_archive(
             archived |= _logs_of(store.read(spark, mixed))
     cluster = shared_cluster(wanted.wire)
     cluster.require_whole(wanted, archived)
+    _require_topics(store, topics)
     away = cluster.away(wanted, archived)
     served = cluster.partitions(wanted)
     ends = _ends(store, {*archived, *served})
@@ -170,6 +173,17 @@ def audit_archive(
             away=away,
             log_starts=log_starts,
         )
+
+
+def _require_topics(store: ArchiveStore, topics: Sequence[str]) -> None:
+    """Refuse a topic that was never archived: all of it would only be behind."""
+    known = store.topics()
+    for topic in topics:
+        if topic not in known:
+            raise ArchiveError(
+                f"{store.root}: was never given topic {topic!r}; its topics are:"
+                f" {name_few(sorted(known)) or 'none'}"
+            )
 
 
 def _logs_of(rows: DataFrame) -> set[TopicPartition]:

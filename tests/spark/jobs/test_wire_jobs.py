@@ -124,6 +124,10 @@ def test_what_an_archive_has_lost_is_lost(
         audited()
     with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
         audit_archive(spark, str(path), wire, ["lgos"])
+    with pytest.raises(ArchiveError, match=r"never given topic 'copy'; its .*: logs$"):
+        audit_archive(spark, str(path), wire, ["copy"])
+    archive(spark, str(path), {**wire, "subscribe": "copy"})
+    assert audit_archive(spark, str(path), wire, ["copy"]).is_right
 
 
 def test_what_was_put_together_and_lost_is_lost(
