@@ -12,9 +12,11 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from metaq.client.names import name_few
 from metaq.errors import DiskError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import SizeBytes
+from metaq.spark.errors import OptionError
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.pushed_filters import PushedFilters
 from metaq.spark.rows import OnCorrupt
@@ -100,13 +102,15 @@ def verify(
         on_progress: Called on the driver, in this thread, now and then.
 
     Raises:
-        OptionError: A path does not exist, or names no partition.
+        OptionError: A path does not exist, names no partition, or has no segment.
         StorageError: The disk refused. A read that it refuses in a task is damage.
         JobError: Spark failed, or the disk refused to open a file in a task.
     """
     fs = SystemFileSystem()
     options = SegmentOptions(paths=paths, bytes_per_partition=bytes_per_task)
     files = find_segments(fs, paths)
+    if not files:
+        raise OptionError(f"no segment is below {name_few(paths)}: nothing to check")
     plan = plan_query(fs, options, PushedFilters())
     tasks = [[bounded.split for bounded in task] for task in plan.tasks]
     total = SizeBytes(sum(split.size_bytes for task in tasks for split in task))

@@ -1,6 +1,7 @@
 """The parallel check: everything counted, every damage named, nothing changed."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,6 +11,7 @@ from metaq.fs import FileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.model import SizeBytes
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.errors import OptionError
 from metaq.spark.jobs.verify import (
     CheckedSplit,
     VerifyProgress,
@@ -128,6 +130,12 @@ def test_a_missing_file_is_an_error(data_dir: Path) -> None:
     segments_of(directory)[0].path.unlink()
     with pytest.raises(DiskError, match="ENOENT"):
         check_split(FS, plan.tasks[0][0].split)
+
+
+def test_where_there_is_nothing_to_check_nothing_is_right(tmp_path: Path) -> None:
+    """A mistyped path that exists; Spark has no part in it."""
+    with pytest.raises(OptionError, match=rf"no segment is below {tmp_path}: nothing"):
+        verify(cast("SparkSession", None), str(tmp_path))
 
 
 def test_holes_and_overlaps_are_named(data_dir: Path) -> None:
