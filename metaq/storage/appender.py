@@ -516,7 +516,8 @@ class Appender:
             yield from writer.write(
                 chunks,
                 record_count=record_count,
-                last_id=group[-1].last_id,
+                # What a transaction commits got its ids when it was put.
+                last_id=max(request.last_id for request in group),
                 batches=[request.batch for request in group if request.batch],
             )
         except NoSpaceError as error:

@@ -10,7 +10,8 @@ from metaq.config.settings import SPAN_BYTES_MIN
 from metaq.errors import (
     NoSpaceError,
 )
-from metaq.model import LogId, Offset
+from metaq.model import LogId, MessageId, Offset
+from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import appender
 from metaq.storage.appender import WriterProgress
@@ -325,6 +326,27 @@ def test_ten_records_roll_exactly(fs: FaultyFileSystem) -> None:
     ]
     assert fs.size_of(DATA / "test-0" / "00000000000000001200.meta") == 0
     assert [s.size_bytes for s in log.segments] == [1200, 0]
+    bench.close()
+
+
+def test_a_new_segment_notes_the_greatest_id_before_it(fs: FaultyFileSystem) -> None:
+    """Messages of a transaction may lie last, with the ids of their puts."""
+    bench = opened(fs, segment_bytes_max=2 * RECORD)
+    log = log_of(bench)
+    for number in (9, 5):
+        record = encode_record(bytes(RECORD - HEADER_BYTES), id=MessageId(number))
+        log.append(
+            (record,),
+            size_bytes=RECORD,
+            record_count=1,
+            last_id=MessageId(number),
+            ticket=Ticket(),
+        )
+    bench.run()
+    active = log.segments.active
+    index = read_index(fs, active.path, active.base_offset)
+    assert index is not None
+    assert index.last_id_before == 9
     bench.close()
 
 
