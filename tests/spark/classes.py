@@ -20,6 +20,26 @@ from pathlib import Path
 
 import pyspark
 
+from tests.sampling import IS_WHOLE
+
+VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+"""Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""
+
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming" + (
+    ".checkpointing" if VERSION >= (4, 1) else ""
+)
+CHEAP = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        f"{CHECKPOINTS}.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""Settings of queries of few rows: these take longer to plan anew and to compile than
+to run, and Spark starts a process of the system for each file of a checkpoint that it
+renames. A whole run has Spark's own."""
+
 STORE = Path(__file__).parents[2] / ".cache"
 NAME = f"spark-{version('pyspark')}"
 FILE = STORE / f"{NAME}.jsa"
@@ -32,11 +52,13 @@ def start_quickly(*options: str) -> None:
     java = shlex.join(
         ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable", *options]
     )
-    settings = [
-        f"--conf=spark.driver.defaultJavaOptions={java}",
-        f"--conf=spark.executor.defaultJavaOptions={java}",
-    ]
-    os.environ[SETTINGS] = shlex.join([*settings, "pyspark-shell"])
+    settings = {
+        "spark.driver.defaultJavaOptions": java,
+        "spark.executor.defaultJavaOptions": java,
+        **({} if IS_WHOLE else CHEAP),
+    }
+    words = [f"--conf={name}={value}" for name, value in settings.items()]
+    os.environ[SETTINGS] = shlex.join([*words, "pyspark-shell"])
     # Of masters and workers of a cluster, which read no settings of a session.
     os.environ["SPARK_DAEMON_JAVA_OPTS"] = java
     if (HOME / "jars").is_dir():

@@ -6,33 +6,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.sampling import IS_WHOLE
-from tests.spark.classes import use_stored
+from tests.spark.classes import VERSION, use_stored
 
 use_stored()
 
 ROOT = Path(__file__).parents[2]
-VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-"""Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""
-
-CHECKPOINTS = "org.apache.spark.sql.execution.streaming" + (
-    ".checkpointing" if VERSION >= (4, 1) else ""
-)
-CHEAP = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        f"{CHECKPOINTS}.FileSystemBasedCheckpointFileManager"
-    ),
-}
-"""Settings of queries of few rows: these take longer to plan anew and to compile than
-to run, and Spark starts a process of the system for each file of a checkpoint that it
-renames. A whole run and sessions of other processes have Spark's own."""
-
 HAS_CONNECT = VERSION >= (4, 2)
 CONNECT = {
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
@@ -64,8 +45,7 @@ def spark() -> Iterator[SparkSession]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         interrupt = signal.getsignal(signal.SIGINT)
         builder = SparkSession.builder
-        settings = {} if IS_WHOLE else {**CHEAP}
-        for name, value in {**settings, **(CONNECT if HAS_CONNECT else {})}.items():
+        for name, value in (CONNECT if HAS_CONNECT else {}).items():
             builder = builder.config(name, value)
         session = (
             builder.master("local[2]")

@@ -13,7 +13,8 @@ from metaq.spark.versions import HAS_ARROW_UDF
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.sampling import IS_WHOLE
 from tests.spark.brokers import TOPIC, data_of, publish, stored
-from tests.spark.conftest import ROOT, VERSION
+from tests.spark.classes import VERSION
+from tests.spark.conftest import ROOT
 from tests.spark.projects import write_project
 
 pytestmark = [

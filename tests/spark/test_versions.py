@@ -6,7 +6,7 @@ import pyspark
 import pytest
 
 from metaq.spark import versions
-from tests.spark.conftest import VERSION
+from tests.spark.classes import VERSION
 
 
 def test_marks_and_numbers_agree() -> None:

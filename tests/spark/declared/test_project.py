@@ -23,7 +23,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.ports import reserve_port
 from tests.cli.runner import run
 from tests.sampling import SEED
-from tests.spark.conftest import VERSION
+from tests.spark.classes import VERSION
 from tests.spark.declared.project import (
     MATCH,
     WAIT_S,
