@@ -1,8 +1,9 @@
-"""A job for a standalone cluster: `... MASTER ZOOKEEPER ZIP DIRECTORY COUNT`.
+"""A job for a standalone cluster: `... MASTER ZOOKEEPER ZIP DIRECTORY COUNT WORDS`.
 
 It writes a topic, loses a task that had written already, reads everything back, copies
-it by a stream exactly once, archives the copy, and prints one line of JSON. Run by
-`test_standalone.py`.
+it by a stream exactly once, archives the copy, and prints one line of JSON. Then it is
+the command `metaq WORDS`, if there are any: its session is another one, in the Java
+that is there. Run by `test_standalone.py`.
 """
 
 import json
@@ -16,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import metaq.spark
+from metaq.cli.main import main as command
 from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import read_archive
 
@@ -62,6 +64,8 @@ def main(master: str, zookeeper: str, zipped: str, place: Path, count: int) -> N
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        # Of the Java that the command finds, as it starts its own.
+        .config("spark.driver.extraJavaOptions", "-Dderby.stream.error.file=/dev/null")
         .config("spark.driver.memory", "512m")
         .config("spark.executor.memory", "512m")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
@@ -105,3 +109,5 @@ def main(master: str, zookeeper: str, zipped: str, place: Path, count: int) -> N
 
 if __name__ == "__main__":
     main(*sys.argv[1:4], Path(sys.argv[4]), int(sys.argv[5]))
+    if words := sys.argv[6:]:
+        command(words)

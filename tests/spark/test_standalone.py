@@ -1,8 +1,8 @@
 """A standalone cluster of Spark, with this package sent along as docs/spark.md says.
 
-A master and a worker are processes of their own, as PySpark's wheel brings them; the
-drivers, of a job and of a declared pipeline behind it, are two more, and each has an
-executor. All of it runs once for the tests of this module.
+A master and a worker are processes of their own, as PySpark's wheel brings them. One
+driver has a session for a job, and another one for a declared pipeline behind it; each
+has an executor. All of it runs once for the tests of this module.
 """
 
 import json
@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 import pyspark
 import pytest
 
+from metaq.cli.pipeline_project import TOKEN
 from metaq.client import Client
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
@@ -43,7 +44,7 @@ HAS_PIPELINES = all(find_spec(name) for name in ("pyspark.pipelines", "grpc", "y
 TOPICS = ({"many": 2, "copy": 2, "declared": 2}, {"many": 2})
 """Of each broker, and how many partitions they have there."""
 START_S = 120.0
-JOB_S = 400.0
+JOB_S = 560.0
 
 TABLES = """
 from pyspark import pipelines as dp
@@ -139,6 +140,8 @@ def run_python(*words: str) -> "subprocess.CompletedProcess[str]":
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
+            # The command makes one before it starts Java, and finds it started.
+            TOKEN: "of both",
         },
         capture_output=True,
         text=True,
@@ -169,16 +172,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             for number, topics in enumerate(TOPICS)
         ]
         master = stack.enter_context(cluster(place))
-        job = ("tests.spark.standalone_job", master, zookeeper.address)
-        done = run_python(*job, str(place / "metaq.zip"), str(place), str(COUNT))
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        found["log"] = done.stderr
+        words = [master, zookeeper.address, str(place / "metaq.zip"), str(place)]
+        words.append(str(COUNT))
         if HAS_PIPELINES:
             text = TABLES.format(zookeeper=zookeeper.address)
             write_project(place / "project", "declared", text)
             settings = [f"--conf={name}={value}" for name, value in SMALL.items()]
-            update = ("metaq", "pipeline", "run", str(place / "project"), "--once")
-            run_python(*update, "--master", master, *settings)
+            update = ("pipeline", "run", str(place / "project"), "--once", "--json")
+            words += [*update, "--master", master, *settings]
+        done = run_python("tests.spark.standalone_job", *words)
+        first = next(line for line in done.stdout.splitlines() if line[:1] == "{")
+        found: dict[str, Any] = json.loads(first)
+        found["log"] = done.stderr
+        if HAS_PIPELINES:
             found["declared"] = values_of(brokers[0], "declared")
             found["table"] = place / "project" / "tables" / "lines"
     return found
