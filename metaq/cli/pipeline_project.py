@@ -46,6 +46,9 @@ FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 INSTALL: Final = "pip install 'metaq[pipelines]'"
 CONNECT: Final = "sc://"
 """Begins the address of a Spark Connect server, which is there already."""
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""Variable by which `spark-submit` names a Java that is there already: it has no token
+of ours, and does not end with us."""
 TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # its name
 """Variable by which a Spark of ours and its client know each other: others on this
 machine may not run code as us."""
@@ -171,6 +174,11 @@ def _connect_server(job: JobRun, directory: Path) -> Iterator[str]:
         with connect_mode():
             yield job.master
         return
+    if GATEWAY in os.environ:
+        raise ConfigError(
+            "a declared pipeline starts a Java of its own: run this command by itself,"
+            " not by spark-submit"
+        )
     os.environ.setdefault(TOKEN, secrets.token_hex())
     # Of the driver's own Python processes, also where executors are others.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -155,6 +155,21 @@ def test_a_pyspark_without_the_functions_is_named(
     assert "run it with spark-pipelines" in result.output
 
 
+@pytest.mark.spark
+def test_a_java_of_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no token of ours, so others on the machine could run code in it."""
+    for name in ("yaml", "grpc"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spark-pipeline.yml").write_text("name: a\nstorage: file:///a\n")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    result = run("pipeline", "run", ".")
+    assert result.exit_code == 1
+    assert "run this command by itself, not by spark-submit" in result.output
+
+
 def commit(version: Path, batch: int, moment_s: int) -> None:
     path = version / "commits" / str(batch)
     path.parent.mkdir(parents=True, exist_ok=True)
