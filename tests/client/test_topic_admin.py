@@ -24,8 +24,10 @@ from metaq.client import (
     TopicExistsError,
     TopicRefusedError,
 )
+from metaq.clock import Clock
 from metaq.testing.embedded import EmbeddedBroker
-from metaq.testing.zk import MemoryZooKeeper
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.definitions import TopicDefinition, encode_definition
 from metaq.zk.errors import CoordinationTimeoutError
 from tests.brokers import until
 from tests.client.worlds import QUICK, WORLDS
@@ -194,6 +196,49 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     with pytest.raises(error) as refused:
         call(client.admin())
     assert wanted in str(refused.value)
+
+
+class Overtaken:
+    """A coordinator that is told of a node before another client writes it."""
+
+    def __init__(self, inner: MemoryCoordinator, write: Callable[[], None]) -> None:
+        self._inner = inner
+        self._write = write
+        self.node = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def get(self, path: str, **named: Any) -> Any:
+        found = await self._inner.get(path, **named)
+        if path == self.node:
+            self.node = ""
+            self._write()
+        return found
+
+
+@pytest.mark.parametrize("call", ["alter_topic", "delete_topic"])
+def test_what_others_alter_meanwhile_is_not_overwritten(
+    cluster: Cluster, call: str
+) -> None:
+    """Not even between two looks at the definition."""
+    definition = TopicDefinition(partitions=3)
+
+    def write() -> None:
+        cluster.write("/catalog/topics/orders", encode_definition(definition).decode())
+
+    def connect(clock: Clock) -> Any:
+        made.append(Overtaken(cluster.zookeeper.coordinator(clock), write))
+        return made[0]
+
+    made: list[Overtaken] = []
+    with Client(coordinator=connect, **QUICK) as client:
+        client.admin().create_topic("orders", partitions=1)
+        made[0].node = "/meta/catalog/topics/orders"
+        wanted = {"partitions": 2} if call == "alter_topic" else {}
+        with pytest.raises((ClientError, ConfigError), match="topic 'orders'"):
+            getattr(client.admin(), call)("orders", **wanted)
+        assert client.admin().describe_topic("orders").definition == definition
 
 
 @pytest.mark.slow

@@ -205,14 +205,17 @@ class AsyncAdmin:
             ConfigError: fewer partitions than now, or settings that cannot be.
             TopicRefusedError: a broker cannot serve it like that, or goes by its
                 `server.ini`; the change is made.
+            ClientError: it is being deleted, or was altered by another client
+                meanwhile; nothing is done.
             MetaqError: as `create_topic`.
 
         Cancellation: it may be altered.
         """
         context, deadline_s = self._context, self._context.deadline_s(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
-        before = await _described(context, topic, deadline_s=deadline_s)
+        # First: what others change from here on is not overwritten.
         node = await coordinator.get(path, deadline_s=deadline_s)
+        before = await _described(context, topic, deadline_s=deadline_s)
         old = before.definition
         if before.problem:
             raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
@@ -257,6 +260,7 @@ class AsyncAdmin:
             TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
                 1.4 serves it; nothing is done.
             GroupInUseError: a member reads it; nothing is done.
+            ClientError: it was altered by another client meanwhile; nothing is done.
             RequestTimeoutError: some brokers have not done their part in time; they go
                 on.
             ConfigError: the client has no ZooKeeper.
@@ -266,8 +270,9 @@ class AsyncAdmin:
         """
         context, deadline_s = self._context, self._context.deadline_s(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
-        before = await _described(context, topic, deadline_s=deadline_s)
+        # First, as in `alter_topic`.
         node = await coordinator.get(path, deadline_s=deadline_s)
+        before = await _described(context, topic, deadline_s=deadline_s)
         old = before.definition
         if old is None or old.state is TopicState.ACTIVE:
             await _require_deletable(context, before, deadline_s=deadline_s)
