@@ -186,6 +186,18 @@ def _put_brokers(client: Client) -> set[str]:
          "topic 'mine' is not deleted: server.ini of broker 0 defines it (/"),
         (lambda a: a.alter_topic("mine", partitions=2), TopicRefusedError,
          "topic 'mine': server.ini of broker 0 wins"),
+        (lambda a: a.create_topic("a,b", partitions=1), ConfigError,
+         "expected names without blanks, commas and slashes, got 'a,b'"),
+        (lambda a: a.create_topic("new", partitions=1, brokers=["0"]), ConfigError,
+         "brokers: expected a whole number, got '0'"),
+        (lambda a: a.create_topic("new", partitions=1, brokers=0), TypeError,
+         "brokers: expected ids or 'all', got 0"),
+        (lambda a: a.create_topic("new", partitions=1, settings={"stat": True}),
+         TypeError, "setting stat: expected str, got bool True"),
+        (lambda a: a.alter_topic("orders", settings="stat=true"), TypeError,
+         "settings: expected a dict of texts, got str"),
+        (lambda a: a.forget_broker("0"), ConfigError,
+         "broker_id: expected a whole number, got '0'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_sentence(
@@ -196,6 +208,15 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     with pytest.raises(error) as refused:
         call(client.admin())
     assert wanted in str(refused.value)
+
+
+@pytest.mark.parametrize("call", ["describe_topic", "alter_topic", "delete_topic"])
+def test_what_is_no_name_costs_the_client_nothing(client: Client, call: str) -> None:
+    """Its topics are sorted by name for each snapshot of the cluster."""
+    with pytest.raises(TypeError, match="topic: expected str, got NoneType"):
+        getattr(client.admin(), call)(None)
+    made = client.admin().create_topic("orders", partitions=1)
+    assert [b.partitions for b in made.brokers] == [1, 1]
 
 
 class Overtaken:

@@ -27,7 +27,7 @@ from metaq.client.admin.cluster_admin import (
 )
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
-from metaq.client.names import near_topics, require_text
+from metaq.client.names import check_topics, near_topics, require_text
 from metaq.client.validation import check_whole
 from metaq.config.keys import PARTITION_COUNT_MAX
 from metaq.config.load import define_topic
@@ -143,6 +143,7 @@ class AsyncAdmin:
                 be altered or deleted.
             RequestTimeoutError: not all have it in time; it is made, and they will.
             CoordinationError: ZooKeeper cannot be asked.
+            TypeError: an argument of another type; the text names it.
 
         Cancellation: it may be made.
         """
@@ -155,6 +156,8 @@ class AsyncAdmin:
                 settings=_settled({}, settings),
             ),
         )
+        # Members of groups list their topics with commas between them.
+        check_topics((topic,))
         coordinator, paths = _coordinator(context), context.paths
         able = await _able_brokers(context, definition, deadline_s=deadline_s)
         exists = f"topic '{topic}' exists"
@@ -354,12 +357,13 @@ class AsyncAdmin:
         Raises:
             BrokerRegisteredError: it is there, and would write its record again.
             ClientError: there is no record of it.
-            ConfigError: the client has no ZooKeeper.
+            ConfigError: no whole number of 0 or more, or the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked; some of it may be removed, and
                 the same call may be made again.
 
         Cancellation: some of it may be removed.
         """
+        check_whole("broker_id", broker_id, 0)
         return await cluster_admin.forget_broker(
             self._context,
             BrokerId(broker_id),
@@ -374,6 +378,7 @@ async def _described(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> TopicDescription:
     """Return a description of a topic; raise NoTopicError where nothing is known."""
+    require_text("topic", topic)
     found = await _describe(context, topic, deadline_s=deadline_s)
     if found.definition is None and not found.brokers and not found.problem:
         known = await _topic_names(context, deadline_s=deadline_s)
@@ -491,14 +496,25 @@ def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
         if brokers != "all":
             raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
         return None
+    if not isinstance(brokers, Collection):
+        raise TypeError(f"brokers: expected ids or 'all', got {brokers!r:.80}")
     if not brokers:
         raise ConfigError("brokers: expected at least one id, or 'all', got none")
+    for each in brokers:
+        check_whole("brokers", each, 0)
     return tuple(sorted({BrokerId(each) for each in brokers}))
 
 
 def _settled(
     before: Mapping[str, str], settings: Mapping[str, str]
 ) -> Mapping[str, str]:
+    if not isinstance(settings, Mapping):
+        raise TypeError(
+            f"settings: expected a dict of texts, got {type(settings).__name__}"
+        )
+    for key, text in settings.items():
+        require_text("settings", key)
+        require_text(f"setting {key}", text)
     merged = {**before, **{key: text.strip() for key, text in settings.items()}}
     return MappingProxyType({key: text for key, text in merged.items() if text})
 
