@@ -214,6 +214,15 @@ def test_ids_have_the_ranges_of_xa(xa: Any, arguments: Any, named: str) -> None:
         xa.xid(*arguments)
 
 
+@pytest.mark.parametrize("wrong", [5, None, ["g"]])
+def test_ids_are_texts_or_bytes(xa: Any, wrong: Any) -> None:
+    """Of a number Python would make so many zeros: all numbers of a size one id."""
+    with pytest.raises(TypeError, match="global_id: expected str or bytes"):
+        xa.xid(1, wrong)
+    with pytest.raises(TypeError, match="branch: expected str or bytes"):
+        xa.xid(1, "g", wrong)
+
+
 @pytest.mark.parametrize("wrong", ["", " ", "a b", "a:b", "a\r\n", "a\tb", 5, None])
 def test_a_qualifier_is_a_name(client: Any, wrong: Any) -> None:
     with pytest.raises(ConfigError, match="qualifier"):

@@ -129,6 +129,7 @@ class AsyncXa:
 
         Raises:
             ConfigError: out of these ranges.
+            TypeError: an id of another type.
         """
         check_whole("format_id", format_id, 0, I32_MAX)
         return XaTransactionId(
@@ -549,7 +550,12 @@ class AsyncXa:
         ) from failure
 
 
-def _id_bytes(name: str, value: str | bytes) -> bytes:
+def _id_bytes(name: str, value: object) -> bytes:
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        # Of an int `bytes` would make so many zeros.
+        raise TypeError(
+            f"{name}: expected str or bytes, got {type(value).__name__} {value!r:.80}"
+        )
     found = value.encode() if isinstance(value, str) else bytes(value)
     if len(found) > ID_BYTES_MAX:
         raise ConfigError(
