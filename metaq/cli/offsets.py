@@ -29,6 +29,7 @@ from metaq.client.errors import GroupInUseError
 from metaq.client.fan_out import for_each
 from metaq.errors import ClientError, MetaqError, NoBrokerError
 from metaq.model import Offset, TopicPartition
+from metaq.zk.errors import PayloadError
 from metaq.zk.paths import partition_name
 from metaq.zk.znodes import GroupOffset
 
@@ -89,7 +90,7 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
             return await log_range(context, partition, deadline_s=deadline_s)
 
         ends = await for_each(ask, found)
-        return [_show_row(p, offset, ends[p]) for p, offset in found.items()]
+        return [_show_row(p, stored, ends[p]) for p, stored in found.items()]
 
     rows = target.run(look)
     marked = [index for index, row in enumerate(rows) if row[-1] != "ok"]
@@ -98,19 +99,15 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
 
 def _show_row(
     partition: TopicPartition,
-    stored: GroupOffset,
+    stored: GroupOffset | PayloadError,
     ends: tuple[Offset, Offset] | MetaqError | None,
 ) -> list[render.Cell]:
     start, end = ends if isinstance(ends, tuple) else (None, None)
-    return [
-        partition.topic,
-        partition_name(partition),
-        stored.offset,
-        stored.message_id,
-        start,
-        end,
-        describe_offset(stored.offset, ends),
-    ]
+    place: list[render.Cell] = [partition.topic, partition_name(partition)]
+    if isinstance(stored, PayloadError):
+        return [*place, None, None, start, end, str(stored)]
+    state = describe_offset(stored.offset, ends)
+    return [*place, stored.offset, stored.message_id, start, end, state]
 
 
 def describe_offset(

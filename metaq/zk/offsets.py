@@ -23,7 +23,7 @@ from typing import Final
 
 from metaq.errors import OwnershipLostError
 from metaq.model import TopicPartition
-from metaq.zk.errors import NodeChangedError
+from metaq.zk.errors import NodeChangedError, PayloadError
 from metaq.zk.paths import NodeKind, NodePaths, parse_partition
 from metaq.zk.session import Coordinator, SessionState
 from metaq.zk.znodes import (
@@ -59,11 +59,14 @@ class GroupOffsets:
         """Return where the group goes on, or None when nothing was ever stored.
 
         Raises:
-            PayloadError: the node holds no offset.
+            PayloadError: the node holds no offset; the text names it.
         """
         path = self._paths.group_offset(self._group, partition)
         node = await self._coordinator.get(path, deadline_s=deadline_s)
-        return None if node is None else decode_group_offset(node.data)
+        try:
+            return None if node is None else decode_group_offset(node.data)
+        except PayloadError as error:
+            raise PayloadError(f"{path}: {error}") from error
 
     async def commit_offset(
         self,

@@ -25,6 +25,7 @@ from metaq.client.admin.cluster_admin import (
     GroupDescription,
     PartitionProgress,
 )
+from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
 from metaq.model import BrokerId, Offset, TopicPartition
@@ -198,6 +199,26 @@ def test_a_dry_run_writes_nothing(
     assert shown.err == "metaq: dry run: nothing was written\n"
     show_offsets(target, "dry", "test", as_json=True)
     assert rows(capsys)[0]["committed"] == RECORD_BYTES
+
+
+def test_a_node_that_holds_no_offset_is_shown_with_the_others(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which node it is, is what an operator has to know."""
+    reset_offsets(target, "odd", "test", "earliest", (), WRITE)
+
+    async def spoil(context: ClientContext, deadline_s: float) -> None:
+        path = "/meta/consumers/odd/offsets/test/0-0"
+        assert context.coordinator is not None
+        await context.coordinator.set_or_create(path, b"x", deadline_s=deadline_s)
+
+    target.run(spoil)
+    capsys.readouterr()
+    show_offsets(target, "odd", "", as_json=True)
+    first, second = rows(capsys)
+    assert (first["committed"], first["log_end"]) == (None, 5 * RECORD_BYTES)
+    assert first["state"].startswith("/meta/consumers/odd/offsets/test/0-0: group off")
+    assert (second["committed"], second["state"]) == (0, "ok")
 
 
 def test_offsets_go_from_group_to_group(

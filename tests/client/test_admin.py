@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ from metaq.client.errors import CannotAnswerError, GroupInUseError
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.errors import ClientError, ConfigError, NoBrokerError
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.zk.errors import PayloadError
 from metaq.zk.groups import GroupMembership
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
@@ -232,7 +233,7 @@ def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
 
     async def work(
         context: ClientContext, deadline_s: float
-    ) -> tuple[tuple[OffsetChange, ...], list[dict[TopicPartition, GroupOffset]]]:
+    ) -> tuple[tuple[OffsetChange, ...], list[dict[TopicPartition, Any]]]:
         await commit(context, deadline_s, "g", first=RECORD_BYTES)
         changes = await plan_reset(
             context, "g", [SECOND, FIRST], "latest", deadline_s=deadline_s
@@ -252,6 +253,32 @@ def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
     )
     assert before == {FIRST: old}
     assert after == {FIRST: end, SECOND: nothing}
+
+
+def test_a_reset_mends_a_node_that_holds_no_offset(broker: AnyBroker) -> None:
+    """Its members cannot begin before; the others are told as ever."""
+
+    async def work(context: ClientContext, deadline_s: float) -> None:
+        await commit(context, deadline_s, "g", first=0, second=0)
+        path = context.paths.group_offset("g", FIRST)
+        assert context.coordinator is not None
+        await context.coordinator.set_or_create(path, b"x", deadline_s=deadline_s)
+        found = await read_offsets(context, "g", None, deadline_s=deadline_s)
+        assert found[SECOND] == GroupOffset(Offset(0), MessageId(7))
+        assert str(found[FIRST]).startswith(f"{path}: group offset: expected a number")
+        with pytest.raises(PayloadError, match=path):
+            await plan_copy(context, "g", "h", None, deadline_s=deadline_s)
+        await commit(context, deadline_s, "source", first=0)
+        for changes in (
+            await plan_copy(context, "source", "g", None, deadline_s=deadline_s),
+            await plan_reset(context, "g", [FIRST], "latest", deadline_s=deadline_s),
+        ):
+            assert [change.old for change in changes] == [None]
+        await write_offsets(context, "g", changes, deadline_s=deadline_s)
+        found = await read_offsets(context, "g", None, deadline_s=deadline_s)
+        assert found[FIRST] == GroupOffset(Offset(0), NO_MESSAGE)
+
+    with_context(broker, work)
 
 
 def test_a_consumer_goes_on_where_a_reset_says(broker: AnyBroker) -> None:
@@ -290,7 +317,7 @@ def test_offsets_are_copied_as_they_are(broker: AnyBroker) -> None:
 
     async def work(
         context: ClientContext, deadline_s: float
-    ) -> dict[TopicPartition, GroupOffset]:
+    ) -> dict[TopicPartition, Any]:
         await commit(context, deadline_s, "a", first=5)
         await commit(context, deadline_s, "b", first=1, second=2)
         changes = await plan_copy(context, "a", "b", None, deadline_s=deadline_s)

@@ -55,7 +55,7 @@ from metaq.model import (
 )
 from metaq.record.layout import HEADER_BYTES
 from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.errors import NodeNotEmptyError
+from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step
@@ -105,7 +105,7 @@ class OffsetChange:
     partition: TopicPartition
     """The partition."""
     old: GroupOffset | None
-    """The committed offset; None for none."""
+    """The committed offset; None for none, or where the node holds no offset."""
     new: GroupOffset
     """The new offset."""
 
@@ -356,27 +356,30 @@ def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
 
 async def read_offsets(
     context: ClientContext, group: str, topic: str | None, *, deadline_s: float
-) -> dict[TopicPartition, GroupOffset]:
+) -> dict[TopicPartition, GroupOffset | PayloadError]:
     """Return the committed offsets of a group, in numeric order.
+
+    Of a node that holds no offset the error is returned.
 
     Args:
         context: the client's parts.
         group: name of the group.
         topic: only of this topic; None: of all.
         deadline_s: when to give up.
-
-    Raises:
-        PayloadError: a node holds no offset.
     """
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
     topics = await offsets.topics(deadline_s=deadline_s) if topic is None else (topic,)
-    found: dict[TopicPartition, GroupOffset] = {}
+    found: dict[TopicPartition, GroupOffset | PayloadError] = {}
     for name in topics:
         for partition in await offsets.partitions(name, deadline_s=deadline_s):
-            stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+            try:
+                stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+            except PayloadError as error:
+                found[partition] = error
+                continue
             if stored is not None:
                 found[partition] = stored
-    return dict(sorted(found.items()))
+    return {partition: found[partition] for partition in sorted(found)}
 
 
 # -- planning -------------------------------------------------------------------------
@@ -408,11 +411,22 @@ async def plan_reset(
 
     async def plan(partition: TopicPartition) -> OffsetChange:
         _require_broker(context, partition)
-        old = await offsets.read_offset(partition, deadline_s=deadline_s)
+        old = await _read_old(offsets, partition, deadline_s)
         new = await find_goal(context, partition, goal, deadline_s=deadline_s)
         return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
 
     return _all_or_first_error(await for_each(plan, sorted(partitions)))
+
+
+async def _read_old(
+    offsets: GroupOffsets, partition: TopicPartition, deadline_s: float
+) -> GroupOffset | None:
+    """Return the offset that is replaced; None where the node holds none."""
+    try:
+        return await offsets.read_offset(partition, deadline_s=deadline_s)
+    except PayloadError:
+        # Its members cannot begin: writing an offset is the remedy.
+        return None
 
 
 async def find_goal(
@@ -486,7 +500,7 @@ async def plan_copy(
 
     Raises:
         ClientError: there is nothing to copy.
-        PayloadError: a node holds no offset.
+        PayloadError: a node of the source holds no offset.
     """
     found = await read_offsets(context, source, topic, deadline_s=deadline_s)
     if not found:
@@ -495,8 +509,11 @@ async def plan_copy(
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=target)
 
     async def plan(partition: TopicPartition) -> OffsetChange:
-        old = await offsets.read_offset(partition, deadline_s=deadline_s)
-        return OffsetChange(partition, old, found[partition])
+        new = found[partition]
+        if isinstance(new, PayloadError):
+            raise new
+        old = await _read_old(offsets, partition, deadline_s)
+        return OffsetChange(partition, old, new)
 
     return _all_or_first_error(await for_each(plan, found))
 
