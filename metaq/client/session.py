@@ -485,7 +485,7 @@ class AsyncClient:
 
         Raises:
             RequestTimeoutError: the time is over, and so is the iteration.
-            NoBrokerError: no broker serves the topic.
+            NoBrokerError: no broker serves the topic, or a partition that is named.
             PartitionsAwayError: all partitions are asked for, and a broker that has
                 some of them is away.
             ConfigError: a name of a partition that is none.
@@ -529,6 +529,7 @@ class AsyncClient:
         Raises:
             ConfigError: no name of a partition, or `max_bytes` below 1.
             CorruptRecordError: the record at `offset` is damaged.
+            NoBrokerError: no broker serves the partition.
             MetaqError: the broker cannot be asked, or refuses.
         """
         require_text("topic", topic)
@@ -640,6 +641,8 @@ def make_source(
     """
     if partitions is not None:
         fixed = fixed_partitions(topics, partitions)
+        for topic in topics:
+            context.metadata.watch_topic(topic)
         return listed_source(fixed, clock=context.clock)
     if context.coordinator is None:
         return topic_source(context.metadata, topics, clock=context.clock)

@@ -302,6 +302,32 @@ def test_get_tells_where_the_log_is(java: Any, java_client: Any) -> None:
         java_client.get("test", "0", start)
 
 
+def test_get_behind_the_end_tells_where_the_end_is(broker: Any, client: Any) -> None:
+    """It is no offset to wait at: what is put there may begin anywhere."""
+    broker.put(b"a", topic="two", partition=0)
+    end = client.get("two", "0-0", Offset(0)).next_offset
+    for name, log_end in (("0-0", end), ("0-1", 0)):
+        result = client.get("two", name, Offset(log_end + 1))
+        assert (result.messages, result.next_offset) == ([], log_end)
+        assert result.is_moved
+
+
+def test_a_partition_that_there_is_not_is_no_empty_one(
+    broker: Any, client: Any
+) -> None:
+    """Nor is it waited for: the name is mistyped."""
+    broker.put(b"a", topic="two", partition=0)
+    wanted = r"two/0-2: no broker serves it; partitions of topic 'two': two/0-0, two/0"
+    for ask in (
+        lambda: client.get("two", "0-2", Offset(0)),
+        lambda: list(client.browse("two", partitions=["0-0", "0-2"])),
+        lambda: next(client.browse("two", partitions=["0-2"], stop_at_end=False)),
+    ):
+        with pytest.raises(NoBrokerError, match=wanted):
+            ask()
+    assert payloads(client.browse("two", partitions=["0-1"])) == []
+
+
 def test_get_of_a_refused_partition_is_an_error(java: Any, java_client: Any) -> None:
     java.put(b"a")
     java.inner.close_partition()

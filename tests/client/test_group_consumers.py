@@ -168,6 +168,34 @@ def test_a_topic_that_nobody_serves_is_told(
     assert set(told()) == {"no broker serves the topic: group=g topic=tt"}
 
 
+@pytest.mark.parametrize("has_zookeeper", [True, False])
+def test_partitions_that_nobody_serves_are_told(
+    broker: AnyBroker, has_zookeeper: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a consumer that was given its partitions by name: names are mistyped."""
+
+    async def scenario() -> None:
+        named = AsyncClient(brokers=[broker.address], metadata_s=0.05)
+        async with (
+            client_of(broker) if has_zookeeper else named as client,
+            client.consumer("g", ["t", "tt"], partitions=["0-0", "0-9"]) as consumer,
+        ):
+            await until(lambda: len(told()) == 2)
+            assert consumer.health().problems == (
+                "tt: no broker serves it",
+                "t/0-9: no broker serves it",
+            )
+
+    def told() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("no broker serves")]
+
+    asyncio.run(scenario())
+    assert set(told()) == {
+        "no broker serves the topic: group=g topic=tt",
+        "no broker serves the partition: group=g t/0-9",
+    }
+
+
 def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
     """Handled messages without a commit are not handed to this process again."""
 

@@ -106,9 +106,8 @@ def test_a_consumer_uses_nothing_of_it_and_says_so() -> None:
         async with ScriptedBroker() as broker, connected(broker) as client:
             broker.answer = answer
             async with client.consumer("g", ["test"], partitions=["7-0"]) as consumer:
-                await until(lambda: consumer.health().problems)
-                (problem,) = consumer.health().problems
-                assert "expected an offset, got '-7'" in problem
+                wanted = "expected an offset, got '-7'"
+                await until(lambda: wanted in " ".join(consumer.health().problems))
                 await until(lambda: broker.ends)
 
     asyncio.run(scenario())

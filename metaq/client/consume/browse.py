@@ -27,6 +27,7 @@ from metaq.client.cluster.metadata_queries import (
     BACKOFF,
     ask,
     log_range,
+    nearest_offset,
 )
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
@@ -36,7 +37,7 @@ from metaq.client.group.assignments import (
     listed_source,
     topic_source,
 )
-from metaq.client.names import fixed_partitions, require_text
+from metaq.client.names import fixed_partitions, name_some, require_text
 from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
@@ -46,8 +47,15 @@ from metaq.client.validation import (
     check_offset,
     check_whole,
 )
-from metaq.errors import MetaqError, ServerError, WireError
-from metaq.model import SCHEME, BrokerAddress, Message, Offset, TopicPartition
+from metaq.errors import MetaqError, NoBrokerError, ServerError, WireError
+from metaq.model import (
+    MAX_OFFSET,
+    SCHEME,
+    BrokerAddress,
+    Message,
+    Offset,
+    TopicPartition,
+)
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.log_reader import BROWSER_GROUP
 from metaq.peer.replies import (
@@ -138,6 +146,7 @@ async def get_at(
 
     Raises:
         CorruptRecordError: the record at `offset` is damaged.
+        NoBrokerError: no broker serves the partition.
         MetaqError: the broker cannot be asked, or refuses.
     """
     check_whole("max_bytes", max_bytes, 1, WIRE_BYTES_MAX)
@@ -158,9 +167,48 @@ async def get_at(
             is_doubted = True
             cursor.search_gap()
             continue
+        if is_end and not step.messages:
+            return await _end_at(context, cursor, deadline_s)
         is_moved = isinstance(step.outcome, MovedTo) and not is_amid
-        if step.messages or is_end or is_moved:
+        if step.messages or is_moved:
             return GetResult(step.messages, cursor.offset, is_moved)
+
+
+async def _end_at(
+    context: ClientContext, cursor: PartitionCursor, deadline_s: float
+) -> GetResult:
+    """Return the result of a get without data: at the end of the log, or behind it."""
+    end = await nearest_offset(
+        context, cursor.partition, MAX_OFFSET, deadline_s=deadline_s
+    )
+    if end is None:
+        await _require_known(context, [cursor.partition], deadline_s)
+        end = Offset(0)
+    is_moved = cursor.offset > end
+    return GetResult([], end if is_moved else cursor.offset, is_moved)
+
+
+async def _require_known(
+    context: ClientContext, partitions: Collection[TopicPartition], deadline_s: float
+) -> None:
+    """Tell partitions that no put was made to from such as there are not.
+
+    Args:
+        context: the client's parts.
+        partitions: of one topic.
+        deadline_s: when to give up.
+
+    Raises:
+        NoBrokerError: no broker serves one of them.
+    """
+    (topic,) = {one.topic for one in partitions}
+    known = await known_partitions(context, topic, deadline_s=deadline_s)
+    for one in partitions:
+        if one not in known:
+            raise NoBrokerError(
+                f"{one}: no broker serves it; partitions of topic '{topic}':"
+                f" {name_some(known) or 'none'}"
+            )
 
 
 class _Step(NamedTuple):
@@ -305,6 +353,7 @@ async def browse_topic(
         every = topic_source(context.metadata, [topic], clock=context.clock)
         batches = _follow(context, every, start)
     else:
+        await _require_known(context, chosen, deadline_s)
         listed = listed_source(chosen, clock=context.clock)
         batches = _follow(context, listed, start)
     left_s = timeout
@@ -331,6 +380,7 @@ async def _read_all(
     )
     for partition, ends in zip(partitions, ranges, strict=True):
         if ends is None:
+            await _require_known(context, [partition], context.deadline_s(timeout))
             continue
         begin, _ = await first_offset(
             context, partition, None, start, deadline_s=context.deadline_s(timeout)

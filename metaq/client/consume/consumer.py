@@ -171,14 +171,17 @@ class AsyncConsumer:
     async def _start_source(self) -> None:
         await self._source.start(self._subscription)
         # A topic that is watched already brings no news.
-        self._unserved.update(self._context.metadata.snapshot, self.group)
+        self._look_at(self._context.metadata.snapshot)
         if self.is_closed:
             await self._source.stop()
             raise ClosedError(f"{self} is closed")
 
     def _on_news(self, snapshot: ClusterSnapshot) -> None:
-        self._unserved.update(snapshot, self.group)
+        self._look_at(snapshot)
         self._subscription.on_cluster()
+
+    def _look_at(self, snapshot: ClusterSnapshot) -> None:
+        self._unserved.update(snapshot, self.group, self.assignment())
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Final
 
@@ -183,16 +183,27 @@ class Unserved:
         Args:
             topics: their names.
             reads_all: whether the consumer is to read all partitions, alone or with
-                its group; else a partition away may be none of its own.
+                its group; else a partition away may be none of its own, and one that
+                is read none of the topic.
         """
         self._topics = topics
         self._reads_all = reads_all
         self._missing: frozenset[str] = frozenset()
+        self._strange: frozenset[TopicPartition] = frozenset()
+        """Partitions that are read, and that their brokers do not have."""
         self.away: tuple[TopicPartition, ...] = ()
         """Partitions to be read that are away."""
 
-    def update(self, snapshot: ClusterSnapshot, group: str) -> None:
-        """Take over a snapshot; topics that it has not heard of yet are not missing."""
+    def update(
+        self, snapshot: ClusterSnapshot, group: str, reading: Iterable[TopicPartition]
+    ) -> None:
+        """Take over a snapshot; topics that it has not heard of yet are not missing.
+
+        Args:
+            snapshot: the cluster as it is now.
+            group: for the log.
+            reading: the partitions that are read.
+        """
         known = snapshot.topics.intersection(self._topics)
         missing = frozenset(t for t in known if not snapshot.get_partitions(t))
         for topic in sorted(missing - self._missing):
@@ -204,10 +215,24 @@ class Unserved:
         if not set(away) <= set(before):
             log.warning("partitions are away: group=%s %s", group, name_away(away))
         self.away = tuple(away)
+        strange = frozenset[TopicPartition]()
+        if not self._reads_all:
+            served = known - missing
+            strange = frozenset(
+                one
+                for one in reading
+                if one.topic in served
+                and one.broker_id in snapshot.brokers
+                and not snapshot.is_served(one)
+            )
+        for one in sorted(strange - self._strange):
+            log.warning("no broker serves the partition: group=%s %s", group, one)
+        self._strange = strange
 
     def problems(self) -> list[str]:
-        """Return sentences for topics without a broker and for partitions away."""
-        found = [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
+        """Return sentences for what no broker serves, and for partitions away."""
+        missing = [*sorted(self._missing), *sorted(self._strange)]
+        found = [f"{each}: no broker serves it" for each in missing]
         return [*found, name_away(self.away)] if self.away else found
 
 
