@@ -26,6 +26,7 @@ from metaq.cli.options import (
     count_option,
     example,
     json_option,
+    read_group,
     takes,
     target_options,
 )
@@ -217,7 +218,7 @@ def show_command(group: str, topic: str, as_json: bool, target: Target) -> None:
         "metaq offsets reset billing orders --to 4096 --partition 0-3",
     ),
 )
-@click.argument("group")
+@click.argument("group", callback=read_group)
 @click.argument("topic")
 @click.option(
     "--to",
@@ -261,7 +262,7 @@ def reset_command(
     ),
 )
 @click.argument("from_group")
-@click.argument("to_group")
+@click.argument("to_group", callback=read_group)
 @click.argument("topic", default="")
 @takes(WriteOptions)
 @target_options

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import click
 
+from metaq.cli import render
 from metaq.cli.cat import parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
@@ -144,5 +145,7 @@ def _print_all(
             sys.stdout.flush()
             last_s = time.monotonic()
             left = None if left is None else left - len(many)
-        elif options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
+            continue
+        if options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
             break
+        render.require_reader()

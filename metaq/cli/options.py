@@ -182,7 +182,12 @@ headers_option = click.option(
 )
 
 
-def _check_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
+def read_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
+    """Return the name of a group that members could have.
+
+    Raises:
+        click.BadParameter: MetaQ or ZooKeeper would not take it.
+    """
     try:
         return check_group(group)
     except ConfigError as error:
@@ -192,7 +197,7 @@ def _check_group(_context: click.Context, _option: click.Parameter, group: str) 
 group_option = click.option(
     "--group",
     required=True,
-    callback=_check_group,
+    callback=read_group,
     help="Read as a member of this group.",
 )
 

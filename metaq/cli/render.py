@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import os
+import select
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +49,8 @@ BAR_WIDTH_MAX: Final = 40
 FIGURES_WIDTH: Final = 42
 """Characters that sizes, speed and time beside a bar take at most."""
 UNIT: Final = 1024
+STANDARD_OUTPUT: Final = 1
+"""Its descriptor."""
 STANDARD_ERROR: Final = 2
 """Its descriptor, the last of the standard ones."""
 MARKED_STYLE: Final = "bold red"
@@ -280,6 +283,18 @@ def fill_standard_descriptors() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def require_reader() -> None:
+    """Raise where the reader of our output has gone, while there is nothing to write.
+
+    Raises:
+        BrokenPipeError: the pipe on standard output has no other end.
+    """
+    output = select.poll()
+    output.register(STANDARD_OUTPUT, 0)  # errors are always told
+    if any(event & select.POLLERR for _fd, event in output.poll(0)):
+        raise BrokenPipeError
 
 
 def let_go_of_refused(stream: TextIO | None) -> None:

@@ -223,3 +223,24 @@ def test_a_port_that_is_taken_ends_the_command(target: Target) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics port {port}: Address"):
             consume(target, options(metrics_port=port))
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_it_while_no_message_comes(
+    broker: AnyBroker,
+) -> None:
+    """As `| head -1` does: its partitions go to another member."""
+    words = ["consume", "test", "--group", "g", "--broker", f"127.0.0.1:{broker.port}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "metaq", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(18) == b"".join(b"m%d\n" % n for n in range(6))
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 141
+        assert process.stderr.read() == b""

@@ -23,6 +23,8 @@ from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
         (["topics", "--broker", "here"], "--broker"),
         (["consume", "t", "--group", "a b"], "--group"),
         (["consume", "t", "--group", "a/b", "--broker", "127.0.0.1:1"], "--group"),
+        (["offsets", "reset", "a b", "t", "--to", "latest"], "GROUP"),
+        (["offsets", "copy", "a", "a.b"], "TO_GROUP"),
     ],
 )
 def test_an_option_that_says_nowhere_is_wrong_usage(
