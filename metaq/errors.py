@@ -23,6 +23,18 @@ class MetaqError(Exception):
     refresh_metadata: ClassVar[bool] = False
     """The caller's metadata on brokers and partitions is out of date."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes, with whatever a subclass has beside its text.
+
+        By default the class is called with the text alone. One that wants more fails
+        then, and with it the pool of processes that its error came from.
+        """
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[MetaqError], args: tuple[object, ...]) -> MetaqError:
+    return kind.__new__(kind, *args)
+
 
 # -- wire -----------------------------------------------------------------------------
 

@@ -297,6 +297,27 @@ def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> N
         assert feed.handled()[ZERO].offset == number * STEP
 
 
+def test_a_loop_goes_on_behind_what_was_handed_out_meanwhile() -> None:
+    """In the same batch, and in the next one where its own is used up."""
+    feed = make_feed()
+    for first in (0, 3):
+        feed.put(batch(ZERO, first, 3))
+    hand = CurrentBatch(feed)
+    hand.hold(take(feed))
+    loop = hand.messages()
+    assert numbers([next(loop)]) == [0]
+    assert numbers(hand.some(1)) == [1]
+    assert numbers([next(loop)]) == [2]
+    assert hand.some(1) == []
+    hand.hold(take(feed))
+    assert numbers(hand.some(2)) == [3, 4]
+    assert feed.handled()[ZERO].offset == 3 * STEP
+    assert numbers([next(loop)]) == [5]
+    assert feed.handled()[ZERO].offset == 5 * STEP
+    assert list(loop) == []
+    assert feed.handled()[ZERO].offset == 6 * STEP
+
+
 def test_a_partition_that_goes_leaves_the_line() -> None:
     """A waiter that is woken finds something: a place in line is a batch to take."""
 

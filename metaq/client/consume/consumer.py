@@ -306,10 +306,10 @@ class AsyncConsumer:
                 for message in self.current_batch.messages():
                     yield message
                 try:
-                    batch = await self.fetch_buffer.take_async()
+                    with self.current_batch.taking():
+                        self.current_batch.hold(await self.fetch_buffer.take_async())
                 except ClosedError:
                     return
-                self.current_batch.hold(batch)
                 # Fetching shares this loop, and a full buffer never waits.
                 await asyncio.sleep(0)
 
@@ -340,11 +340,13 @@ class AsyncConsumer:
 
         Raises:
             ConfigError: `count_max` is below 1.
+            ClientError: another task reads at the moment.
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
         self.require_started()
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
+        self.current_batch.require_free_for(current_task())
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -352,7 +354,8 @@ class AsyncConsumer:
                     if many:
                         return many
                     self._require_loop()
-                    self.current_batch.hold(await self.fetch_buffer.take_async())
+                    with self.current_batch.taking():
+                        self.current_batch.hold(await self.fetch_buffer.take_async())
         except TimeoutError:
             return []
 

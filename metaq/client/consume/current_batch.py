@@ -1,6 +1,9 @@
 """The batch that an iterator holds, and which of its messages are handled.
 
-One iterator at a time reads a consumer, sync or async; both hand messages out of here.
+One task or thread at a time reads a consumer, sync or async. Its loop and its `receive`
+both hand messages out of here, and take turns. A second reader would count messages of
+the first one as handled, and is refused where it shows.
+
 A message is handled when the next one is asked for. Ending the loop does not tell that
 the last one is handled, so it stays in hand: the next loop over the same consumer
 counts it, `commit` counts it, a clean end of the `with` block counts it, and an
@@ -12,11 +15,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
-from metaq.errors import OwnershipLostError
+from metaq.errors import ClientError, OwnershipLostError
 from metaq.model import Message
+
+TWO_READERS: Final = (
+    "two tasks or threads read this consumer at once: read it in one of them, or have"
+    " `run` call a handler, which may work on several messages at once"
+)
 
 Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
 """Task or thread that runs a loop over a consumer."""
@@ -35,12 +43,18 @@ class CurrentBatch:
         self.batch: FetchedBatch | None = None
         """The batch in hand."""
         self._loopers: list[Looper] = []
+        self._taking = threading.Lock()
 
     # -- whose hand it is -------------------------------------------------------------
 
     @contextmanager
     def loop_of(self, who: Looper) -> Iterator[None]:
-        """Say inside the block that a loop runs, and whose it is."""
+        """Say inside the block that a loop runs, and whose it is.
+
+        Raises:
+            ClientError: another one runs.
+        """
+        self.require_free_for(who)
         self._loopers.append(who)
         try:
             yield
@@ -55,6 +69,29 @@ class CurrentBatch:
         """
         return all(one is who or _has_ended(one) for one in self._loopers)
 
+    def require_free_for(self, who: Looper) -> None:
+        """Refuse a second reader.
+
+        Raises:
+            ClientError: a loop of another task or thread may be at work.
+        """
+        if self._loopers and not self.is_free_for(who):
+            raise ClientError(TWO_READERS)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Wait for a batch, and hold it, inside the block.
+
+        Raises:
+            ClientError: another task or thread does.
+        """
+        if not self._taking.acquire(blocking=False):
+            raise ClientError(TWO_READERS)
+        try:
+            yield
+        finally:
+            self._taking.release()
+
     # -- messages ---------------------------------------------------------------------
 
     def hold(self, batch: FetchedBatch) -> None:
@@ -67,19 +104,23 @@ class CurrentBatch:
 
         The hot path of every iterator: a message costs one step of this loop.
         """
-        batch = self.batch
-        if batch is None:
-            return
-        # A caller that asks for one more has handled the messages handed out by `some`.
-        batch.confirm()
-        batch.held = 1
-        for message in islice(batch.messages, batch.handed, None):
-            if batch.is_stopped:
-                break
-            batch.handed += 1
-            yield message
-        batch.confirm()
-        self.release()
+        while (batch := self.batch) is not None:
+            # A caller that asks for one more has handled what `some` handed out.
+            batch.confirm()
+            batch.held, first = 1, batch.handed
+            for at, message in enumerate(
+                islice(batch.messages, first, None), first + 1
+            ):
+                if batch.is_stopped:
+                    break
+                batch.handed = at
+                yield message
+                if batch.handed != at:
+                    break  # `some` has handed out more meanwhile
+            is_over = batch.is_stopped or batch.handed == len(batch.messages)
+            if is_over and self.batch is batch:
+                batch.confirm()
+                self.release()
 
     def some(self, count_max: int) -> list[Message]:
         """Hand out up to so many messages at once; [] when a new batch is needed."""

@@ -385,11 +385,12 @@ class Consumer(SyncClosable[AsyncConsumer]):
                 yield from hand.messages()
                 self._thread.require_own()
                 try:
-                    batch = fetch_buffer.take(None)
+                    with hand.taking():
+                        batch = fetch_buffer.take(None)
+                        assert batch is not None
+                        hand.hold(batch)
                 except ClosedError:
                     return
-                assert batch is not None
-                hand.hold(batch)
 
     def _require_started(self) -> None:
         self._thread.require_own()
@@ -408,18 +409,20 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._require_started()
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
+        hand.require_free_for(threading.current_thread())
         many = hand.some(count_max)
         if many:
             return many
         left_s, began_s = timeout, self._clock.monotonic_s()
-        while batch := self._twin.fetch_buffer.take(left_s):
-            hand.hold(batch)
-            many = hand.some(count_max)
-            if many:
-                return many
-            # Its partition is being taken away.
-            if timeout is not None:
-                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
+        with hand.taking():
+            while batch := self._twin.fetch_buffer.take(left_s):
+                hand.hold(batch)
+                many = hand.some(count_max)
+                if many:
+                    return many
+                # Its partition is being taken away.
+                if timeout is not None:
+                    left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
         return []
 
     def run(
