@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,13 +17,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.errors import NoProgressError
 from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.errors import (
-    ClientError,
-    ClosedError,
-    ConfigError,
-    CorruptRecordError,
-    MetaqError,
-)
+from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import TIMEOUT_S, StartBroker, until
@@ -155,54 +148,6 @@ def test_two_loops_one_after_the_other_miss_and_repeat_nothing(
         assert consumer.receive(30).data == b"m00002"
         assert payloads(consumer.receive_many(2, 30)) == numbered(3, 5)
         assert payloads(take(consumer, 1)) == numbered(5, 6)
-
-
-def test_a_loop_and_receive_take_turns(broker: Any, client: Any) -> None:
-    """Each message once, and all handed out before count when more are asked for."""
-    broker.put(*numbered(0, 9))
-    seen: list[bytes] = []
-    with client.consumer("g", ["test"], **IDLE) as consumer:
-        for message in consumer:
-            seen.append(message.data)
-            seen += payloads(consumer.receive_many(2, 30))
-            if len(seen) == 9:
-                break
-        consumer.commit()
-    assert seen == numbered(0, 9)
-
-
-def test_a_second_reader_that_waits_is_refused(broker: Any, client: Any) -> None:
-    """It took the batch of the first one, whose partition then stood still."""
-    with (
-        client.consumer("g", ["test"], **IDLE) as consumer,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        first = pool.submit(consumer.receive, 60)
-        twin = twin_of(consumer) if isinstance(consumer, Consumer) else consumer.twin
-        until(lambda: twin.fetch_buffer.has_waiters)
-        for _ in range(2):
-            with pytest.raises(ClientError, match="two tasks or threads read this"):
-                consumer.receive(60)
-        broker.put(*numbered(0, 2))
-        assert first.result().data == b"m00000"
-        assert consumer.receive(60).data == b"m00001"
-
-
-def test_a_reader_beside_a_loop_is_refused(start_broker: StartBroker) -> None:
-    """It would count the message as handled that the loop is busy with."""
-    broker = start_broker({"test": 1})
-    broker.put(*numbered(0, 2))
-    with (
-        Client(brokers=[broker.address], **QUICK) as client,
-        client.consumer("g", ["test"], **IDLE) as consumer,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        loop = iter(consumer)
-        assert next(loop).data == b"m00000"
-        for read in (lambda: consumer.receive(60), lambda: next(iter(consumer))):
-            with pytest.raises(ClientError, match="two tasks or threads read this"):
-                pool.submit(read).result()
-        assert next(loop).data == b"m00001"
 
 
 def test_a_store_that_fails_is_told_and_asked_again(broker: Any, client: Any) -> None:
