@@ -178,7 +178,7 @@ class ConsumerOptions:
         check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
         if self.message_filter is not None:
-            check_callable("message_filter", self.message_filter)
+            check_plain_function("message_filter", self.message_filter)
 
 
 def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -229,6 +229,26 @@ def check_callable(name: str, value: object) -> None:
     """
     if not callable(value):
         raise ConfigError(f"{name}: expected a function, got {value!r}")
+
+
+def check_plain_function(name: str, value: object) -> None:
+    """Refuse a value that cannot be called, or does nothing when it is.
+
+    Raises:
+        ConfigError: it cannot, or a call only returns a coroutine or an iterator.
+    """
+    check_callable(name, value)
+    call = getattr(value, "__call__", None)  # noqa: B004  # of an object that is called
+    if any(
+        inspect.iscoroutinefunction(part)
+        or inspect.isasyncgenfunction(part)
+        or inspect.isgeneratorfunction(part)
+        for part in (value, call)
+    ):
+        raise ConfigError(
+            f"{name}: expected a function that does its work when it is called, "
+            f"neither async nor a generator, got {value!r}"
+        )
 
 
 def _check_types(

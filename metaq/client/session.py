@@ -65,7 +65,7 @@ from metaq.client.options import (
     ProducerKeywords,
     ProducerOptions,
     Start,
-    check_callable,
+    check_plain_function,
     takes_options,
 )
 from metaq.client.partitioner import Selector
@@ -387,7 +387,7 @@ class AsyncClient:
         self, options: ProducerOptions, selector: Selector | None
     ) -> AsyncProducer:
         if selector is not None:
-            check_callable("selector", selector)
+            check_plain_function("selector", selector)
         context = self._require_context()
         producer = AsyncProducer(
             pool=context.pool,

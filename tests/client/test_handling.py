@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -671,6 +672,57 @@ def test_a_handler_that_fails_after_its_run_decides_nothing(broker: AnyBroker) -
             assert client.statistics().producers == ()
     assert seen == [b"x"]
     assert broker.stored("test.dead") == []
+
+
+async def _async(message: Message) -> None:
+    """Do nothing, once somebody awaits it."""
+    del message
+
+
+class _Async:
+    async def __call__(self, message: Message) -> None:
+        """Do nothing, once somebody awaits it."""
+
+
+def _generator(message: Message) -> Iterator[Message]:
+    yield message
+
+
+HANDLERS = {
+    "async": _async,
+    "object": _Async(),
+    "partial": functools.partial(_async),
+    "generator": _generator,
+    "returned": lambda message: _async(message=message),
+}
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_threads_count_nothing_as_handled_that_nobody_awaits(
+    broker: AnyBroker, kind: str
+) -> None:
+    """What an async function returns has done nothing yet."""
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            producer.send("test", b"x", partition="0-0")
+        with client.consumer("g", ["test"]) as consumer:
+            with pytest.raises(ConfigError, match="handler: "):
+                consumer.run(HANDLERS[kind], timeout=TIMEOUT_S)
+            message = consumer.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"x"
+
+
+@pytest.mark.parametrize("kind", ["async", "object", "partial", "generator"])
+def test_a_filter_or_selector_decides_when_it_is_called(
+    broker: AnyBroker, kind: str
+) -> None:
+    """An async filter would let everything pass."""
+    with Client(**broker.client_options) as client:
+        with pytest.raises(ConfigError, match=r"message_filter: .* neither async"):
+            client.consumer("g", ["test"], message_filter=HANDLERS[kind])
+        with pytest.raises(ConfigError, match=r"selector: .* neither async"):
+            client.producer(selector=HANDLERS[kind])
 
 
 def test_threads_send_dead_letters(broker: AnyBroker) -> None:

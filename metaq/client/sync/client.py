@@ -435,6 +435,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     ) -> None:
         """Have every message handled, in threads; see `AsyncConsumer.run`.
 
+        The handler is a plain function: an async one is refused with `ConfigError`.
         Returns when the time is over or another thread closes the consumer, and raises
         when a handler's failure ends it. An interrupt (Ctrl-C) waits for the handlers
         that are at work, at most `revoke_timeout_s`, and is raised then; what they

@@ -5,16 +5,16 @@ cross over to the client's loop, where `Handling` judges them.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, TypeAlias
 
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.redelivery import RetryPolicy
-from metaq.client.options import check_callable
+from metaq.client.options import check_plain_function
 from metaq.client.timeouts import wait_for
-from metaq.errors import ClosedError
+from metaq.errors import ClosedError, ConfigError
 from metaq.loop_thread import LoopThread
 from metaq.model import Message
 
@@ -44,7 +44,7 @@ def run_threads(
         retry: what happens after failures.
         timeout_s: when it ends by itself; None: never.
     """
-    check_callable("handler", handler)
+    check_plain_function("handler", handler)
 
     async def begin() -> Handling:
         handling = consumer.begin_handling(concurrency, retry)
@@ -161,7 +161,13 @@ class Workers:
     def _failure_of(self, message: Message) -> Exception | None:
         """Return what the handler raised; None when it returned."""
         try:
-            self._handler(message)
+            result = self._handler(message)
         except Exception as error:  # noqa: BLE001  # whatever users raise is judged
             return error
+        if isinstance(result, Coroutine):
+            # A lambda around an async handler, which has not begun.
+            result.close()
+            raise ConfigError(
+                "handler: returned a coroutine, which is not awaited here"
+            )
         return None
