@@ -182,6 +182,35 @@ def test_nobody_who_waits_is_no_alarm_and_nobody_is_asked(bench: Bench) -> None:
     assert count >= 4  # the suspicion of before is forgotten
 
 
+def test_a_place_behind_the_log_end_is_told_until_it_is_left(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log was replaced: what is put now is passed over, with lag 0."""
+    bench.fetch_buffer.fence(ZERO)
+    bench.fetch_buffer.add(ZERO, replace(BEGIN, offset=Offset(460)))
+    assert bench.looks_until_alarm() is None
+    (problem,) = bench.dog.problems()
+    assert "0-0: it is read at offset 460, behind the log end 100" in problem
+    bench.ends = None
+    assert bench.looks_until_alarm() is None
+    assert "behind the log end 0" in bench.dog.problems()[0]
+    assert len(caplog.records) == 1
+    bench.ends = (Offset(0), Offset(460))
+    bench.look()
+    assert bench.dog.problems() == []
+
+
+def test_a_place_behind_the_log_end_is_left_by_going_elsewhere(bench: Bench) -> None:
+    bench.fetch_buffer.fence(ZERO)
+    bench.fetch_buffer.add(ZERO, replace(BEGIN, offset=Offset(460)))
+    bench.look()
+    assert bench.dog.problems() != []
+    bench.fetch_buffer.fence(ZERO)
+    bench.fetch_buffer.add(ZERO, BEGIN)
+    bench.look(after_s=0)
+    assert bench.dog.problems() == []
+
+
 def test_a_batch_in_hand_is_no_alarm(bench: Bench) -> None:
     bench.fetch_buffer.put(FetchedBatch(ZERO, [message(0)], Offset(20), 20))
     assert bench.fetch_buffer.take_nowait() is not None
@@ -370,6 +399,24 @@ def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
         assert caplog.text.count("get failed") == 1
         broker.open_partition()
         assert consumer.receive(30).data == b"m"
+
+
+@pytest.mark.slow
+def test_health_tells_of_a_place_behind_the_log_end(
+    broker: Any, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.put(b"m")
+    with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:
+        assert consumer.receive(30).data == b"m"
+        consumer.seek(ZERO, Offset(1_000_000))
+        assert consumer.receive(1.2) is None
+        (problem,) = consumer.health().problems
+        assert "test/0-0: it is read at offset 1000000, behind the log end" in problem
+        assert not consumer.health().is_ok
+        assert caplog.text.count("behind its log end") == 1
+        consumer.seek(ZERO, Offset(0))
+        assert consumer.receive(30).data == b"m"
+        until(lambda: consumer.health().is_ok)
 
 
 def test_lag_of_a_log_whose_start_moved_counts_from_there(

@@ -118,6 +118,7 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
         self._handling: Handling | None = None
+        self._watchdog: Watchdog | None = None
         self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """Last result of `lag`."""
@@ -158,7 +159,7 @@ class AsyncConsumer:
             committing = self._subscription.run_commits(self.options.commit_interval_s)
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
-            watchdog = Watchdog(
+            self._watchdog = Watchdog(
                 self._context,
                 self.fetch_buffer,
                 group=self.group,
@@ -166,7 +167,7 @@ class AsyncConsumer:
                 standing_of=self._subscription.standing_of,
                 on_stuck=self._fail,
             )
-            self._spawn(watchdog.run(), "watchdog")
+            self._spawn(self._watchdog.run(), "watchdog")
 
     async def _start_source(self) -> None:
         await self._source.start(self._subscription)
@@ -551,6 +552,8 @@ class AsyncConsumer:
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         problems += self._source.problems()
+        if self._watchdog is not None:
+            problems += self._watchdog.problems()
         if self._handling is not None:
             problems += self._handling.problems()
         return judge(

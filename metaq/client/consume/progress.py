@@ -417,6 +417,15 @@ class Watchdog:
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
         self._hands: dict[TopicPartition, _Hand] = {}
+        self._beyond: dict[TopicPartition, tuple[Offset, Offset]] = {}
+        """Offsets at which partitions are read, each with the log end before it."""
+
+    def problems(self) -> list[str]:
+        """Return sentences for partitions that are read behind the end of their log."""
+        return [
+            f"{partition}: {_tell_beyond(*offsets)}"
+            for partition, offsets in self._beyond.items()
+        ]
 
     async def run(self) -> None:
         """Watch until cancelled, or until something is stuck.
@@ -435,7 +444,13 @@ class Watchdog:
         """Look once; return the error of a partition that is stuck."""
         self._look_at_hands()
         now_s = self._context.clock.monotonic_s()
-        for partition, buffer in self._fetch_buffer.statistics().items():
+        buffers = self._fetch_buffer.statistics()
+        self._beyond = {
+            partition: offsets
+            for partition, offsets in self._beyond.items()
+            if partition in buffers and buffers[partition].handled.offset == offsets[0]
+        }
+        for partition, buffer in buffers.items():
             old = self._suspects.pop(partition, None)
             sight = self._sight_of(partition, buffer, now_s)
             if sight is None or not may_be_stuck(sight):
@@ -514,7 +529,27 @@ class Watchdog:
         except MetaqError:
             # A broker that is away is told by `health`, and comes back or not.
             return None
-        return None if ends is None or handled >= ends[1] else ends[1]
+        end = Offset(0) if ends is None else ends[1]
+        self._note_end(partition, handled, end)
+        return end if handled < end else None
+
+    def _note_end(
+        self, partition: TopicPartition, handled: Offset, end: Offset
+    ) -> None:
+        """Tell of a place behind the log end: what is put now is passed over."""
+        if handled <= end:
+            self._beyond.pop(partition, None)
+            return
+        if partition not in self._beyond:
+            log.error(
+                "partition is read behind its log end, what comes before is passed"
+                " over: group=%s partition=%s offset=%d log_end=%d",
+                self._group,
+                partition,
+                handled,
+                end,
+            )
+        self._beyond[partition] = (handled, end)
 
     def _is_still(self, partition: TopicPartition, state: tuple[float, Offset]) -> bool:
         """Return whether nothing has moved while the broker was asked."""
@@ -523,6 +558,14 @@ class Watchdog:
         if buffer is None or standing is None:
             return False
         return state == (buffer.progress_s, standing.reached)
+
+
+def _tell_beyond(reached: Offset, end: Offset) -> str:
+    return (
+        f"it is read at offset {reached}, behind the log end {end}: the log was"
+        " replaced, or cut by a broker that lost data; what comes before that offset is"
+        " not read"
+    )
 
 
 @dataclass(frozen=True, slots=True)
