@@ -8,25 +8,23 @@ Producers that care for speed send records of equal size, so that case has a way
 its own where they are many: lengths and checksums are compared, and ids written,
 column by column (`uniform.py`). Both ways accept and refuse the same batches.
 
-A payload may come in pieces, cut anywhere. It is checked in steps of about STEP_BYTES,
-each of which copies what it has checked into a *part*: whole records that are stamped
-and written from there. So a large batch neither holds up the caller, nor does it need
-memory in one piece.
+A large payload comes in blocks, cut anywhere. It is checked in steps of about
+STEP_BYTES, and each block becomes a *part*: whole records that are stamped and written
+from there. So a large batch neither holds up the caller, nor does it need memory in one
+piece, and most batches are one part.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from metaq.model import MessageId, Position
-from metaq.record.checksum import CHECKSUM_MASK, BytesLike, pack_checksums
+from metaq.record.checksum import CHECKSUM_MASK, checksum, pack_checksums
 from metaq.record.ids import id_after, id_runs
 from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
-from metaq.record.pieces import in_steps
 from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
@@ -54,6 +52,9 @@ class BatchError:
     """Description of the fault, with both numbers; goes into the 500."""
 
 
+_Refusal: TypeAlias = BatchError | None
+
+
 class CheckedRecords(NamedTuple):
     """Some of the records of a batch: whole ones that match their checksums."""
 
@@ -64,7 +65,7 @@ class CheckedRecords(NamedTuple):
 
 
 def check_in_steps(
-    pieces: Sequence[BytesLike],
+    blocks: Sequence[bytearray],
     count: int,
     *,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
@@ -73,61 +74,68 @@ def check_in_steps(
     """Verify `count` records that fill the payload, about `step_bytes` a step.
 
     Args:
-        pieces: the payload, cut anywhere; not changed, and must not change between two
-            steps.
+        blocks: the payload, cut anywhere; owned from now on, as they become the parts.
         count: records announced.
         payload_bytes_max: largest payload of a record.
-        step_bytes: size of a step, exceeded by less than one piece.
+        step_bytes: size of a step, exceeded by less than one record.
 
     Returns:
         The records, for `stamp_in_steps`, when every one is whole and matches its
-        checksum and nothing is left over; else the first thing that is wrong.
+        checksum and nothing is left over; else the first thing that is wrong. A part
+        is as large as a block, and up to one record larger or smaller.
     """
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
-    checker = _Checker(sum(map(len, pieces)), count, payload_bytes_max)
-    for step in in_steps(pieces, step_bytes):
-        error = checker.take(step)
+    checker = _Checker(sum(map(len, blocks)), count, payload_bytes_max, step_bytes)
+    for number, block in enumerate(blocks):
+        if number:
+            yield
+        error = yield from checker.take(block)
         if error is not None:
             return error
-        yield
-    return checker.finish()
+    return (yield from checker.finish())
 
 
 def stamp_in_steps(
     parts: Sequence[CheckedRecords], first_id: MessageId
 ) -> Iterator[None]:
-    """Write ids into verified records, one part a step.
+    """Write ids into verified records; a step is a part, or a run of ids.
 
     Args:
         parts: of a batch, from `check_in_steps`; changed in place.
         first_id: of the first record; the k-th gets `id_after(first_id, k)`.
     """
-    done = 0
-    for part in parts:
-        _stamp(part.records, part.positions, id_after(first_id, done))
-        done += len(part.positions)
-        yield
+    for number, (records, positions) in enumerate(parts):
+        if number:
+            yield
+        if isinstance(positions, range):
+            stamp_ids(records, positions.step, first_id, len(positions))
+        else:
+            yield from _stamp_each(records, positions, first_id)
+        first_id = id_after(first_id, len(positions))
 
 
-def _stamp(records: bytearray, positions: Sequence[int], first_id: MessageId) -> None:
-    if isinstance(positions, range):
-        stamp_ids(records, positions.step, first_id, len(positions))
-        return
-    write, done = _ID.pack_into, 0
-    for ids in id_runs(first_id, len(positions)):
-        for position, number in zip(islice(positions, done, None), ids, strict=False):
-            write(records, position + ID_AT, number)
-        done += len(ids)
+def _stamp_each(
+    records: bytearray, positions: Sequence[int], first_id: MessageId
+) -> Iterator[None]:
+    write, left = _ID.pack_into, iter(positions)
+    for number, ids in enumerate(id_runs(first_id, len(positions))):
+        if number:
+            yield
+        for message_id, position in zip(ids, left, strict=False):
+            write(records, position + ID_AT, message_id)
 
 
 class _Checker:
     """A check that is under way: what it has found, and a window of what is left."""
 
-    def __init__(self, size_bytes: int, count: int, payload_bytes_max: int) -> None:
+    def __init__(
+        self, size_bytes: int, count: int, payload_bytes_max: int, step_bytes: int
+    ) -> None:
         self._end = size_bytes
         self._count = count
         self._payload_bytes_max = payload_bytes_max
+        self._step_bytes = step_bytes
         self._parts: list[CheckedRecords] = []
         self._found = 0
         self._window = bytearray()
@@ -140,18 +148,20 @@ class _Checker:
         )
         self._stride = stride
 
-    def take(self, step: Sequence[BytesLike]) -> BatchError | None:
-        """Check all records that are whole with the bytes of one more step."""
-        for piece in step:
-            self._window += piece
-        if self._may_be_uniform and self._take_uniform():
+    def take(self, block: bytearray) -> Generator[None, None, _Refusal]:
+        """Check all records that are whole with the bytes of one more block."""
+        if self._window:
+            self._window += block
+        else:
+            self._window = block
+        if self._may_be_uniform and (yield from self._take_uniform()):
             return None
-        return self._take_each()
+        return (yield from self._take_each())
 
-    def finish(self) -> BatchError | list[CheckedRecords]:
-        """Return what was found, all steps being taken."""
+    def finish(self) -> Generator[None, None, BatchError | list[CheckedRecords]]:
+        """Return what was found, all blocks being taken."""
         # Behind uniform records less than one of them may be left.
-        error = self._take_each()
+        error = yield from self._take_each()
         if error is None and self._found != self._count:
             return BatchError(
                 Position(self._end),
@@ -159,96 +169,139 @@ class _Checker:
             )
         return error or self._parts
 
-    def _take_uniform(self) -> bool:
+    def _take_uniform(self) -> Generator[None, None, bool]:
         """Take the records of the window if all have the length that they may have."""
         window, stride = self._window, self._stride
         count = len(window) // stride
-        if not count:
-            return False
-        rest = window[count * stride :]
-        del window[count * stride :]
-        if _is_uniform_and_whole(window, count, stride - HEADER_BYTES):
-            self._add(range(0, len(window), stride), rest)
-            return True
-        window += rest
-        return False
+        step_count = max(1, self._step_bytes // stride)
+        for first in range(0, count, step_count):
+            if first:
+                yield
+            some = min(step_count, count - first)
+            if not _is_uniform_and_whole(window, first * stride, some, stride):
+                return False
+        end = count * stride
+        self._add(range(0, end, stride), end)
+        return True
 
-    def _take_each(self) -> BatchError | None:
+    def _take_each(self) -> Generator[None, None, _Refusal]:
         """Take the records of the window, one by one."""
-        window, unpack, crc = self._window, _LENGTH_CHECKSUM.unpack_from, crc32
-        header_bytes, mask = HEADER_BYTES, CHECKSUM_MASK
-        position, size, left_bytes = 0, len(window), self._end - self._start
-        positions: list[int] = []
-        with memoryview(window) as view:
-            while position < size:
-                if position + HEADER_BYTES > left_bytes:
-                    return self._refuse(
-                        position,
-                        f"expected a header of 20 bytes, got {left_bytes - position}",
-                    )
-                if position + HEADER_BYTES > size:
+        position, positions = 0, list[int]()
+        with memoryview(self._window) as view:
+            while True:
+                stop = position + self._step_bytes
+                position = _walk(
+                    view, position, stop, self._payload_bytes_max, positions
+                )
+                if position < stop:
                     break
-                length, stored = unpack(window, position)
-                next_position = position + HEADER_BYTES + length
-                number = self._found + len(positions)
-                if length < 0 or next_position > left_bytes:
-                    return self._refuse(
-                        position,
-                        f"record {number}: length {length}, but"
-                        f" {left_bytes - position - HEADER_BYTES} bytes follow",
-                    )
-                if length > self._payload_bytes_max:
-                    return self._refuse(
-                        position,
-                        f"record {number}: payload of {length} bytes, expected at most"
-                        f" {self._payload_bytes_max}",
-                    )
-                if next_position > size:
-                    break
-                computed = crc(view[position + header_bytes : next_position]) & mask
-                if computed != stored:
-                    return self._refuse(
-                        position,
-                        f"record {number}: expected checksum {stored}, got {computed}",
-                    )
-                positions.append(position)
-                position = next_position
-        if positions:
-            rest = window[position:]
-            del window[position:]
-            self._add(positions, rest)
-        return None
+                yield
+            error = self._explain(view, position, self._found + len(positions))
+        if error is None:
+            self._add(positions, position)
+        return error
 
-    def _add(self, positions: Sequence[int], rest: bytearray) -> None:
-        """Add the window as a part; go on with the rest behind it."""
+    def _explain(self, view: memoryview, position: int, number: int) -> _Refusal:
+        """Say what is wrong with a record; None: more of it is to come."""
+        size, left_bytes = len(view), self._end - self._start - position
+        if not left_bytes:
+            return None
+        if left_bytes < HEADER_BYTES:
+            return self._refuse(
+                position, f"expected a header of 20 bytes, got {left_bytes}"
+            )
+        if position + HEADER_BYTES > size:
+            return None
+        length, stored = _LENGTH_CHECKSUM.unpack_from(view, position)
+        left_bytes -= HEADER_BYTES
+        if not 0 <= length <= left_bytes:
+            return self._refuse(
+                position,
+                f"record {number}: length {length}, but {left_bytes} bytes follow",
+            )
+        if length > self._payload_bytes_max:
+            return self._refuse(
+                position,
+                f"record {number}: payload of {length} bytes, expected at most"
+                f" {self._payload_bytes_max}",
+            )
+        start = position + HEADER_BYTES
+        if start + length > size:
+            return None
+        computed = checksum(view[start : start + length])
+        return self._refuse(
+            position,
+            f"record {number}: expected checksum {stored}, got {computed}",
+        )
+
+    def _add(self, positions: Sequence[int], end: int) -> None:
+        """Add the window up to `end` as a part; go on with the rest behind it."""
+        if not positions:
+            return
+        rest = self._window[end:]
+        del self._window[end:]
         self._parts.append(CheckedRecords(self._window, positions))
         self._found += len(positions)
-        self._start += len(self._window)
+        self._start += end
         self._window = rest
 
     def _refuse(self, position: int, detail: str) -> BatchError:
         return BatchError(Position(self._start + position), detail)
 
 
-def _is_uniform_and_whole(records: bytearray, count: int, payload_bytes: int) -> bool:
-    stride = HEADER_BYTES + payload_bytes
+def _walk(
+    view: memoryview,
+    position: int,
+    stop: int,
+    payload_bytes_max: int,
+    positions: list[int],
+) -> int:
+    """Walk sound records, those that begin before `stop`, noting their positions.
+
+    Returns:
+        Where the first one begins that was not taken.
+    """
+    unpack, note = _LENGTH_CHECKSUM.unpack_from, positions.append
+    crc, mask, header_bytes, size = crc32, CHECKSUM_MASK, HEADER_BYTES, len(view)
+    last = min(stop, size - header_bytes + 1)
+    while position < last:
+        length, stored = unpack(view, position)
+        start = position + header_bytes
+        end = start + length
+        if not 0 <= length <= payload_bytes_max or end > size:
+            break
+        if crc(view[start:end]) & mask != stored:
+            break
+        note(position)
+        position = end
+    return position
+
+
+def _is_uniform_and_whole(
+    records: bytearray, start: int, count: int, stride: int
+) -> bool:
+    """Tell whether so many records from `start` on are sound and of one length."""
+    end, payload_bytes = start + count * stride, stride - HEADER_BYTES
     for octet, value in enumerate(payload_bytes.to_bytes(4)):
-        if records[octet::stride] != bytes([value]) * count:
+        if records[start + octet : end : stride] != bytes([value]) * count:
             return False
-    checksums = pack_checksums(_payloads(records, count, payload_bytes))
+    checksums = pack_checksums(_payloads(records, start, count, payload_bytes))
     return all(
-        records[CHECKSUM_AT + octet :: stride] == checksums[octet::4]
+        records[start + CHECKSUM_AT + octet : end : stride] == checksums[octet::4]
         for octet in range(4)
     )
 
 
-def _payloads(records: bytearray, count: int, payload_bytes: int) -> list[bytes]:
+def _payloads(
+    records: bytearray, start: int, count: int, payload_bytes: int
+) -> list[bytes]:
     """Return the payloads of records of one length."""
     payloads: list[bytes] = []
-    left, block_bytes = count, BLOCK_COUNT * (HEADER_BYTES + payload_bytes)
-    for start in range(0, len(records), block_bytes):
-        payloads += _unpacker(payload_bytes, min(left, BLOCK_COUNT))(records, start)
-        left -= BLOCK_COUNT
+    while count > 0:
+        some = min(count, BLOCK_COUNT)
+        payloads += _unpacker(payload_bytes, some)(records, start)
+        start += some * (HEADER_BYTES + payload_bytes)
+        count -= some
     return payloads
 
 

@@ -6,8 +6,13 @@ from zlib import crc32
 
 from metaq.record.checksum import CHECKSUM_MASK, BytesLike
 
-CHECKSUM_STEP_BYTES: Final = 512 * 1024
-"""Bytes of which one step computes the checksum: less than half a millisecond."""
+CHECKSUM_STEP_BYTES: Final = 1 << 20
+"""Bytes of which one step computes the checksum: less than half a millisecond, in which
+another thread may have the interpreter."""
+
+BLOCK_BYTES: Final = 1 << 20
+"""Bytes that are joined: most batches are one block. Each block costs the storage
+thread waits for the interpreter, in a write and where its checksum is computed."""
 
 
 def in_steps(
@@ -41,3 +46,15 @@ def checksum_in_steps(pieces: Iterable[BytesLike]) -> Generator[None, None, int]
         for piece in step:
             crc = crc32(piece, crc)
     return crc & CHECKSUM_MASK
+
+
+def join_in_steps(
+    pieces: Iterable[BytesLike], block_bytes: int = BLOCK_BYTES
+) -> Generator[None, None, list[bytearray]]:
+    """Return a copy of all bytes, in blocks of `block_bytes` but for the last."""
+    blocks: list[bytearray] = []
+    for step in in_steps(pieces, block_bytes):
+        if blocks:
+            yield
+        blocks.append(bytearray().join(step))
+    return blocks

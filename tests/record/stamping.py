@@ -2,16 +2,18 @@
 
 from collections.abc import Generator, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from metaq.model import MessageId
 from metaq.record.batch import (
     STEP_BYTES,
     BatchError,
-    CheckedRecords,
     check_in_steps,
     stamp_in_steps,
 )
 from metaq.record.layout import PAYLOAD_BYTES_MAX
+
+T = TypeVar("T")
 
 
 def check_and_stamp(
@@ -25,11 +27,11 @@ def check_and_stamp(
 ) -> BatchError | None:
     """Write ids into records as an mput does, or return why they are refused.
 
-    The records come in pieces that are cut at `cuts`, in ascending order.
+    The records come in blocks that are cut at `cuts`, in ascending order.
     """
-    pieces = [buffer[a:b] for a, b in pairwise((0, *cuts, len(buffer)))]
+    blocks = [buffer[a:b] for a, b in pairwise((0, *cuts, len(buffer)))]
     steps = check_in_steps(
-        pieces, count, payload_bytes_max=payload_bytes_max, step_bytes=step_bytes
+        blocks, count, payload_bytes_max=payload_bytes_max, step_bytes=step_bytes
     )
     found = run_to_end(steps)
     if isinstance(found, BatchError):
@@ -40,10 +42,8 @@ def check_and_stamp(
     return None
 
 
-def run_to_end(
-    steps: Generator[None, None, BatchError | list[CheckedRecords]],
-) -> BatchError | list[CheckedRecords]:
-    """Take all steps of a check; return what it returns."""
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """Take all steps; return what they come to."""
     while True:
         try:
             next(steps)

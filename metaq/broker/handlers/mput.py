@@ -45,7 +45,7 @@ from metaq.record.batch import (
 from metaq.record.checksum import BytesLike
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
-from metaq.record.pieces import checksum_in_steps
+from metaq.record.pieces import checksum_in_steps, join_in_steps
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_batch
@@ -223,9 +223,10 @@ def _check(
     Raises:
         ServerError: the batch is not what it says it is.
     """
-    require_checksum((yield from checksum_in_steps(pieces)), command.checksum)
+    blocks = yield from join_in_steps(pieces)
+    require_checksum((yield from checksum_in_steps(blocks)), command.checksum)
     found = yield from check_in_steps(
-        pieces,
+        blocks,
         command.count,
         payload_bytes_max=context.config.limits.payload_bytes_max,
     )
