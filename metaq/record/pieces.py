@@ -12,7 +12,7 @@ another thread may have the interpreter."""
 
 BLOCK_BYTES: Final = 1 << 20
 """Bytes that are joined: most batches are one block. Each block costs the storage
-thread waits for the interpreter, in a write and where its checksum is computed."""
+thread a turn, and a wait for the interpreter when its checksum is computed."""
 
 
 def in_steps(
