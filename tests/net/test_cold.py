@@ -2,21 +2,24 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
 from metaq.net.cold import is_cached, warm
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
-def fd(tmp_path: Path):
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 1_000_000)
-    number = os.open(path, os.O_RDWR)
-    os.fsync(number)
-    yield number
-    os.close(number)
+def fd() -> Iterator[int]:
+    """Open a file beside the sources: a file system in memory drops nothing."""
+    with TemporaryFile(dir=ROOT, buffering=0) as file:
+        file.write(b"x" * 1_000_000)
+        os.fsync(file)
+        yield file.fileno()
 
 
 def test_what_was_just_written_is_cached(fd: int) -> None:
