@@ -185,7 +185,8 @@ def test_a_browser_with_a_get_ahead_ends_with_its_client(
     java.inner.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c")
     java.inner.inject(FaultKind.SWALLOW, verb="get", after=1)
-    with Client(brokers=[java.address], **QUICK) as client:
+    options = {**QUICK, "close_timeout_s": 0.05}
+    with Client(brokers=[java.address], **options) as client:
         left = client.browse("test")
         assert next(left).data == b"a"
         until(lambda: gets_of(java) == 2)

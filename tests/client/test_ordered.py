@@ -279,8 +279,11 @@ def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
                 await asyncio.to_thread(broker.start)
                 await until(lambda: "room" in producer.statistics().problems[0])
                 calls = fs.calls
+                # News of the topic end its pauses.
+                await asyncio.to_thread(broker.create_topic, "test", 3)
                 await until(lambda: fs.calls > calls + 2)  # it tried again
                 fs.set_capacity(1 << 20)
+                await asyncio.to_thread(broker.create_topic, "test", 4)
                 await until(lambda: not waiting(producer))
 
     asyncio.run(scenario())

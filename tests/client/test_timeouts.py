@@ -320,7 +320,8 @@ def test_a_browser_does_not_wait_longer_than_it_was_told_to(
     java: Any, world: str
 ) -> None:
     java.put(b"0")
-    with WORLDS[world](brokers=[java.address], **QUICK) as client:
+    options = {**QUICK, "close_timeout_s": SHORT_S}
+    with WORLDS[world](brokers=[java.address], **options) as client:
         client.partitions("test")
         java.inner.delay_s = 2.0
         with pytest.raises(RequestTimeoutError):
