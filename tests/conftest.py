@@ -30,6 +30,8 @@ LATE_WORKER = "Python worker failed to connect back"
 """Spark's word when a Python of its own takes 10 s to begin, as on a busy machine: it
 waits no longer, and no setting of it says otherwise."""
 LATE_WORKER_TRIES = 3
+TOLD_S = 0.1
+"""Setups and teardowns longer than this may be among the slowest of a run."""
 
 hypothesis.settings.register_profile(
     "metaq",
@@ -141,19 +143,30 @@ def pytest_terminal_summary(
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> bool | None:
-    """Run a test of Spark anew, fixtures and all, when Spark gave up on its Python."""
-    if item.get_closest_marker("spark") is None:
+    """Run a test of Spark anew, fixtures and all, when Spark gave up on its Python.
+
+    A worker of xdist sends few reports: most are as much work as a short test.
+    """
+    tries = LATE_WORKER_TRIES if item.get_closest_marker("spark") else 1
+    is_worker = hasattr(item.config, "workerinput")
+    if tries == 1 and not is_worker:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for number in range(1, LATE_WORKER_TRIES + 1):
+    for number in range(1, tries + 1):
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        if number == LATE_WORKER_TRIES or not any(map(_has_late_worker, reports)):
+        if number == tries or not any(map(_has_late_worker, reports)):
             break
         item._initrequest()  # type: ignore[attr-defined]
     for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
+        if not is_worker or _says_something(report):
+            item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _says_something(report: pytest.TestReport) -> bool:
+    """Return False for a short setup or teardown in which all went well."""
+    return report.when == "call" or not report.passed or report.duration > TOLD_S
 
 
 def _has_late_worker(report: pytest.TestReport) -> bool:

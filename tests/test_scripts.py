@@ -316,6 +316,20 @@ def test_what_is_asked_for_runs(
     assert f"{count} passed" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["alone", "a worker"])
+def test_whatever_fails_is_told(tmp_path: Path, words: Sequence[str]) -> None:
+    """Workers send no report of a setup or teardown in which all went well."""
+    text = "import pytest\n"
+    for part in ("1 / 0\n    yield", "yield\n    1 / 0", "yield"):
+        number = text.count("def test")
+        text += f"@pytest.fixture\ndef part{number}():\n    {part}\n"
+        text += f"def test_{number}(part{number}): assert {number} < 2\n"
+    text += "def test_skipped(): pytest.skip('so')\n"
+    done = run_pytest(tmp_path, text, *words)
+    assert "1 failed, 1 passed, 1 skipped, 2 errors" in done.stdout
+
+
 def run_pytest(
     directory: Path, text: str, *words: str, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
