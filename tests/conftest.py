@@ -50,8 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(SEED)
     if config.option.dist != "no":
         config.pluginmanager.register(Pace(config))
-    # The interpreter looks for garbage as it ends, long after pytest's last collection.
-    config.add_cleanup(gc.freeze)
     # Behind a shell's `&` it is ignored, and children of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -61,6 +61,10 @@ class Tree:
             self._nodes[path] = list(ast.walk(ast.parse(path.read_bytes())))
         return self._nodes[path]
 
+    def forget(self) -> None:
+        """Free the syntax trees: there are more of them than of all else in a run."""
+        self._nodes.clear()
+
     def imports(self, name: str) -> list[Import]:
         """Return the imports of one of our modules."""
         if name not in self._imports:
