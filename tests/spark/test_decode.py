@@ -98,7 +98,7 @@ def test_a_filter_and_the_fields_decode_once(spark: SparkSession) -> None:
 def test_text_columns_and_other_formats_decode_too(spark: SparkSession) -> None:
     """Each function makes a column of the same form."""
     frame = spark.createDataFrame([("INFO,5",), ("x",)], "value STRING")
-    fields = [{"name": "a", "type": {"type": "long", "logicalType": "date"}}]
+    fields = [{"name": "a", "type": {"type": "int", "logicalType": "date"}}]
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     columns = {
         "csv": decode.csv(DDL),
