@@ -25,6 +25,10 @@ class CannotAnswerError(ClientError):
     """The broker has no answer to this question: MetaQ 1.4 does not know it."""
 
 
+class BehindLogEndError(ClientError):
+    """An offset lies behind the log end: how much was not handled is not known."""
+
+
 class StuckError(ClientError):
     """No progress although there is data and a free worker."""
 

@@ -114,6 +114,23 @@ def test_a_group_is_described(broker: AnyBroker) -> None:
     assert (second.committed, second.lag, second.problem) == (None, nothing, None)
 
 
+def test_an_offset_behind_the_log_end_has_no_lag(broker: AnyBroker) -> None:
+    """Of a log that was cut, and of a partition that nothing was put to."""
+    fill(broker)
+
+    async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
+        await commit(context, deadline_s, "g", first=460, second=9)
+        return await describe_group(context, "g", deadline_s=deadline_s)
+
+    first, second = with_context(broker, work).partitions
+    assert (first.committed, first.lag, second.lag) == (460, None, None)
+    assert first.problem is not None
+    assert f"test/0-0: offset 460 lies behind the log end {10 * RECORD_BYTES}:" in (
+        first.problem
+    )
+    assert "test/0-1: offset 9 lies behind the log end 0:" in str(second.problem)
+
+
 def test_members_may_write_anything(broker: AnyBroker) -> None:
     """A topic that cannot be hides nothing; names are escaped in errors."""
     path = "/meta/consumers/g/ids/g_\u202ebad"

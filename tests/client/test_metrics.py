@@ -368,6 +368,9 @@ def test_a_client_at_work_is_measured_and_no_gauge_is_left_of_closed_consumers(
         assert found[f"metaq_consumer_lag_bytes{part}"] == lag.bytes
         connections = f"metaq_client_connections{{address={broker.address}}}"
         assert found[connections] == 1
+        consumer.seek(next(iter(consumer.assignment())), Offset(1_000_000))
+        consumer.lag()  # unknown behind the log end, and no zero
+        assert not [key for key in samples(measured(client)) if "_lag_" in key]
     found = samples(measured(client))
     assert found["metaq_consumer_delivered_messages_total{group=g}"] == 3
     left = [key for key in found if "consumer" in key]

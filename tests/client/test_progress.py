@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from metaq.client.consume import progress
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.progress import (
+    UNKNOWN_LAG,
+    Lag,
     Sight,
     Standing,
     Watchdog,
@@ -435,6 +437,38 @@ def test_lag_of_a_log_whose_start_moved_counts_from_there(
         lag = consumer.lag()[ZERO]
         assert lag.bytes == java.inner.log_end() - start
         assert lag.messages is None
+
+
+def test_lag_behind_the_log_end_is_not_known(broker: Any, client: Any) -> None:
+    """The log was replaced: zero would say that everything was handled."""
+    broker.put(b"m")
+    options = {"watchdog_s": None, "commit_interval_s": None, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        take(consumer, 1)
+        consumer.seek(ZERO, Offset(1_000_000))
+        assert consumer.lag()[ZERO] == UNKNOWN_LAG
+        consumer.seek(ZERO, Offset(0))
+        assert consumer.lag()[ZERO].bytes != 0
+
+
+@pytest.mark.parametrize(
+    ("handled", "ends", "found"),
+    [
+        (0, None, Lag(0, 0, 0.0)),
+        (0, (0, 0), Lag(0, 0, 0.0)),
+        (100, (60, 100), Lag(0, 0, 0.0)),
+        (101, (60, 100), UNKNOWN_LAG),
+        (1, None, UNKNOWN_LAG),
+    ],
+)
+def test_lag_at_the_ends_of_a_log(
+    bench: Bench, handled: int, ends: Any, found: Lag
+) -> None:
+    bench.ends = ends
+    context: Any = SimpleNamespace(clock=bench.clock)
+    handled_to = {ZERO: GroupOffset(Offset(handled))}
+    lags = asyncio.run(progress.lags_of(context, handled_to, deadline_s=60.0))
+    assert lags == {ZERO: found}
 
 
 def test_lag_raises_when_the_broker_is_away(broker: Any, client: Any) -> None:

@@ -519,9 +519,9 @@ class AsyncConsumer:
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Returns:
-            Of each partition that is read; and of each one that is away, with nothing
-            known of it: those that brokers have recorded, and those of which the group
-            has committed an offset.
+            Of each partition that is read, `UNKNOWN_LAG` behind its log end; and of
+            each one that is away, with nothing known of it: those that brokers have
+            recorded, and those of which the group has committed an offset.
 
         Raises:
             MetaqError: a broker, or ZooKeeper, cannot be asked.

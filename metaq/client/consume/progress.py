@@ -27,7 +27,7 @@ from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
-from metaq.client.errors import CannotAnswerError, StuckError
+from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
 from metaq.errors import (
     CorruptRecordError,
@@ -110,15 +110,14 @@ class Lag:
         default=None,
         combine=max,
     )
-    """None where the broker cannot count, or the log is
-    damaged."""
+    """None where the broker cannot count, the log is damaged, or `bytes` is None."""
     bytes: int | None = gauge(
         "metaq_consumer_lag_bytes",
         "Bytes of the log that were not handled when `lag()` was asked last.",
         default=None,
         combine=max,
     )
-    """None where the partition is away."""
+    """None where the partition is away, or the offset lies behind the log end."""
     seconds: float | None = gauge(
         "metaq_consumer_lag_seconds",
         "Age of the oldest message not handled when `lag()` was asked last.",
@@ -130,7 +129,7 @@ class Lag:
 
 
 UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
-"""Lag of a partition whose broker is away."""
+"""Lag of a partition whose broker is away, or that is read behind the log end."""
 
 
 def judge(
@@ -246,12 +245,19 @@ async def lag_of(
     """Return the lag of a reader that has handled everything before `handled`.
 
     Raises:
+        BehindLogEndError: `handled` lies behind the log end.
         MetaqError: the broker cannot be asked.
     """
     ends = await log_range(context, partition, deadline_s=deadline_s)
-    if ends is None or handled >= ends[1]:
+    log_start, end = ends or (Offset(0), Offset(0))
+    if handled > end:
+        raise BehindLogEndError(
+            f"{partition}: offset {handled} lies behind the log end {end}: the log was"
+            " replaced, or cut by a broker that lost data"
+        )
+    if handled == end:
         return Lag(messages=0, bytes=0, seconds=0.0)
-    start, end = max(handled, ends[0]), ends[1]
+    start = max(handled, log_start)
     messages: int | None
     try:
         messages = await count_between(
@@ -320,11 +326,18 @@ async def lags_of(
     *,
     deadline_s: float,
 ) -> dict[TopicPartition, Lag]:
-    """Return the lag of each partition, all asked at once; as `lag_of`."""
-    lags = await all_of(
-        lag_of(context, partition, offset.offset, deadline_s=deadline_s)
-        for partition, offset in handled.items()
-    )
+    """Return the lag of each partition, all asked at once; as `lag_of`.
+
+    `UNKNOWN_LAG` where the offset lies behind the log end.
+    """
+
+    async def ask(partition: TopicPartition, offset: Offset) -> Lag:
+        try:
+            return await lag_of(context, partition, offset, deadline_s=deadline_s)
+        except BehindLogEndError:
+            return UNKNOWN_LAG
+
+    lags = await all_of(ask(one, at.offset) for one, at in handled.items())
     return dict(zip(handled, lags, strict=True))
 
 
