@@ -25,7 +25,7 @@ from metaq.client.validation import (
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.peer.options import ConnectionOptions
-from metaq.zk.paths import DEFAULT_ROOT, normalize_root
+from metaq.zk.paths import DEFAULT_ROOT, is_legal_step, normalize_root
 
 MIB: Final = 1024 * 1024
 
@@ -133,7 +133,8 @@ class ConsumerOptions:
     """Division of partitions, by MetaQ's names: ranges, or consistent hashing; all
     members of a group need the same."""
     consumer_id: str | None = None
-    """Last part of the member's name; None makes MetaQ's `<ip>-<pid>-<uuid>`."""
+    """Last part of the member's name, without blanks and `/`; None makes MetaQ's
+    `<ip>-<pid>-<uuid>`."""
     commit_interval_s: float | None = 5.0
     """Interval of commits of handled offsets; None leaves them to `commit`."""
     fetch_bytes: int = MIB
@@ -177,8 +178,18 @@ class ConsumerOptions:
         check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
         check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
+        if self.consumer_id is not None and (
+            not is_legal_step(self.consumer_id)
+            or self.consumer_id.split() != [self.consumer_id]
+        ):
+            raise ConfigError(
+                "consumer_id: expected a name without blanks and '/', got"
+                f" {self.consumer_id!r}"
+            )
         if self.message_filter is not None:
             check_plain_function("message_filter", self.message_filter)
+        if self.duplicate_ids is not None:
+            check_methods("duplicate_ids", self.duplicate_ids, DuplicateIds)
 
 
 def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -229,6 +240,20 @@ def check_callable(name: str, value: object) -> None:
     """
     if not callable(value):
         raise ConfigError(f"{name}: expected a function, got {value!r}")
+
+
+def check_methods(name: str, value: object, protocol: type) -> None:
+    """Refuse a value that is no object with the methods of a protocol.
+
+    Raises:
+        ConfigError: it lacks one, or is a class.
+    """
+    methods = [each for each in vars(protocol) if not each.startswith("_")]
+    lacks = [each for each in methods if not callable(getattr(value, each, None))]
+    if lacks or isinstance(value, type):
+        raise ConfigError(
+            f"{name}: expected an object with {' and '.join(methods)}, got {value!r}"
+        )
 
 
 def check_plain_function(name: str, value: object) -> None:

@@ -65,6 +65,7 @@ from metaq.client.options import (
     ProducerKeywords,
     ProducerOptions,
     Start,
+    check_methods,
     check_plain_function,
     takes_options,
 )
@@ -430,10 +431,13 @@ class AsyncClient:
             options: fields of `ConsumerOptions`.
 
         Raises:
-            ConfigError: a name that MetaQ does not accept.
+            ConfigError: a name that MetaQ does not accept, or no store of offsets.
         """
         context = self._require_context()
         settings = ConsumerOptions(**options)
+        if offsets is None:
+            offsets = make_store(context, is_broadcast=broadcast)
+        check_methods("offsets", offsets, OffsetStore)
         name, wanted = check_group(group), check_topics(topics)
         if broadcast:
             name = check_group(broadcast_group(group, own_host()))
@@ -449,7 +453,7 @@ class AsyncClient:
                 consumer_id=settings.consumer_id or member_id(own_host(), uuid.uuid4()),
                 strategy=settings.strategy,
             ),
-            store=offsets or make_store(context, is_broadcast=broadcast),
+            store=offsets,
             options=settings,
             marks=self._marks,
         )

@@ -197,6 +197,18 @@ def mistakes(client: Any, producer: Any, consumer: Any) -> dict[str, Callable[[]
         "selector: expected a function, got 'x'": (
             lambda: client.producer(selector="x")
         ),
+        "offsets: expected an object with load and commit and close, got 5": (
+            lambda: client.consumer("g", ["test"], offsets=5)
+        ),
+        "duplicate_ids: expected an object with seen and add, got 5": (
+            lambda: client.consumer("g", ["test"], duplicate_ids=5)
+        ),
+        **{
+            f"consumer_id: expected a name without blanks and '/', got {bad!r}": (
+                lambda bad=bad: client.consumer("g", ["test"], consumer_id=bad)
+            )
+            for bad in ("a/b", "", "a b", " a", "..", "a\x01")
+        },
         "handler: expected a function, got 4": lambda: consumer.run(4),
     }
 

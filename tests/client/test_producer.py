@@ -230,6 +230,12 @@ def test_key_partition_and_selector_choose() -> None:
             with pytest.raises(LocalProtocolError, match="of test, got other/0-0"):
                 await world.producer.send("test", b"x")
 
+        for wrong in (None, "0-0", 3):
+            chosen: Any = wrong
+            async with producing(StandInBroker(), selector=lambda *_: chosen) as world:  # noqa: B023
+                with pytest.raises(LocalProtocolError, match=f"of test, got {wrong}$"):
+                    await world.producer.send("test", b"x")
+
     run_virtual(main())
 
 

@@ -92,7 +92,7 @@ class Routes:
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
             LocalProtocolError: the message's partition is none, or the selector chose
-                one of another topic.
+                none, or one of another topic.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -178,7 +178,8 @@ def _select(
     if getattr(selector, "sees_absent", False):
         choice = known.known
     partition = selector(topic, choice, message)
-    if partition.topic != topic:
+    # A function of the user's returns anything.
+    if getattr(partition, "topic", None) != topic:
         raise LocalProtocolError(
             f"selector: expected a partition of {topic}, got {partition}"
         )
