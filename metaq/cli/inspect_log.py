@@ -5,7 +5,7 @@ being written is read up to its present end. The third writes one file, the reco
 data directory's contents, and only where no broker runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -27,7 +27,7 @@ from metaq.model import Millis, Offset, Position, SizeBytes, id_time
 from metaq.record.flags import TEXT_AT, Decoded, decode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import Corrupt, Incomplete, read_record
-from metaq.storage.holdings import Extent, Holdings, find_losses
+from metaq.storage.holdings import HOLDINGS_FILE, Extent, Holdings, find_losses
 from metaq.storage.inventory import read_holdings, write_holdings
 from metaq.storage.listing import check_names
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
@@ -230,10 +230,14 @@ def accept_loss(directory: Path, *, is_agreed: bool) -> None:
 
     Raises:
         LogDirLockedError: a broker is running in it.
-        StorageError: the disk refuses.
+        StorageError: the disk refuses, or no broker was ever started on it.
         click.Abort: the answer is no.
     """
     fs = SystemFileSystem()
+    logs = (directory / name for name in partition_names(fs, directory))
+    if not _list_segments(fs, filter(fs.is_directory, logs)):
+        # A broker that misses its disk leaves a lock file on what is there instead.
+        _require_data_directory(fs, directory)
     lock = fs.lock_directory(directory)
     try:
         record = read_holdings(fs, directory)
@@ -260,6 +264,20 @@ def accept_loss(directory: Path, *, is_agreed: bool) -> None:
     click.echo("accepted, once: start the broker")
 
 
+def _list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
+    return [
+        path / name
+        for path in logs
+        for name in fs.list_directory(path)
+        if name.endswith(META_SUFFIX)
+    ]
+
+
+def _require_data_directory(fs: FileSystem, directory: Path) -> None:
+    if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
+        raise StorageError(f"no data directory of a broker: directory={directory}")
+
+
 def verify(directory: Path, *, as_json: bool) -> bool:
     """Check every stored byte of a data directory, or of one partition's directory.
 
@@ -270,14 +288,9 @@ def verify(directory: Path, *, as_json: bool) -> bool:
         StorageError: the disk refused a read, or no broker ever stored anything here.
     """
     fs = SystemFileSystem()
-    segments = [
-        path / name
-        for _log_id, path in list_logs(fs, directory)
-        for name in fs.list_directory(path)
-        if name.endswith(META_SUFFIX)
-    ]
-    if not segments and not fs.exists(directory / LOCK_FILE):
-        raise StorageError(f"no data directory of a broker: directory={directory}")
+    segments = _list_segments(fs, (path for _id, path in list_logs(fs, directory)))
+    if not segments:
+        _require_data_directory(fs, directory)
     total_bytes = sum(map(fs.size_of, segments))
     with render.progress("verify", total_bytes) as advance:
         report = verify_directory(

@@ -79,7 +79,22 @@ def test_a_running_broker_is_not_disturbed(data_dir: Path) -> None:
 
 def test_a_directory_without_a_record_is_accepted_too(data_dir: Path) -> None:
     """Another data directory, or ZooKeeper, may know of more."""
+    asyncio.run(ask(data_dir))
+    (data_dir / HOLDINGS_FILE).unlink()
     result = run("accept-loss", str(data_dir), "--yes")
     assert result.exit_code == 0
     assert "0 partitions, and no record of others" in result.stdout
     asyncio.run(ask(data_dir, PUT))
+
+
+def test_a_directory_of_no_broker_is_refused_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    """A mistyped name would leave a record there, and the broker as it was."""
+    (tmp_path / "photos-1").mkdir()
+    (tmp_path / "photos-1" / "sea.png").touch()
+    result = run("accept-loss", str(tmp_path), "--yes")
+    assert result.exit_code == 1
+    assert f"no data directory of a broker: directory={tmp_path}" in result.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "photos-1"]
+    assert list((tmp_path / "photos-1").iterdir()) == [tmp_path / "photos-1/sea.png"]
