@@ -254,6 +254,24 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
     assert "the log was replaced, or cut by a broker that lost data" in caplog.text
 
 
+def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
+    broker: Any, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its topic was made anew: the first messages lie before that offset."""
+    store = MemoryOffsets()
+    remember(store, Offset(460))
+    options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}
+    with (
+        caplog.at_level(logging.ERROR),
+        client.consumer("g", ["test"], **options) as consumer,
+    ):
+        until(consumer.assignment)
+        broker.put(b"0")
+        assert payloads(take(consumer, 1)) == [b"0"]
+        assert consumer.statistics().reset_count == 1
+    assert "committed=460 log_start=0 log_end=0 next=0" in caplog.text
+
+
 def test_a_rollback_before_the_first_commit_goes_back_to_where_reading_began(
     broker: Any, client: Client
 ) -> None:

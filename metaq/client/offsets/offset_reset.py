@@ -85,7 +85,9 @@ async def first_offset(
     """
     ends = await log_range(context, partition, deadline_s=deadline_s)
     if committed is not None:
-        if ends is None or ends[0] <= committed.offset <= ends[1]:
+        # Without a log the next message is at offset 0.
+        ends = ends or (Offset(0), Offset(0))
+        if ends[0] <= committed.offset <= ends[1]:
             return committed, False
         if committed.offset < ends[0] <= handled <= ends[1]:
             # The deleted messages had been handled; their commit was lost.
