@@ -130,7 +130,7 @@ def dump(options: DumpOptions) -> bool:
     """Print the records of a segment, archived or not.
 
     Returns:
-        Whether no damage was met; a torn tail is none.
+        Whether no damage was met, and `--from` begins a record; a torn tail is none.
     """
     base = base_offset_of(options.segment)
     fs, path = SystemFileSystem(), options.segment
@@ -176,6 +176,14 @@ def _dump(
         position, record = item
         _print_record(Offset(base + position), record, as_json=options.as_json)
         position = Position(position + record.size_bytes)
+    if last is not None and position == start:
+        begins_at = _record_start(options.segment, start)
+        if begins_at != start:
+            render.say(
+                f"no record begins at offset {base + start}; the one that holds it"
+                f" begins at offset {base + begins_at}"
+            )
+            return False
     if isinstance(last, Corrupt):
         found = search_record(file, Position(position + 1), end)
         _report_damage(last, Offset(base + position), base, found)
@@ -186,6 +194,21 @@ def _dump(
             f" {last.needed_bytes} bytes are there (a torn tail, or a write under way)"
         )
     return True
+
+
+def _record_start(path: Path, position: Position) -> Position:
+    """Return where the record begins that holds a position; itself behind damage."""
+    source = open_source(SystemFileSystem(), path, is_zip=path.suffix == ZIP_SUFFIX)
+    begin = Position(0)
+    try:
+        for item in iter_records(source, begin, end=position):
+            if isinstance(item, Corrupt):
+                return position
+            if not isinstance(item, Incomplete):
+                begin = Position(item[0] + item[1].size_bytes)
+    finally:
+        source.close()
+    return begin
 
 
 def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:

@@ -110,6 +110,32 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
     assert f"archive is damaged: File is not a zip file: file={path}" in result.stderr
 
 
+@pytest.mark.parametrize("suffix", ["", ".zip"])
+@pytest.mark.parametrize("inside", [1, 7, 19, 20, 28])
+def test_an_offset_inside_a_record_is_told_from_a_torn_tail(
+    tmp_path: Path, suffix: str, inside: int
+) -> None:
+    """Whatever its bytes look like there: a long record, or damage."""
+    path = write(tmp_path, record(b"first"), record(b"aaaaaaaaa"), record(b"last"))
+    if suffix:
+        segment, path = path, path.with_name(path.name + suffix)
+        with zipfile.ZipFile(path, "w") as file:
+            file.write(segment, segment.name)
+    result = run("dump", str(path), "--from", str(BASE + 25 + inside))
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    assert result.stderr == (
+        f"metaq: no record begins at offset {BASE + 25 + inside}; the one that holds"
+        f" it begins at offset {BASE + 25}\n"
+    )
+
+
+def test_a_torn_tail_may_be_where_the_dump_begins(tmp_path: Path) -> None:
+    path = write(tmp_path, record(b"first"), record(b"torn")[:-1])
+    result = run("dump", str(path), "--from", str(BASE + 25))
+    assert result.exit_code == 0
+    assert "incomplete record at offset 1025: 23 of 24 bytes" in result.stderr
+
+
 def test_an_offset_outside_the_file_is_refused(tmp_path: Path) -> None:
     """Both ends are named."""
     path = write(tmp_path, record(b"x"))
