@@ -27,6 +27,13 @@ class TopicsGroup(click.Group):
         ctx.allow_interspersed_args = True
         return click.Command.parse_args(self, ctx, args)
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Leave the topics to list out of the usage lines of commands."""
+        found = super().get_params(ctx)
+        if ctx.command is self:
+            return found
+        return [one for one in found if not isinstance(one, click.Argument)]
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was named, or list."""
         if not ctx.args:

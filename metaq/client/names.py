@@ -88,11 +88,17 @@ def near_topics(topic: str, known: Collection[str]) -> str:
         known: names of topics that there are.
 
     Returns:
-        The nearest names, and the command that makes the topic.
+        The nearest names, and the command that makes the topic, if it can be made.
     """
     near = difflib.get_close_matches(topic, sorted(set(known) - {topic}))
     meant = f"did you mean {', '.join(near)}? " if near else ""
+    if not _may_be_topic(topic):
+        return f"{meant}names of topics have no blanks, commas and slashes"
     return f"{meant}'metaq topics create {topic}' makes it"
+
+
+def _may_be_topic(name: str) -> bool:
+    return is_safe_topic(name) and "," not in name and is_legal_step(name)
 
 
 def check_topics(topics: Collection[str]) -> tuple[str, ...]:
@@ -106,7 +112,7 @@ def check_topics(topics: Collection[str]) -> tuple[str, ...]:
         raise ConfigError(f"topics: expected a list of names, got the text {topics!r}")
     require_names("topics", topics)
     for topic in topics:
-        if not is_safe_topic(topic) or "," in topic or not is_legal_step(topic):
+        if not _may_be_topic(topic):
             raise ConfigError(
                 f"topics: expected names without blanks, commas and slashes, got"
                 f" {topic!r}"

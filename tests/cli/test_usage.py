@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from metaq.cli.main import main
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
+from tests.cli.runner import run
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,12 @@ def test_what_is_said_after_ctrl_c_has_a_line_of_its_own(
     os.close(master)
     before = b"line\r\n\r\n" if is_typing else b"\x1b[1A\x1b[2K"
     assert before + b"1 message, 4 B" in shown
+
+
+@pytest.mark.parametrize("command", ["create", "alter", "delete", "describe"])
+def test_the_usage_of_a_command_of_topics_is_its_own(command: str) -> None:
+    """Its line leaves out the topics that the group would list."""
+    first = run("topics", command, "--help").stdout.splitlines()[0]
+    assert f"topics {command} [OPTIONS] TOPIC" in first
+    listing = run("topics", "--help").stdout.splitlines()[0]
+    assert "topics [OPTIONS] [TOPIC]... | COMMAND" in listing
