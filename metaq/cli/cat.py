@@ -1,11 +1,12 @@
 """`metaq cat`: the messages of a topic, without a group, on standard output."""
 
 import sys
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Final
 
 import click
 
@@ -13,9 +14,17 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import json_option, max_option
 from metaq.cli.times import format_time, parse_time
+from metaq.client import Client
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.model import Message
+from metaq.peer.log_reader import BROWSER_GROUP
 from metaq.zk.paths import partition_name
+
+FOLLOW_COUNT_MAX: Final = 1000
+"""Messages that are taken at a time while following."""
+LOOK_S: Final = 0.2
+"""Interval at which a wait checks whether it should end, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +93,33 @@ def cat(target: Target, options: CatOptions) -> None:
     if options.count_max == 0:
         return
     with found.target.client() as client:
-        messages = client.browse(
-            options.topic,
-            partitions=[partition_name(each) for each in found.partitions],
-            start=start,
-            stop_at_end=not options.follows,
-        )
+        names = [partition_name(each) for each in found.partitions]
+        if options.follows:
+            messages = _follow(client, options.topic, names, start)
+        else:
+            messages = client.browse(options.topic, partitions=names, start=start)
         with closing(messages):
             for message in islice(messages, options.count_max):
                 write_message(message, as_json=options.as_json)
                 if options.follows:
                     sys.stdout.flush()
+
+
+def _follow(
+    client: Client, topic: str, names: list[str], start: Start
+) -> Generator[Message, None, None]:
+    """Yield messages for ever, or until the reader of our output has gone."""
+    with client.consumer(
+        BROWSER_GROUP,
+        [topic],
+        partitions=names,
+        offsets=MemoryOffsets(),
+        start=start,
+        commit_interval_s=None,
+    ) as consumer:
+        while True:
+            yield from consumer.receive_many(FOLLOW_COUNT_MAX, LOOK_S)
+            render.require_reader()
 
 
 def parse_start(text: str, *, hint: str = "--from") -> Start:

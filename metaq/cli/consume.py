@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.cat import parse_start, write_message
+from metaq.cli.cat import LOOK_S, parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.metrics import metrics_option, serve_while_running
@@ -24,8 +24,6 @@ from metaq.zk.znodes import GroupOffset
 
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""
-LOOK_S: Final = 0.2
-"""Interval at which a wait checks whether it should end, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
