@@ -19,6 +19,7 @@ from metaq.client.consume.progress import (
 from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
+    BehindLogEndError,
     BrokerRegisteredError,
     BufferFullError,
     CannotAnswerError,
@@ -111,6 +112,7 @@ __all__ = [
     "AsyncTransaction",
     "AsyncXa",
     "BadReplyError",
+    "BehindLogEndError",
     "BrokerDescription",
     "BrokerRegisteredError",
     "BufferFullError",
