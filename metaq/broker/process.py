@@ -24,9 +24,6 @@ FULL_COLLECTION_EVERY: Final = 100
 """Collections of young garbage (7,000 objects each) before the collector looks through
 all that lives: 35 ms for 100,000 gets that wait. Python's default is 10."""
 
-KEPT_BYTES: Final = 8 << 20
-"""Half of the free memory at the end of the heap that is kept; see `_keep_memory`."""
-
 
 async def run_broker(
     config: BrokerConfig,
@@ -48,7 +45,6 @@ async def run_broker(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _take_descriptors()
-    _keep_memory()
     loop = asyncio.get_running_loop()
     is_over = asyncio.Event()
     broker = Broker(
@@ -87,19 +83,6 @@ async def run_broker(
     log.info("broker stopped: broker=%d", config.system.broker_id)
     if broker.failure is not None:
         raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
-
-
-def _keep_memory() -> None:
-    """Have freed memory used again, not given back to the system at once.
-
-    A page that is taken anew costs a microsecond or more, and the memory of a batch or
-    of a large read a tenth of the work on it. glibc maps large blocks alone, and gives
-    back free memory at the end of its heap, at sizes that it learns: from the largest
-    mapped block that was freed, and twice that (mallopt(3), M_MMAP_THRESHOLD). Other
-    C libraries take no notice.
-    """
-    # Zeroes are mapped and not touched, so this takes no memory itself.
-    bytes(KEPT_BYTES)
 
 
 def _take_descriptors() -> None:
