@@ -261,7 +261,7 @@ def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
     ) -> None:
         with pytest.raises(NoBrokerError, match=r"'nope' \(waited .*: 0, 1"):
-            await metadata.topic("nope", deadline_s=soon(0.1))
+            await metadata.topic("nope", deadline_s=soon(0.5))
         assert "nope" in metadata.snapshot.topics
         with pytest.raises(NoBrokerError, match="no news"):
             await metadata.wait_newer(metadata.snapshot.version, deadline_s=soon(0.01))
@@ -275,7 +275,7 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
     async def scenario(metadata: AddressMetadata) -> None:
         # Whether the topic is served is unknown.
         with pytest.raises(NoBrokerError, match=r"topic '.*': no news from meta://"):
-            await metadata.topic("t", deadline_s=soon(0.05))
+            await metadata.topic("t", deadline_s=soon(0.5))
         assert metadata.snapshot.version == 0
 
     with free_address() as address:
@@ -405,7 +405,7 @@ def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
 
     async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
         with pytest.raises(NoBrokerError, match=r"'t' \(waited"):
-            await metadata.topic("t", deadline_s=soon(0.05))
+            await metadata.topic("t", deadline_s=soon(0.5))
         with pytest.raises(NoBrokerError, match="no news"):
             await metadata.wait_newer(metadata.snapshot.version, deadline_s=soon(0.01))
 
