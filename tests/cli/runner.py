@@ -1,4 +1,8 @@
-"""Runs commands in this process."""
+"""Runs commands, in this process or in one whose reader goes away."""
+
+import subprocess
+import sys
+from typing import Final
 
 from click.testing import CliRunner, Result
 
@@ -7,6 +11,8 @@ from metaq.model import MessageId
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from tests.brokers import AnyBroker
 from tests.client.memory_broker import MemoryBroker
+
+PATIENCE_S: Final = 60.0
 
 
 def run(*words: str, broker: AnyBroker | MemoryBroker | None = None) -> Result:
@@ -18,3 +24,22 @@ def run(*words: str, broker: AnyBroker | MemoryBroker | None = None) -> Result:
 def id_at(wall_ms: int, sequence: int = 0) -> MessageId:
     """Return the id of a message that was stored at some time."""
     return MessageId(((wall_ms - EPOCH_MS) << MS_SHIFT) | sequence)
+
+
+def assert_ends_without_reader(words: list[str], output: bytes) -> None:
+    """Run `metaq WORDS`; when its output has been read, the reader goes away."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "metaq", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.read(len(output)) == output
+            process.stdout.close()
+            assert process.wait(PATIENCE_S) == 141
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()

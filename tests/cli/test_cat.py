@@ -1,9 +1,6 @@
 """`metaq cat`: every message of a topic, in order, without a group."""
 
-import contextlib
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,8 @@ from click.testing import CliRunner
 from metaq.cli.main import main
 from metaq.client import Client
 from tests.brokers import PYTHON, AnyBroker, StartBroker, broker_of
-from tests.cli.runner import id_at, run
+from tests.cli.runner import assert_ends_without_reader, id_at, run
 
-PATIENCE_S = 60.0
 NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 
 
@@ -155,19 +151,7 @@ def test_a_reader_that_goes_away_ends_following_while_no_message_comes(
     """As `| head -1` does, and the shell waits for both."""
     broker.put(b"m0", topic="t")
     words = ["cat", "t", "--follow", "--broker", f"127.0.0.1:{broker.port}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "metaq", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.read(3) == b"m0\n"
-        process.stdout.close()
-        assert process.wait(PATIENCE_S) == 141
-        assert process.stderr.read() == b""
+    assert_ends_without_reader(words, b"m0\n")
 
 
 def test_damage_is_an_error_with_an_offset(java: Any) -> None:

@@ -25,6 +25,7 @@ from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Message
 from metaq.testing.ports import reserved_port
 from tests.brokers import AnyBroker, StartBroker
+from tests.cli.runner import assert_ends_without_reader
 
 PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2
@@ -231,16 +232,4 @@ def test_a_reader_that_goes_away_ends_it_while_no_message_comes(
 ) -> None:
     """As `| head -1` does: its partitions go to another member."""
     words = ["consume", "test", "--group", "g", "--broker", f"127.0.0.1:{broker.port}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "metaq", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process, contextlib.ExitStack() as stack:
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.read(18) == b"".join(b"m%d\n" % n for n in range(6))
-        process.stdout.close()
-        assert process.wait(PATIENCE_S) == 141
-        assert process.stderr.read() == b""
+    assert_ends_without_reader(words, b"".join(b"m%d\n" % n for n in range(6)))
