@@ -65,6 +65,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, LogDirLockedError, MetaqError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
+from metaq.fs.kernel_syncs import Syncs
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress, LogId
 from metaq.net.channel import Channel
@@ -217,6 +218,7 @@ class Broker(Service):
             self._clock,
             self._loop.call_soon_threadsafe,
             self._config,
+            syncs=self._open_syncs(),
         )
         self.on_way_down("logs", self._close_logs)
         open_logs = partial(self._logs.open, left_out=self._definitions.deleting)
@@ -231,6 +233,18 @@ class Broker(Service):
             raise
         topics = {log_id.topic for log_id in self._logs.logs()}
         self._lay_under(has_log=topics.__contains__)
+
+    def _open_syncs(self) -> Syncs | None:
+        syncs = self._fs.open_syncs()
+        if syncs is not None:
+            self._loop.add_reader(syncs.fileno(), syncs.reap)
+
+            async def close() -> None:
+                self._loop.remove_reader(syncs.fileno())
+                syncs.close()
+
+            self.on_way_down("syncs", close)
+        return syncs
 
     def _lay_under(self, *, has_log: Callable[[str], bool]) -> None:
         """Put the definitions that are known under the configuration of the start."""

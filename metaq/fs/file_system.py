@@ -1,6 +1,7 @@
 """Names and files on a disk: opened, listed, renamed, removed, locked, all durably."""
 
 import errno
+import logging
 import os
 import stat
 from contextlib import suppress
@@ -18,6 +19,7 @@ from metaq.fs.calls import (
     write_fully,
 )
 from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
+from metaq.fs.kernel_syncs import KernelSyncs, Syncs
 from metaq.model import Millis, Position, SizeBytes
 
 LOCK_FILE: Final = ".lock"
@@ -26,6 +28,8 @@ LOCK_FILE: Final = ".lock"
 FILE_MODE: Final = 0o640
 DIRECTORY_MODE: Final = 0o750
 """Mode of new directories: messages are for the broker's user, its group may read."""
+
+_log = logging.getLogger(__name__)
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _PID_DIGITS_MAX: Final = 32
@@ -40,6 +44,10 @@ class FileSystem:
 
     def __init__(self, calls: SystemCalls) -> None:
         self._calls = calls
+
+    def open_syncs(self) -> Syncs | None:
+        """Return syncs for one thread, to be closed; None: these files have none."""
+        return None
 
     def open_append(
         self, path: Path, *, create: bool, is_synced: bool = True
@@ -285,3 +293,11 @@ class SystemFileSystem(FileSystem):
 
     def __init__(self) -> None:
         super().__init__(LinuxCalls())
+
+    def open_syncs(self) -> Syncs | None:
+        """Return syncs by the kernel; see `FileSystem.open_syncs`."""
+        try:
+            return KernelSyncs()
+        except OSError as error:
+            _log.info("syncs take a thread: error=%s", error)
+            return None

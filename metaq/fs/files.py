@@ -4,12 +4,15 @@ Not thread-safe, except `ReadFile` until it is closed.
 """
 
 import errno
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from metaq.errors import DiskError
 from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
+from metaq.fs.kernel_syncs import Syncs
 from metaq.model import Millis, Position, SizeBytes
 
 
@@ -97,6 +100,37 @@ class AppendFile(_OpenFile):
         except DiskError as error:
             self._failed_sync = error.errno_name
             raise
+
+    def begin_sync(
+        self, syncs: Syncs, on_done: Callable[[DiskError | None], None]
+    ) -> bool:
+        """Begin what `sync` waits for.
+
+        Args:
+            syncs: carries it out.
+            on_done: called later with the error, as final as those of `sync`; the file
+                is not written or closed before.
+
+        Returns:
+            False where it was not begun: then it takes `sync`.
+
+        Raises:
+            DiskError: an earlier sync failed.
+        """
+        self._refuse_after_failed_sync("sync")
+        return syncs.begin(self._fd, partial(self._on_synced, on_done))
+
+    def _on_synced(
+        self, on_done: Callable[[DiskError | None], None], number: int
+    ) -> None:
+        failed: DiskError | None = None
+        try:
+            with Translated("sync", self.path):
+                if number:
+                    raise OSError(number, os.strerror(number))
+        except DiskError as error:
+            self._failed_sync, failed = error.errno_name, error
+        on_done(failed)
 
     def truncate(self, size: SizeBytes) -> None:
         """Cut the file to `size` bytes, at most its size; durable after `sync`."""

@@ -9,11 +9,18 @@ handed each of them takes the interpreter from the loop again and again, for gro
 few. So what comes while it is at work is handed over at the end of the turn, as one
 group; a request that finds it idle does not wait, unless it is one of many that one
 cause brings in one turn.
+
+A small group need not wake the thread at all: its owner can `begin` it on its own
+thread, where the kernel does the waiting (`kernel_syncs.py`). One of the two is at work
+at any time, whichever holds `_place`, and groups keep their order: the owner begins
+none before the thread has done all that it was handed, and hands over none before what
+it began has ended.
 """
 
+import enum
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 R = TypeVar("R")
@@ -23,9 +30,22 @@ Post: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a callback on the loop's thread, in the order of the calls: what
 `loop.call_soon_threadsafe` does."""
 
-REST_DELAY_S: Final = 0.001
+REST_DELAY_S: Final = 0.01
 """How long nothing has to be queued before the thread does what was put off: longer
 than a client takes from a reply to its next put."""
+
+Begin: TypeAlias = Callable[[Sequence[R], Callable[[bool], None]], bool]
+"""Begins the work of requests without waiting for it; False: it is the thread's, and
+nothing was done. Its end is reported later, with whether the thread is to go on."""
+
+
+class _Signal(enum.Enum):
+    """Signal to the thread between groups."""
+
+    WAKE = "wake"
+    """There may be something to do when it rests."""
+    END = "end"
+    """Nothing follows."""
 
 
 class Worker(Protocol[R_contra]):
@@ -62,6 +82,7 @@ class GroupThread(Generic[R]):
         run: Callable[[Sequence[R]], bool],
         rest: Callable[[], None],
         post: Post | None = None,
+        begin: Begin[R] | None = None,
     ) -> None:
         """Describe a thread that is not started yet.
 
@@ -72,15 +93,28 @@ class GroupThread(Generic[R]):
             rest: called when nothing has been queued for `REST_DELAY_S`.
             post: calls back in the next turn of the owner's loop; None: requests are
                 handed over at once, also while the thread is at work.
+            begin: begins groups on the owner's thread; None: all are the thread's.
         """
         self._run = run
         self._rest = rest
         self._post = post
-        self._is_idle = True
-        """A hint: neither is handed a request nor at work."""
+        self._begin = begin
+        self._place = Lock()
+        """Held while `run`, `rest` or what was begun is at work."""
+        self._handed_count = 0
+        """Groups that the thread was handed; the owner's."""
+        self._done_count = 0
+        """Those that it has done; the thread's."""
+        self._begun_count = 0
+        """Groups that were begun on the owner's thread; the owner's."""
+        self._is_begun = False
+        """One of them is under way."""
+        self._is_resting = False
+        """A hint: the thread has rested, and waits for a signal or a group."""
+        self._is_stopped = False
         self._gathered: list[R] = []
         # Unbounded here: the broker bounds the bytes in flight and stops reading.
-        self._queue: SimpleQueue[Sequence[R] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[R] | _Signal] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
 
     def start(self) -> None:
@@ -88,11 +122,9 @@ class GroupThread(Generic[R]):
         self._thread.start()
 
     def submit(self, request: R, *, joins: bool = False) -> None:
-        """Queue a request and wake the thread, now or at the end of this turn."""
-        is_wanted = self._is_idle and not joins and not self._gathered
-        if self._post is None or is_wanted:
-            self._is_idle = False
-            self._queue.put((request,))
+        """Queue a request, for now or for the end of this turn."""
+        if self._post is None or (not joins and not self._gathered and self._is_idle()):
+            self._take((request,))
             return
         self._gathered.append(request)
         if len(self._gathered) == 1:
@@ -100,38 +132,93 @@ class GroupThread(Generic[R]):
 
     def stop(self) -> None:
         """Let the thread end when the queue is empty."""
-        self._hand_over()
-        self._queue.put(None)
+        self._is_stopped = True
+        if not self._is_begun:
+            self._end()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
         self._thread.join(timeout_s)
 
+    def _is_idle(self) -> bool:
+        return self._handed_count == self._done_count and not self._is_begun
+
     def _hand_over(self) -> None:
+        # What comes while a group is begun is the next one.
+        if self._gathered and not self._is_begun:
+            gathered, self._gathered = self._gathered, []
+            self._take(gathered)
+
+    def _take(self, requests: Sequence[R]) -> None:
+        """Begin a group, or hand it to the thread."""
+        is_first = self._begin is not None and self._is_idle()
+        # The thread may rest.
+        if is_first and self._place.acquire(blocking=False):
+            assert self._begin is not None
+            self._is_begun = True
+            self._begun_count += 1
+            if self._begin(requests, self._on_end):
+                return
+            self._is_begun = False
+            self._place.release()
+        self._hand(requests)
+
+    def _hand(self, requests: Sequence[R]) -> None:
+        self._handed_count += 1
+        self._queue.put(requests)
+
+    def _on_end(self, has_more: bool) -> None:
+        """Go on behind a group that was begun."""
+        self._is_begun = False
+        self._place.release()
+        if has_more:
+            self._hand(())
+        if self._is_stopped:
+            self._end()
+        else:
+            self._hand_over()
+        if self._is_resting:
+            self._is_resting = False
+            self._queue.put(_Signal.WAKE)
+
+    def _end(self) -> None:
         if self._gathered:
             gathered, self._gathered = self._gathered, []
-            self._queue.put(gathered)
+            self._hand(gathered)
+        self._queue.put(_Signal.END)
 
     def _run_thread(self) -> None:
         is_last = has_more = False
+        count = 0
         while has_more or not is_last:
             taken = [] if has_more else [self._next()]
             # Only this thread takes, so a queue that is not empty stays so.
             while not self._queue.empty():
                 taken.append(self._queue.get())
-            is_last = is_last or None in taken
-            requests = [each for some in taken if some is not None for each in some]
-            if requests or has_more:
-                has_more = self._run(requests)
+            is_last = is_last or _Signal.END in taken
+            groups = [each for each in taken if not isinstance(each, _Signal)]
+            count += len(groups)
+            if groups or has_more:
+                with self._place:
+                    has_more = self._run([each for group in groups for each in group])
+            if not has_more:
+                self._done_count = count
             # They hold the bytes of groups: let go before waiting.
-            del taken, requests
+            del taken, groups
 
-    def _next(self) -> Sequence[R] | None:
-        self._is_idle = self._queue.empty()
-        try:
-            return self._queue.get(timeout=REST_DELAY_S)
-        except Empty:
-            self._rest()
-            return self._queue.get()
-        finally:
-            self._is_idle = False
+    def _next(self) -> Sequence[R] | _Signal:
+        while True:
+            begun_count = self._begun_count
+            try:
+                return self._queue.get(timeout=REST_DELAY_S)
+            except Empty:
+                pass
+            if self._begun_count != begun_count:
+                continue
+            with self._place:
+                self._rest()
+            # Said before it looks: what is begun behind the look wakes it.
+            self._is_resting = True
+            if self._begun_count == begun_count:
+                return self._queue.get()
+            self._is_resting = False

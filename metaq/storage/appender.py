@@ -51,8 +51,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
-from metaq.fs import Buffer, FileSystem
+from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.fs.group_thread import Post
+from metaq.fs.kernel_syncs import Syncs
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import (
@@ -60,7 +61,13 @@ from metaq.storage.inventory import (
     try_write_holdings,
     write_holdings,
 )
-from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, create_segments
+from metaq.storage.log_writer import (
+    GROUP_BYTES_MAX,
+    LogWriter,
+    Pause,
+    Step,
+    create_segments,
+)
 from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
 
@@ -77,6 +84,17 @@ too: thousands of partitions leave the rest of them to the kernel."""
 NEW_LOGS_MAX: Final = 32
 """Logs that are created together: a put to another log waits for that, some 10 ms of an
 SSD."""
+
+BEGUN_BYTES_MAX: Final = 128 * 1024
+"""Most bytes that the loop's thread writes in one turn, some 20 µs; more is written by
+the storage thread."""
+
+BEGUN_LOGS_MAX: Final = 16
+"""Most logs that they may be of: each is a write and a sync of its own."""
+
+ALIVE_S: Final = 1.0
+"""The loop's thread writes to no disk that has synced nothing for so long: it may
+hang, or no longer hold in memory what lies before the end of a log."""
 
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
@@ -294,6 +312,7 @@ class Appender:
         check_lock: Task,
         on_offline: Callable[[StorageError], None],
         on_free_space: Callable[[SizeBytes], None],
+        syncs: Syncs | None = None,
     ) -> None:
         """Serve the data directory `path`.
 
@@ -306,10 +325,12 @@ class Appender:
                 called here.
             on_offline: posted to the loop, once, after a disk error.
             on_free_space: posted to the loop after each look.
+            syncs: on the loop's thread, for `begin`; None: there are none.
         """
         self._fs = fs
         self._clock = clock
         self._post = post
+        self._syncs = syncs
         self._path = path
         self._check_lock = check_lock
         self._on_offline = on_offline
@@ -317,8 +338,20 @@ class Appender:
         self._free_space_s = float("-inf")
         self._accepted: deque[Request] = deque()
         self._groups = GroupQueue()
-        self._under_way: dict[LogWriter, Iterator[None]] = {}
+        self._under_way: dict[LogWriter, Iterator[Step]] = {}
         """Groups of which some steps are done."""
+        self._left: deque[Iterator[Step]] = deque()
+        """Groups that were begun, and are for the storage thread now."""
+        self._behind: deque[Iterator[Step]] = deque()
+        """Groups that were begun and told of, and are not indexed yet."""
+        self._begun_count = 0
+        """Groups that were begun and have not ended."""
+        self._on_end: Callable[[bool], None] = lambda _has_more: None
+        """Takes note of the end of the last of them."""
+        self._news: list[Task] | None = None
+        """On the loop's thread: what it is told when the disk has its next work."""
+        self._alive_s = float("-inf")
+        """When a sync ended last."""
         self._unindexed: set[LogWriter] = set()
         self.is_offline = False
         """Set once, by the first disk error."""
@@ -329,6 +362,107 @@ class Appender:
         Returns:
             Whether there is more to do; then it is to be called again.
         """
+        try:
+            return self._run(requests)
+        except Exception as error:  # noqa: BLE001  # the top of the storage thread
+            self._note_bug(error)
+            return True  # what is queued is dropped by the next calls
+
+    def begin(
+        self, requests: Sequence[Request], on_end: Callable[[bool], None]
+    ) -> bool:
+        """Begin to commit appends on the loop's thread; see `fs.group_thread.Begin`.
+
+        They are small, and so is what is written for them to files that are open, in
+        memory that the system writes to a disk that has just answered. Everything else
+        is for the storage thread, whether a commit begins with it or comes to it.
+        """
+        groups = self._small_groups(requests)
+        if groups is None:
+            return False
+        self._begun_count, self._on_end = len(groups), on_end
+        self._news = []
+        for writer, group in groups.items():
+            self._go_on(writer, self._commit(writer, group))
+        self._tell_news(self._post)
+        return True
+
+    def _small_groups(
+        self, requests: Sequence[Request]
+    ) -> dict[LogWriter, list[AppendRequest]] | None:
+        """Return the appends of each log; None: the storage thread is to commit."""
+        is_alive = self._clock.monotonic_s() - self._alive_s < ALIVE_S
+        if self._syncs is None or self.is_offline or not is_alive:
+            return None
+        size_bytes = 0
+        groups: dict[LogWriter, list[AppendRequest]] = {}
+        for request in requests:
+            if not isinstance(request, AppendRequest) or request.before_write:
+                return None
+            size_bytes += request.size_bytes
+            if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
+                return None
+            groups.setdefault(request.writer, []).append(request)
+        return groups if len(groups) <= BEGUN_LOGS_MAX else None
+
+    def _go_on(self, writer: LogWriter, steps: Iterator[Step]) -> None:
+        """Carry out a commit on the loop's thread, up to its next sync or its end."""
+        assert self._syncs is not None
+        try:
+            for step in () if self.is_offline else steps:
+                if isinstance(step, AppendFile):
+                    on_synced = partial(self._on_synced, writer, steps)
+                    if step.begin_sync(self._syncs, on_synced):
+                        return
+                    self._left.append(chain((step,), steps))
+                    break
+                if step is Pause.STORAGE:
+                    self._left.append(steps)
+                    break
+                if self._news and not writer.is_full:
+                    self._behind.append(steps)
+                    break
+        except StorageError as error:
+            self.go_offline(error)
+        except Exception as error:  # noqa: BLE001  # as in `run`
+            self._note_bug(error)
+        self._begun_count -= 1
+
+    def _on_synced(
+        self, writer: LogWriter, steps: Iterator[Step], error: DiskError | None
+    ) -> None:
+        self._news = []
+        if error is not None:
+            self.go_offline(error)
+        self._go_on(writer, steps)
+        self._tell_news(_call)
+
+    def _tell_news(self, tell: Post) -> None:
+        """Tell the loop what is done, when the disk has its next work."""
+        news, self._news = self._news or [], None
+        if not self._begun_count:
+            self._on_end(bool(self._left))
+        for each in news:
+            tell(each)
+        if self._begun_count:
+            self._index_behind()
+
+    def _index_behind(self) -> None:
+        """Index groups that were told of; in the time that a sync takes, or at rest."""
+
+        def index() -> None:
+            for step in steps:
+                if step is Pause.STORAGE:
+                    return  # a segment that is full now is rolled by a later group
+
+        while self._behind:
+            steps = self._behind.popleft()
+            self._guarded(index)
+
+    def _run(self, requests: Sequence[Request]) -> bool:
+        self._index_behind()
+        while self._left:
+            self._guarded(partial(_carry_out, self._left.popleft()))
         accepted = self._accepted
         accepted.extend(requests)
         while accepted and isinstance(accepted[0], AppendRequest):
@@ -347,6 +481,7 @@ class Appender:
     def rest(self) -> None:
         """Write the index entries that were put off; called when nothing is queued."""
         unindexed, self._unindexed = self._unindexed, set()
+        self._index_behind()
         for writer in unindexed:
             self._guarded(writer.index)
 
@@ -357,7 +492,7 @@ class Appender:
             self._free_space_s = self._clock.monotonic_s()
             self._check_lock()
             free = self._fs.free_bytes(self._path)
-            self._post(partial(self._on_free_space, free))
+            self._tell(partial(self._on_free_space, free))
 
         self._guarded(look)
 
@@ -452,7 +587,18 @@ class Appender:
         """Stop believing this directory until it is opened again; only once."""
         if not self.is_offline:
             self.is_offline = True
-            self._post(partial(self._on_offline, error))
+            self._tell(partial(self._on_offline, error))
+
+    def _note_bug(self, error: Exception) -> None:
+        _log.error("storage failed: directory=%s", self._path, exc_info=error)
+        self.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
+
+    def _tell(self, news: Task) -> None:
+        """Call back on the loop's thread."""
+        if self._news is None:
+            self._post(news)
+        else:
+            self._news.append(news)
 
     def _run_turn(self) -> None:
         """Commit the next group, or go on with one."""
@@ -465,9 +611,12 @@ class Appender:
             steps = self._commit(writer, self._groups.take(writer))
 
         def step() -> None:
-            for _step in steps:
-                self._under_way[writer] = steps
-                return
+            for step in steps:
+                if isinstance(step, AppendFile):
+                    step.sync()
+                elif step is Pause.OTHERS:
+                    self._under_way[writer] = steps
+                    return
 
         try:
             self._guarded(step)
@@ -486,17 +635,19 @@ class Appender:
         create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
 
     def _guarded(self, task: Task) -> None:
-        """Run a task unless the directory is offline; a disk error takes it there."""
+        """Run a task unless the directory is offline; a failure takes it there."""
         if self.is_offline:
             return
         try:
             task()
         except StorageError as error:
             self.go_offline(error)
+        except Exception as error:  # noqa: BLE001  # a bug costs no other directory
+            self._note_bug(error)
 
     def _commit(
         self, writer: LogWriter, queued: Sequence[AppendRequest]
-    ) -> Iterator[None]:
+    ) -> Iterator[Step]:
         """Write, sync and announce the appends of one log, in steps; then index them.
 
         The last step of several is what comes behind the news, and nothing else.
@@ -507,9 +658,11 @@ class Appender:
         receiver = group[0].receiver
         try:
             if writer.is_full and not group[0].completes:
+                yield Pause.STORAGE
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
-            yield from _finish(group)
+            for _step in _finish(group):
+                yield Pause.OTHERS
             chunks = _gathered(group)
             record_count = sum(request.record_count for request in group)
             _tell_offsets(group)
@@ -522,22 +675,24 @@ class Appender:
             )
         except NoSpaceError as error:
             writer.version += 1
-            self._post(partial(receiver.on_refused, error))
+            self._tell(partial(receiver.on_refused, error))
             return
         # The journal of transactions forgets what is answered.
         if writer.is_sync_due() or any(each.before_write for each in group):
-            writer.sync_segment()
+            yield from writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
         if not writer.cover_later(chunks, record_count=record_count):
             # Checksum, and a file that may be busy, are no reason for others to wait.
-            yield
-            yield from writer.cover()
+            yield Pause.OTHERS
+            for _step in writer.cover():
+                yield Pause.OTHERS
         if writer.is_index_due:
             writer.index()
         else:
             self._unindexed.add(writer)
         if writer.is_full:
+            yield Pause.STORAGE
             try:
                 self._roll(writer, receiver)
             except NoSpaceError as error:
@@ -548,7 +703,7 @@ class Appender:
     def _roll(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         sealed, active = writer.roll()
         self._post_progress(writer, receiver)
-        self._post(partial(receiver.on_rolled, sealed, active))
+        self._tell(partial(receiver.on_rolled, sealed, active))
 
     def _post_progress(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         progress = WriterProgress(
@@ -558,7 +713,22 @@ class Appender:
             writer.sync_count,
             writer.sync_s,
         )
-        self._post(partial(receiver.on_progress, progress))
+        self._alive_s = max(self._alive_s, writer.last_sync_s)
+        self._tell(partial(receiver.on_progress, progress))
+
+
+def _call(news: Task) -> None:
+    try:
+        news()
+    except Exception as error:  # noqa: BLE001  # a bug of one costs no other
+        _log.error("callback failed: %r", news, exc_info=error)
+
+
+def _carry_out(steps: Iterable[Step]) -> None:
+    """Do all steps, and wait for the disk where they do."""
+    for step in steps:
+        if isinstance(step, AppendFile):
+            step.sync()
 
 
 def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:

@@ -26,8 +26,9 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
-from metaq.fs.group_thread import GroupThread, Post, Worker
+from metaq.fs.group_thread import Begin, GroupThread, Post, Worker
 from metaq.fs.helper_threads import HelperThreads
+from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.appender import (
@@ -84,9 +85,12 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 """Takes requests over and does one piece of work; returns whether there is more."""
-StartWorker: TypeAlias = Callable[[str, RunRequests, Task, Post], Worker[Request]]
-"""Makes a worker with a name, from what runs requests, what it does when it rests, and
-how the loop is called back; tests put a deterministic one here."""
+StartWorker: TypeAlias = Callable[
+    [str, RunRequests, Task, Post, Begin[Request] | None], Worker[Request]
+]
+"""Makes a worker with a name, from what runs requests, what it does when it rests, how
+the loop is called back, and what begins requests on the loop's thread; tests put a
+deterministic one here."""
 
 
 class LogDir:
@@ -102,6 +106,7 @@ class LogDir:
         free_bytes_min: int,
         size_bytes_max: int,
         start_worker: StartWorker = GroupThread[Request],
+        syncs: Syncs | None = None,
         on_offline: Callable[["LogDir", StorageError], None],
     ) -> None:
         """Describe a directory that is not open yet.
@@ -114,6 +119,7 @@ class LogDir:
             free_bytes_min: with less free space puts are refused; 0: off.
             size_bytes_max: refuse puts when the logs together are larger; 0: off.
             start_worker: makes the storage thread.
+            syncs: on the loop's thread; None: all groups are the storage thread's.
             on_offline: called once, on the loop's thread, after a disk error.
         """
         self.path: Final = path
@@ -153,13 +159,16 @@ class LogDir:
             check_lock=self._check_lock,
             on_offline=self._on_offline,
             on_free_space=self._on_free_space,
+            syncs=syncs,
         )
         """The cycle that its storage thread runs."""
         self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
         """Threads that may wait for its disk on behalf of gets; `begin` is for the
         owner of the broker's threads."""
+        appender = self.appender
+        begin = None if syncs is None else appender.begin
         self._worker = start_worker(
-            f"storage {path}", self._run_requests, self._rest, post
+            f"storage {path}", appender.run, appender.rest, post, begin
         )
 
     def open(self) -> None:
@@ -347,23 +356,6 @@ class LogDir:
                 f" file={self.path / LOCK_FILE} (removed or replaced, a directory above"
                 " it renamed or removed, or another disk mounted over it)"
             )
-
-    def _run_requests(self, requests: Sequence[Request]) -> bool:
-        try:
-            return self.appender.run(requests)
-        except Exception as error:  # noqa: BLE001  # the top of the storage thread
-            self._note_bug(error)
-            return True  # what is queued is dropped by the next calls
-
-    def _rest(self) -> None:
-        try:
-            self.appender.rest()
-        except Exception as error:  # noqa: BLE001  # as above
-            self._note_bug(error)
-
-    def _note_bug(self, error: Exception) -> None:
-        _log.error("storage thread failed: directory=%s", self.path, exc_info=error)
-        self.appender.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
 
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes

@@ -24,6 +24,7 @@ from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post
+from metaq.fs.kernel_syncs import Syncs
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import Request
@@ -89,6 +90,7 @@ class LogManager:
         config: BrokerConfig,
         *,
         start_worker: StartWorker = GroupThread[Request],
+        syncs: Syncs | None = None,
         new_identity: Callable[[], str] = new_identity,
     ) -> None:
         """Describe the logs; `open` reads them.
@@ -99,6 +101,7 @@ class LogManager:
             post: runs a callback on the loop's thread (`loop.call_soon_threadsafe`).
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
+            syncs: on the loop's thread; see `LogDir`.
             new_identity: names a data directory that has none, at random.
         """
         self._fs = fs
@@ -106,6 +109,7 @@ class LogManager:
         self._post = post
         self._config = config
         self._start_worker = start_worker
+        self._syncs = syncs
         self._directories: dict[Path, LogDir] = {}
         self._logs: dict[LogId, PartitionLog] = {}
         self._files = OpenFiles(fs)
@@ -693,6 +697,7 @@ class LogManager:
                 limits.data_dir_bytes_max, system.segment_bytes_max
             ),
             start_worker=self._start_worker,
+            syncs=self._syncs,
             on_offline=self._on_offline,
         )
 

@@ -16,12 +16,13 @@ group are cut off again, so the file ends where it ended before. With any other 
 directory offline and never calls a writer of it again, except to abandon it.
 """
 
+import enum
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
@@ -49,6 +50,19 @@ the interpreter from a loop that has a reply to send."""
 PLACE_CHECK_S: Final = 1.0
 """How long appends may be acknowledged before the active segment is looked for under
 its name again: bytes of a file without a name are gone when it is closed."""
+
+
+class Pause(enum.Enum):
+    """Point in a commit where its thread may do something else."""
+
+    OTHERS = "others"
+    """Other logs may have their turn."""
+    STORAGE = "storage"
+    """The rest may wait for the disk: it is for the storage thread."""
+
+
+Step: TypeAlias = AppendFile | Pause
+"""Step of a commit: a file that is to be synced before the next step, or a pause."""
 
 _FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
 
@@ -225,7 +239,7 @@ class LogWriter:
         record_count: int,
         last_id: MessageId,
         batches: Sequence[StoredBatch] = (),
-    ) -> Iterator[None]:
+    ) -> Iterator[Step]:
         """Write whole records behind the last one; `cover_later` is to follow.
 
         More than `GROUP_BYTES_MAX` is written in steps: between two of them other logs
@@ -237,8 +251,12 @@ class LogWriter:
             NoSpaceError: the log ends where it ended before.
             DiskError: nothing is known about the file any more.
         """
+        if self._active is None:
+            yield Pause.STORAGE
         active = self._ready_segment()
         if batches:
+            if self._producers.is_rewrite_due(len(batches)):
+                yield Pause.STORAGE
             try:
                 self._producers.note(batches)
             except DiskError as error:
@@ -249,14 +267,15 @@ class LogWriter:
             for number, step in enumerate(in_steps(chunks, GROUP_BYTES_MAX)):
                 if number:
                     if self._options.is_group_commit:
-                        self._sync_file(active.file)
-                    yield
+                        yield from self._sync_file(active.file)
+                    yield Pause.OTHERS
                 active.file.write_all(step)
         except NoSpaceError:
+            yield Pause.STORAGE
             with _no_space_is_final():
                 active.file.truncate(size_before)
             # A prefix of a refused batch must not come back after a power cut.
-            self._sync_file(active.file)
+            yield from self._sync_file(active.file)
             raise
         if batches:
             self._producers.keep(batches)
@@ -314,24 +333,24 @@ class LogWriter:
         Raises:
             DiskError: final, see `AppendFile.sync`.
         """
-        self.sync_segment()
+        for file in self.sync_segment():
+            file.sync()
         self.index()
 
-    def sync_segment(self) -> None:
-        """Wait until everything written is on disk; `index` follows.
+    def sync_segment(self) -> Iterator[AppendFile]:
+        """Yield the file with unsynced bytes, if there is one; `index` follows.
 
-        Raises:
-            DiskError: final, see `AppendFile.sync`.
+        Nothing is written to it before it is synced and the next step is taken.
         """
         active = self._active
         if active is None or self.synced_end == self.end:
             return
-        self._sync_file(active.file)
+        yield from self._sync_file(active.file)
         self.synced_end = self.end
         self.unsynced_records = 0
 
     def index(self) -> None:
-        """Cover synced bytes by the span index, unless more was written since.
+        """Cover synced bytes by the span index, unless it has taken in others too.
 
         Raises:
             DiskError: nothing is known about the index any more.
@@ -339,7 +358,9 @@ class LogWriter:
         for _step in self.cover():
             pass
         active = self._active
-        if active is None or active.spans is None or self.synced_end != self.end:
+        if active is None or active.spans is None:
+            return
+        if active.spans.taken_end > self.synced_end:
             return
         with _no_space_is_final():
             active.spans.commit(self._clock.wall_ms())
@@ -458,10 +479,10 @@ class LogWriter:
         assert self._active is not None, "there was no lack of anything"
         return self._active
 
-    def _sync_file(self, file: AppendFile) -> None:
-        """Sync, and keep the books about it."""
+    def _sync_file(self, file: AppendFile) -> Iterator[AppendFile]:
+        """Have a file synced, and keep the books about it."""
         start_s = self._clock.monotonic_s()
-        file.sync()
+        yield file
         self.last_sync_s = self._clock.monotonic_s()
         took_s = self.last_sync_s - start_s
         self.sync_count += 1

@@ -293,6 +293,10 @@ class ProducerFile:
         for batch in batches:
             self._table.add(batch)
 
+    def is_rewrite_due(self, count: int) -> bool:
+        """Tell whether a note of so many batches replaces the file."""
+        return self._file is None or self._entries + count > self._entries_max
+
     def note(self, batches: Sequence[StoredBatch]) -> None:
         """Write entries for batches whose records are about to be written.
 
@@ -300,7 +304,7 @@ class ProducerFile:
             NoSpaceError: nothing is noted; a later try may succeed.
             DiskError: nothing is known about the file any more.
         """
-        if self._file is None or self._entries + len(batches) > self._entries_max:
+        if self.is_rewrite_due(len(batches)):
             self._rewrite()
         assert self._file is not None
         position = Position(HEADER.size + self._entries * ENTRY_BYTES)

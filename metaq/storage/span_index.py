@@ -426,6 +426,11 @@ class SpanIndexWriter:
         """Return the offset behind the last byte covered by a commit."""
         return self._end
 
+    @property
+    def taken_end(self) -> Offset:
+        """Return the offset behind the last byte taken in."""
+        return self._unsynced[-1].end_offset if self._unsynced else self._end
+
     def extend(self, pieces: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
         """Take in bytes that were written, right behind those before; no I/O.
 

@@ -27,7 +27,7 @@ class Life:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.fs = FaultyFileSystem()
+        self.fs = FaultyFileSystem(has_syncs=rng.random() < 0.5)
         self.bench = opened(self.fs, segment_bytes_max=SEGMENT)
         self.sequence, self.count = 0, 1
         self.ticket: Ticket | None = None

@@ -25,8 +25,9 @@ SEGMENT = 120
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
 
 
-def new_disk() -> FaultyFileSystem:
-    return FaultyFileSystem()
+def new_disk(number: int = 0) -> FaultyFileSystem:
+    """Return a disk; by turns the kernel syncs for the loop, or nothing does."""
+    return FaultyFileSystem(has_syncs=number % 2 == 0)
 
 
 def live_once(
@@ -74,7 +75,7 @@ def live(fs: FaultyFileSystem, ledger: Ledger) -> FaultyFileSystem:
 def fail_call(
     number: int, error: int, **system: int
 ) -> tuple[FaultyFileSystem, Ledger]:
-    fs, ledger = new_disk(), Ledger()
+    fs, ledger = new_disk(number), Ledger()
     fs.fail_at(number, error)
     return live(fs, ledger), ledger
 
@@ -141,7 +142,7 @@ def test_in_threshold_mode_what_was_readable_is_kept() -> None:
     trial = new_disk()
     live_once(trial, Ledger(), **mode)
     for number, error in failures(trial.calls, (errno.EIO, errno.ENOSPC)):
-        fs, ledger = new_disk(), Ledger()
+        fs, ledger = new_disk(number), Ledger()
         fs.fail_at(number, error)
         readable: dict[LogId, bytes] = {}
         try:

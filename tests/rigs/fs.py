@@ -36,11 +36,37 @@ CRASHES_MAX: Final = 100_000
 T = TypeVar("T")
 
 
+class MemorySyncs:
+    """Syncs that are carried out by `reap`, in the order they were begun."""
+
+    def __init__(self, calls: FaultyCalls) -> None:
+        self.begun: list[tuple[int, Callable[[int], None]]] = []
+        self._calls = calls
+
+    def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
+        """Queue a sync."""
+        self.begun.append((fd, on_done))
+        return True
+
+    def reap(self) -> None:
+        """Carry out and report all syncs that are queued."""
+        begun, self.begun = self.begun, []
+        for fd, on_done in begun:
+            try:
+                self._calls.fdatasync(fd)
+            except OSError as error:
+                on_done(error.errno or 0)
+            else:
+                on_done(0)
+
+
 class FaultyFileSystem(FileSystem):
     """The real file system code over a disk in memory."""
 
-    def __init__(self, disk: Disk | None = None) -> None:
+    def __init__(self, disk: Disk | None = None, *, has_syncs: bool = True) -> None:
         self._faulty = FaultyCalls(Disk() if disk is None else disk)
+        self.syncs = MemorySyncs(self._faulty) if has_syncs else None
+        """Syncs without waiting, for who carries them out by `reap`."""
         super().__init__(self._faulty)
 
     @property
@@ -98,7 +124,8 @@ class FaultyFileSystem(FileSystem):
 
     def snapshot(self) -> "FaultyFileSystem":
         """Return the same disk again, unsynced state included, nothing open."""
-        return FaultyFileSystem(self._faulty.disk.copy())
+        disk = self._faulty.disk.copy()
+        return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
 
     def crash(
         self, choose: Choose = keep_none, *, torn: bool = True
@@ -112,7 +139,8 @@ class FaultyFileSystem(FileSystem):
 
         This file system is not changed and can be crashed again.
         """
-        return FaultyFileSystem(self._faulty.disk.crash(choose, torn=torn))
+        disk = self._faulty.disk.crash(choose, torn=torn)
+        return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
 
     def crashes(
         self, *, torn: bool, count_max: int = CRASHES_MAX

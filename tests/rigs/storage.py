@@ -7,13 +7,14 @@ from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
-from metaq.fs.group_thread import Post
+from metaq.fs.group_thread import Begin, Post
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.appender import AppendRequest, AppendTicket, Request, Task
 from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
+from tests.rigs.fs import FaultyFileSystem, MemorySyncs
 
 
 class ManualLoop:
@@ -38,11 +39,27 @@ class ManualLoop:
 class StepWorker:
     """A storage thread without a thread: `step` does all that is queued.
 
-    It rests after every step, unless `is_busy`.
+    It rests after every step, unless `is_busy`. With `begin` it is asked to take what
+    is queued first, as a thread that is idle; its syncs are done within the step.
     """
 
-    def __init__(self, name: str, run: RunRequests, rest: Task) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: RunRequests,
+        rest: Task,
+        begin: Begin[Request] | None = None,
+        syncs: MemorySyncs | None = None,
+    ) -> None:
         self.name = name
+        self.begun_count = 0
+        """Groups that were begun on the loop's thread."""
+        self.is_begun = False
+        """One of them is under way."""
+        self.has_more = False
+        """There is something left for the storage thread."""
+        self._begin = begin
+        self._syncs = syncs
         self.queue: list[Request] = []
         self.is_stopped = False
         self.is_busy = False
@@ -72,8 +89,28 @@ class StepWorker:
 
     def turn(self) -> bool:
         """Write one group, or a step of one; return whether there is more to do."""
-        requests, self.queue = self.queue, []
-        return self._run(requests)
+        if self.queue and not self.has_more and self.begin():
+            assert self._syncs is not None
+            while self.is_begun:
+                assert self._syncs.begun, "nothing ends what was begun"
+                self._syncs.reap()
+        else:
+            requests, self.queue = self.queue, []
+            self.has_more = self._run(requests)
+        return self.has_more or bool(self.queue)
+
+    def begin(self) -> bool:
+        """Have all that is queued begun, where it may be; its syncs are not done."""
+        self.is_begun = self._begin is not None
+        if self._begin is not None and self._begin(self.queue, self._on_end):
+            self.queue = []
+            self.begun_count += 1
+            return True
+        self.is_begun = False
+        return False
+
+    def _on_end(self, has_more: bool) -> None:
+        self.is_begun, self.has_more = False, has_more
 
 
 class Ticket:
@@ -115,12 +152,14 @@ class StorageBench:
         self.loop = ManualLoop()
         self.workers: list[StepWorker] = []
         self.next_id = 1
+        self.syncs = fs.syncs if isinstance(fs, FaultyFileSystem) else None
         self.manager = LogManager(
             fs,
             clock or SystemClock(),
             self.loop.post,
             config,
             start_worker=self._start_worker,
+            syncs=self.syncs,
         )
 
     def open(self) -> None:
@@ -169,7 +208,12 @@ class StorageBench:
         )
 
     def _start_worker(
-        self, name: str, run: RunRequests, rest: Task, _post: Post
+        self,
+        name: str,
+        run: RunRequests,
+        rest: Task,
+        _post: Post,
+        begin: Begin[Request] | None,
     ) -> StepWorker:
-        self.workers.append(StepWorker(name, run, rest))
+        self.workers.append(StepWorker(name, run, rest, begin, self.syncs))
         return self.workers[-1]

@@ -7,4 +7,5 @@ from tests.rigs.fs import FaultyFileSystem
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    return FaultyFileSystem()
+    """Return a disk whose groups are all the storage thread's."""
+    return FaultyFileSystem(has_syncs=False)

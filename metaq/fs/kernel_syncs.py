@@ -1,0 +1,161 @@
+"""Syncs that the kernel carries out while the process goes on.
+
+Theory of operation. `fdatasync` keeps its thread until the disk has answered, so an
+event loop needs another thread for it: one is woken, waits for the interpreter, waits
+for the disk, waits for the interpreter again and wakes the loop. For one small group
+that takes as long as a fast disk. The asynchronous I/O of Linux (io_submit(2)) has a
+thread of the kernel wait instead, and an eventfd is readable when it is done.
+
+A sync is the same call there (`vfs_fsync` of the same open file): it covers what was
+written before, and fails once for what could not be written. Only its wait is another.
+
+    control block, `struct iocb`, 64 bytes, in the byte order of the machine
+    byte  0      8          16       18        20   24       56      60
+          +------+----------+--------+---------+----+--------+-------+---------+
+          | data | 0        | opcode | 0       | fd | 0      | flags | eventfd |
+          | u64  | 2 of u32 | u16    | u16     | u32| 4 of u64| u32  | u32     |
+          +------+----------+--------+---------+----+--------+-------+---------+
+    event, `struct io_event`, 32 bytes
+    byte  0      8               16       24
+          +------+---------------+--------+-----+
+          | data | control block | result | 0   |
+          | u64  | u64           | i64    | i64 |
+          +------+---------------+--------+-----+
+
+`data` tells which sync it was; a result below zero is minus the number of the error.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from struct import Struct
+from typing import Final, Protocol
+
+SYNCS_MAX: Final = 64
+"""Syncs under way at most; one more is not taken."""
+
+_CALLS: Final = {
+    "x86_64": (206, 208, 209),
+    "aarch64": (0, 4, 2),
+    "riscv64": (0, 4, 2),
+}
+"""Machine → numbers of io_setup, io_getevents and io_submit."""
+
+_free_queues: list[int] = []
+"""Queues that the process has and nothing uses. The kernel takes one back at the end of
+the process: io_destroy takes 30 ms, and waits for a disk that hangs."""
+
+_BLOCK: Final = Struct("=Q8xH2xI32xII")
+EVENT: Final = Struct("=QQqq")
+"""Data, control block, result, zero."""
+_FDSYNC: Final = 3
+_TELLSEVENTFD: Final = 1
+
+
+def decode_events(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield which sync is done, and 0 or the number of its error."""
+    for number, _block, result, _zero in EVENT.iter_unpack(data):
+        yield number, max(0, -result)
+
+
+class Syncs(Protocol):
+    """Syncs without waiting; a kernel's, or one of memory in tests."""
+
+    def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
+        """Begin to sync a file.
+
+        Args:
+            fd: descriptor of the file; may be closed before the sync is done.
+            on_done: called later, on this thread, with 0 or the number of the error;
+                raises nothing.
+
+        Returns:
+            False where it was not begun; `on_done` is not called then.
+        """
+        ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when a sync is done."""
+        ...
+
+    def reap(self) -> None:
+        """Report the syncs that are done."""
+        ...
+
+    def close(self) -> None:
+        """Begin no more, once; what is under way is not reported."""
+        ...
+
+
+class KernelSyncs:
+    """Syncs by the kernel. For one thread, whose loop watches `fileno`."""
+
+    def __init__(self) -> None:
+        """Ask the kernel for a queue.
+
+        Raises:
+            OSError: this machine has none, or none for us.
+        """
+        calls = _CALLS.get(platform.machine())
+        if calls is None or not hasattr(os, "eventfd"):
+            raise OSError(f"no asynchronous syncs on {platform.machine()}")
+        setup, self._get, self._submit = calls
+        # None of the calls waits, so the interpreter is not given up for them.
+        self._libc = ctypes.PyDLL(None, use_errno=True).syscall
+        self._libc.argtypes, self._libc.restype = (ctypes.c_long,) * 6, ctypes.c_long
+        if not _free_queues:
+            queue = ctypes.c_ulong(0)
+            self._call(setup, SYNCS_MAX, ctypes.addressof(queue))
+            _free_queues.append(queue.value)
+        self._queue = _free_queues.pop()
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._block = ctypes.create_string_buffer(_BLOCK.size)
+        self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self._events = ctypes.create_string_buffer(EVENT.size * SYNCS_MAX)
+        self._waiting: dict[int, Callable[[int], None]] = {}
+        self._number = 0
+
+    def fileno(self) -> int:
+        """Return the descriptor to watch; see `Syncs.fileno`."""
+        return self._eventfd
+
+    def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
+        """Begin to sync a file; see `Syncs.begin`."""
+        if len(self._waiting) >= SYNCS_MAX:
+            return False
+        self._number += 1
+        _BLOCK.pack_into(
+            self._block, 0, self._number, _FDSYNC, fd, _TELLSEVENTFD, self._eventfd
+        )
+        try:
+            self._call(self._submit, self._queue, 1, ctypes.addressof(self._blocks))
+        except OSError:
+            return False  # who waits for it by `fdatasync` learns why
+        self._waiting[self._number] = on_done
+        return True
+
+    def reap(self) -> None:
+        """Report the syncs that are done; see `Syncs.reap`."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._eventfd)
+        count = self._call(
+            self._get, self._queue, 0, SYNCS_MAX, ctypes.addressof(self._events)
+        )
+        done = self._events.raw[: count * EVENT.size]
+        for number, error in decode_events(done):
+            self._waiting.pop(number)(error)
+
+    def close(self) -> None:
+        """Give the queue back; see `Syncs.close`."""
+        os.close(self._eventfd)
+        if not self._waiting:
+            _free_queues.append(self._queue)
+
+    def _call(self, number: int, *args: int) -> int:
+        result: int = self._libc(number, *args, *(0,) * (5 - len(args)))
+        if result < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        return result

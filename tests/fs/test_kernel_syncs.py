@@ -1,0 +1,125 @@
+"""Syncs that the kernel carries out while the process goes on."""
+
+import errno
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.errors import DiskError
+from metaq.fs import AppendFile, SystemFileSystem
+from metaq.fs.kernel_syncs import EVENT, SYNCS_MAX, KernelSyncs, decode_events
+from tests.rigs.fs import FaultyFileSystem, keep_none
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def syncs() -> Iterator[KernelSyncs]:
+    try:
+        syncs = KernelSyncs()
+    except OSError as error:
+        pytest.skip(f"this machine has none: {error}")
+    yield syncs
+    syncs.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[AppendFile]:
+    file = SystemFileSystem().open_append(tmp_path / "log", create=True)
+    yield file
+    file.close()
+
+
+def wait(syncs: KernelSyncs, done: list[DiskError | None], count: int) -> None:
+    while len(done) < count:
+        assert select.select([syncs.fileno()], [], [], TIMEOUT_S)[0]
+        syncs.reap()
+
+
+def test_a_sync_is_reported_once_by_the_descriptor(
+    syncs: KernelSyncs, file: AppendFile
+) -> None:
+    """And the file takes writes and syncs behind it, of either kind."""
+    done: list[DiskError | None] = []
+    for count in (1, 2, 3):
+        file.write(b"x")
+        assert file.begin_sync(syncs, done.append)
+        wait(syncs, done, count)
+        file.sync()
+    assert done == [None] * 3
+    assert not select.select([syncs.fileno()], [], [], 0)[0]
+    syncs.reap()
+    assert len(done) == 3
+
+
+def test_so_many_are_under_way_at_most(syncs: KernelSyncs, file: AppendFile) -> None:
+    """What is not taken is not reported, and there is room again behind the others."""
+    done: list[DiskError | None] = []
+    taken = [file.begin_sync(syncs, done.append) for _ in range(SYNCS_MAX + 3)]
+    assert taken == [True] * SYNCS_MAX + [False] * 3
+    wait(syncs, done, SYNCS_MAX)
+    assert file.begin_sync(syncs, done.append)
+    wait(syncs, done, SYNCS_MAX + 1)
+
+
+def test_a_file_that_cannot_be_synced_is_not_taken(syncs: KernelSyncs) -> None:
+    """A pipe, and a descriptor that is none: `fdatasync` will say why."""
+    read_end, write_end = os.pipe()
+    assert not syncs.begin(write_end, lambda _number: None)
+    os.close(read_end)
+    os.close(write_end)
+    assert not syncs.begin(write_end, lambda _number: None)
+
+
+def test_results_below_zero_are_numbers_of_errors() -> None:
+    """Everything else is success; `data` tells which sync it was."""
+    events = EVENT.pack(7, 1 << 63, 0, 0) + EVENT.pack(8, 0, -errno.EIO, 0)
+    assert list(decode_events(events)) == [(7, 0), (8, errno.EIO)]
+    assert list(decode_events(b"")) == []
+
+
+def test_a_sync_that_failed_is_final_for_its_file() -> None:
+    """As one that was waited for: no write, no sync and no other try."""
+    disk = FaultyFileSystem()
+    file = disk.open_append(Path("/log"), create=True)
+    file.write(b"x")
+    done: list[DiskError | None] = []
+    assert disk.syncs is not None
+    assert file.begin_sync(disk.syncs, done.append)
+    disk.fail_at(disk.calls + 1, errno.EIO)
+    disk.syncs.reap()
+    assert "sync failed: path=/log error=EIO" in str(done)
+    for again in (file.sync, lambda: file.write(b"y")):
+        with pytest.raises(DiskError, match="EIO"):
+            again()
+    with pytest.raises(DiskError, match="EIO"):
+        file.begin_sync(disk.syncs, done.append)
+    assert disk.crash(keep_none).synced_bytes(Path("/log")) == b""
+    file.close()
+
+
+def test_a_disk_of_this_machine_offers_them_or_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without them works as before, by threads."""
+    monkeypatch.setattr("platform.machine", lambda: "pdp11")
+    with caplog.at_level("INFO"):
+        assert SystemFileSystem().open_syncs() is None
+    assert "no asynchronous syncs on pdp11" in caplog.text
+
+
+def test_a_queue_serves_again_unless_a_sync_is_under_way(file: AppendFile) -> None:
+    """Opened and closed more often than the kernel has queues for one process."""
+    for number in range(2000):
+        syncs = SystemFileSystem().open_syncs()
+        if not isinstance(syncs, KernelSyncs):
+            pytest.skip("this machine has none")
+        done: list[DiskError | None] = []
+        assert file.begin_sync(syncs, done.append)
+        if number % 100:
+            wait(syncs, done, 1)
+        syncs.close()
+        assert len(done) == bool(number % 100)
