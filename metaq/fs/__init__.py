@@ -25,7 +25,8 @@ Files are not mapped into memory on purpose: a read error under a mapping, or a 
 that gets shorter, kills the whole process with SIGBUS instead of failing one read.
 Scans of large files reuse one buffer through `ReadFile.read_into`.
 
-All calls block and may take seconds on a bad disk; they belong on a storage thread.
+All calls block and may take seconds on a bad disk; they belong on a storage thread. A
+sync may be begun instead, and reported later (`AppendFile.begin_sync`).
 Objects are not thread-safe, except `ReadFile` until it is closed and `FileSystem`.
 """
 

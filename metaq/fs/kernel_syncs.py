@@ -105,12 +105,16 @@ class KernelSyncs:
         # None of the calls waits, so the interpreter is not given up for them.
         self._libc = ctypes.PyDLL(None, use_errno=True).syscall
         self._libc.argtypes, self._libc.restype = (ctypes.c_long,) * 6, ctypes.c_long
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if not _free_queues:
             queue = ctypes.c_ulong(0)
-            self._call(setup, SYNCS_MAX, ctypes.addressof(queue))
+            try:
+                self._call(setup, SYNCS_MAX, ctypes.addressof(queue))
+            except OSError:
+                os.close(self._eventfd)
+                raise
             _free_queues.append(queue.value)
         self._queue = _free_queues.pop()
-        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._block = ctypes.create_string_buffer(_BLOCK.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self._events = ctypes.create_string_buffer(EVENT.size * SYNCS_MAX)

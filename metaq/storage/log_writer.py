@@ -1,7 +1,9 @@
 """The storage thread's side of one partition: active segment and synced bytes.
 
-Everything here blocks, and belongs to the storage thread of the data directory. The
-loop's side of the same partition is `partition_log.py`; the two exchange values only.
+Everything here belongs to the storage thread of the data directory, and may block, but
+for what a commit (`appender.py`) does up to a sync or a `Pause.STORAGE`: that may be run
+by the loop's thread. The loop's side of the same partition is `partition_log.py`; the
+two exchange values only.
 
     base offset            synced_end             end
         |------- synced --------|---- written -----|

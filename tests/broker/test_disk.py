@@ -13,7 +13,7 @@ from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.produce.ordered_producer import Spooled
 from metaq.errors import ServerError
-from metaq.fs import AppendFile, ReadFile, SystemFileSystem
+from metaq.fs import AppendFile, FileSystem, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.protocol.reply_codes import DAMAGED, split_code
 from metaq.testing.clock import ManualClock
@@ -84,27 +84,33 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
     run(scenario, fs)
 
 
-def test_a_put_whose_sync_failed_may_be_found_by_the_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sender hears that it is in doubt; later puts are certainly not stored."""
+class CallsThatFail(LinuxCalls):
+    """A kernel whose syncs fail from a moment on."""
 
-    def fail(_calls: LinuxCalls, _fd: int) -> None:
-        raise OSError(errno.EIO, "the bytes stay in the page cache")
+    is_failing = False
+
+    def fdatasync(self, fd: int, /) -> None:  # type: ignore[override]
+        if self.is_failing:
+            raise OSError(errno.EIO, "the bytes stay in the page cache")
+        os.fdatasync(fd)
+
+
+def test_a_put_whose_sync_failed_may_be_found_by_the_restart(tmp_path: Path) -> None:
+    """The sender hears that it is in doubt; later puts are certainly not stored."""
+    calls = CallsThatFail()
 
     async def send() -> None:
         async with (
-            running_broker(tmp_path / "data") as broker,
+            running_broker(tmp_path / "data", fs=FileSystem(calls)) as broker,
             AsyncClient(brokers=[f"127.0.0.1:{broker.port}"]) as client,
             client.producer() as producer,
         ):
             await producer.send("test", b"synced", partition="0-0")
-            monkeypatch.setattr(LinuxCalls, "fdatasync", fail)
+            calls.is_failing = True
             with pytest.raises(OutcomeUnknownError, match="outcome unknown"):
                 await producer.send("test", b"written", partition="0-0")
             with pytest.raises(ServerError, match="offline until a restart"):
                 await producer.send("test", b"refused", partition="0-0")
-        monkeypatch.undo()
 
     async def look() -> list[bytes]:
         async with (

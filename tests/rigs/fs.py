@@ -41,12 +41,15 @@ class MemorySyncs:
 
     def __init__(self, calls: FaultyCalls) -> None:
         self.begun: list[tuple[int, Callable[[int], None]]] = []
+        self.is_full = False
+        """No more are taken now."""
         self._calls = calls
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
         """Queue a sync."""
-        self.begun.append((fd, on_done))
-        return True
+        if not self.is_full:
+            self.begun.append((fd, on_done))
+        return not self.is_full
 
     def reap(self) -> None:
         """Carry out and report all syncs that are queued."""
