@@ -427,7 +427,8 @@ class Appender:
                 if step is Pause.STORAGE:
                     self._left.append(steps)
                     break
-                if self._news and not writer.is_full:
+                # A full segment is rolled now, behind its index.
+                if step is Pause.INDEX and not writer.is_full:
                     self._behind.append(steps)
                     break
         except StorageError as error:
@@ -622,7 +623,7 @@ class Appender:
             for step in steps:
                 if isinstance(step, AppendFile):
                     step.sync()
-                elif step is Pause.OTHERS:
+                elif step is not Pause.STORAGE:
                     self._under_way[writer] = steps
                     return
 
@@ -692,7 +693,7 @@ class Appender:
         self._post_progress(writer, receiver)
         if not writer.cover_later(chunks, record_count=record_count):
             # Checksum, and a file that may be busy, are no reason for others to wait.
-            yield Pause.OTHERS
+            yield Pause.INDEX
             for _step in writer.cover():
                 yield Pause.OTHERS
         if writer.is_index_due:

@@ -1,9 +1,9 @@
 """The storage thread's side of one partition: active segment and synced bytes.
 
 Everything here belongs to the storage thread of the data directory, and may block, but
-for what a commit (`appender.py`) does up to a sync or a `Pause.STORAGE`: that may be run
-by the loop's thread. The loop's side of the same partition is `partition_log.py`; the
-two exchange values only.
+for what a commit (`appender.py`) does up to a sync or a `Pause.STORAGE`: that may be
+run by the loop's thread. The loop's side of the same partition is `partition_log.py`;
+the two exchange values only.
 
     base offset            synced_end             end
         |------- synced --------|---- written -----|
@@ -59,6 +59,8 @@ class Pause(enum.Enum):
 
     OTHERS = "others"
     """Other logs may have their turn."""
+    INDEX = "index"
+    """The group is told of; its index follows, when others had their turns."""
     STORAGE = "storage"
     """The rest may wait for the disk: it is for the storage thread."""
 

@@ -2,10 +2,12 @@
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
 
+from metaq.config.settings import TopicConfig
 from metaq.errors import LogDirOfflineError, NoSpaceError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
@@ -343,3 +345,40 @@ def test_what_a_power_cut_finds_before_the_sync_was_not_acknowledged(
     syncs_of(fs).reap()
     assert len(fs.crash(keep_none).synced_bytes(SEGMENT)) == size + RECORD
     assert ticket.is_stored
+
+
+def test_a_log_that_is_not_synced_now_is_told_of_before_the_others(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Threshold mode needs no sync; a group beside it has steps of its own to take."""
+    loose_topic = TopicConfig(name="loose", data_path=str(DATA), unflush_threshold=100)
+    topics = {"loose": loose_topic}
+    bench = StorageBench(fs, replace(config(), topics=topics), clock)
+    bench.open()
+    loose, log = log_of(bench, LogId("loose", 0)), log_of(bench)
+    for each in (loose, log):
+        put(bench, each)
+    bench.run()
+    first, record, second = put(bench, loose), bytearray(RECORD), Ticket()
+    wanted = encode_record(b"x" * 100, id=MessageId(99))
+
+    def finish() -> Iterator[None]:
+        yield
+        record[:] = wanted
+
+    log.append(
+        [record],
+        size_bytes=RECORD,
+        record_count=1,
+        last_id=MessageId(99),
+        ticket=second,
+        finish=finish(),
+    )
+    begin(bench)
+    bench.loop.run()
+    assert first.is_stored
+    assert not second.is_answered
+    syncs_of(fs).reap()
+    assert second.is_stored
+    assert content_of(log).endswith(wanted)
+    bench.close()
