@@ -41,6 +41,56 @@ asyncio.run(main())
 print("stopped")
 """
 
+SYNC = """
+import asyncio, os, sys
+from pathlib import Path
+from metaq.fs import SystemFileSystem
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.waiting import until
+
+HELLO = b"put test 0 5 0 907060870 1\\r\\nhello"
+
+class Syncs:
+    begun = 0
+
+    def begin(self, fd, on_done):
+        self.begun += 1
+        return True
+
+    def fileno(self):
+        return self.eventfd
+
+    def reap(self):
+        raise AssertionError("nothing is done")
+
+    def close(self):
+        os.close(self.eventfd)
+
+class Disk(SystemFileSystem):
+    syncs = Syncs()
+
+    def open_syncs(self):
+        self.syncs.eventfd = os.eventfd(0)
+        return self.syncs
+
+async def main():
+    disk = Disk()
+    settings = {"shutdownTimeoutMs": "500"}
+    async with running_broker(Path(sys.argv[1]), settings, fs=disk) as broker:
+        async with Peer(broker) as peer, Peer(broker) as other:
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            await peer.send(HELLO)
+            await until(lambda: disk.syncs.begun == 1)
+            await peer.send(HELLO)
+            answer = await other.ask(b"get test g 0 0 1000 2\\r\\n")
+            assert answer.startswith(b"value 25 2") and answer.endswith(b"hello")
+            assert (await other.ask(b"version 3\\r\\n")).startswith(b"result 200 ")
+            assert disk.syncs.begun == 1
+            print("goes on", flush=True)
+
+asyncio.run(main())
+"""
+
 START = """
 import asyncio, sys, threading
 from pathlib import Path
@@ -79,6 +129,21 @@ def test_a_question_does_not_keep_a_stopped_broker_alive(data_dir: Path) -> None
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, b"stopped\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_sync_of_the_kernel_that_does_not_return_stops_nothing_else(
+    data_dir: Path,
+) -> None:
+    """What is stored is read, puts wait, and the process ends in its time."""
+    done = subprocess.run(
+        [sys.executable, "-c", SYNC, str(data_dir)],
+        capture_output=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.stdout.startswith(b"goes on\n"), done.stderr
+    assert b"logs took longer to stop than 0.5 s allow" in done.stderr
 
 
 @pytest.mark.slow
