@@ -123,14 +123,15 @@ class AppendFile(_OpenFile):
     def _on_synced(
         self, on_done: Callable[[DiskError | None], None], number: int
     ) -> None:
-        failed: DiskError | None = None
+        if not number:
+            on_done(None)
+            return
         try:
             with Translated("sync", self.path):
-                if number:
-                    raise OSError(number, os.strerror(number))
+                raise OSError(number, os.strerror(number))
         except DiskError as error:
-            self._failed_sync, failed = error.errno_name, error
-        on_done(failed)
+            self._failed_sync = error.errno_name
+            on_done(error)
 
     def truncate(self, size: SizeBytes) -> None:
         """Cut the file to `size` bytes, at most its size; durable after `sync`."""

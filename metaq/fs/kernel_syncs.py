@@ -28,7 +28,7 @@ written before, and fails once for what could not be written. Only its wait is a
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
 from typing import Final, Protocol
@@ -54,10 +54,9 @@ _FDSYNC: Final = 3
 _TELLSEVENTFD: Final = 1
 
 
-def decode_events(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield which sync is done, and 0 or the number of its error."""
-    for number, _block, result, _zero in EVENT.iter_unpack(data):
-        yield number, max(0, -result)
+def decode_events(data: bytes) -> list[tuple[int, int]]:
+    """Return which syncs are done, and for each 0 or the number of its error."""
+    return [(done, max(0, -result)) for done, _, result, _ in EVENT.iter_unpack(data)]
 
 
 class Syncs(Protocol):
@@ -147,7 +146,7 @@ class KernelSyncs:
         count = self._call(
             self._get, self._queue, 0, SYNCS_MAX, ctypes.addressof(self._events)
         )
-        done = self._events.raw[: count * EVENT.size]
+        done = ctypes.string_at(self._events, count * EVENT.size)
         for number, error in decode_events(done):
             self._waiting.pop(number)(error)
 

@@ -97,6 +97,9 @@ the storage thread."""
 BEGUN_LOGS_MAX: Final = 16
 """Most logs that they may be of: each is a write and a sync of its own."""
 
+FEW_RECORDS_MAX: Final = 4
+"""Records of a group whose replies go out before the next one is begun."""
+
 ALIVE_S: Final = 1.0
 """The loop's thread writes to no disk that has synced nothing for so long: it may
 hang, or no longer hold in memory what lies before the end of a log."""
@@ -356,6 +359,8 @@ class Appender:
         """Groups that were begun and have not ended."""
         self._on_end: Callable[[bool], None] = lambda _has_more: None
         """Takes note of the end of the last of them."""
+        self._is_few = False
+        """They are of few records."""
         self._news: list[Task] | None = None
         """On the loop's thread: what it is told when the disk has its next work."""
         self._alive_s = float("-inf")
@@ -389,6 +394,8 @@ class Appender:
         if groups is None:
             return False
         self._begun_count, self._on_end = len(groups), on_end
+        appends = chain.from_iterable(groups.values())
+        self._is_few = sum(each.record_count for each in appends) <= FEW_RECORDS_MAX
         self._news = []
         for writer, group in groups.items():
             self._go_on(writer, self._commit(writer, group))
@@ -447,14 +454,18 @@ class Appender:
         self._tell_news(_call)
 
     def _tell_news(self, tell: Post) -> None:
-        """Tell the loop what is done, when the disk has its next work."""
+        """Tell the loop what is done, and give the disk its next work."""
         news, self._news = self._news or [], None
-        if not self._begun_count:
+        is_over, is_few = not self._begun_count, self._is_few
+        # Many replies take longer than the next write; a few do not, and go before.
+        if is_over and not is_few:
             self._on_end(bool(self._left))
         for each in news:
             tell(each)
-        if self._begun_count:
+        if self._begun_count or is_few:
             self._index_behind()
+        if is_over and is_few:
+            self._on_end(bool(self._left))
 
     def _index_behind(self) -> None:
         """Index groups that were told of; in the time that a sync takes, or at rest."""

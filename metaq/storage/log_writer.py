@@ -268,7 +268,9 @@ class LogWriter:
                 raise
         size_before, size_bytes = active.size_bytes, sum(map(len, chunks))
         try:
-            for number, step in enumerate(in_steps(chunks, GROUP_BYTES_MAX)):
+            is_large = size_bytes > GROUP_BYTES_MAX
+            steps = in_steps(chunks, GROUP_BYTES_MAX) if is_large else (chunks,)
+            for number, step in enumerate(steps):
                 if number:
                     if self._options.is_group_commit:
                         yield from self._sync_file(active.file)

@@ -11,7 +11,12 @@ from metaq.config.settings import TopicConfig
 from metaq.errors import LogDirOfflineError, NoSpaceError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
-from metaq.storage.appender import ALIVE_S, BEGUN_BYTES_MAX, BEGUN_LOGS_MAX
+from metaq.storage.appender import (
+    ALIVE_S,
+    BEGUN_BYTES_MAX,
+    BEGUN_LOGS_MAX,
+    FEW_RECORDS_MAX,
+)
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -109,24 +114,37 @@ def test_groups_of_several_logs_are_synced_beside_each_other(
     assert not bench.workers[0].is_begun
 
 
+@pytest.mark.parametrize("count", [1, FEW_RECORDS_MAX + 1])
 @pytest.mark.parametrize("size", [100, SPAN_BYTES_MIN])
 def test_no_reply_waits_for_the_index(
-    bench: StorageBench, fs: FaultyFileSystem, size: int
+    bench: StorageBench, fs: FaultyFileSystem, size: int, count: int
 ) -> None:
-    """It is written in the time of the next sync, or at rest."""
-    worker, syncs = bench.workers[0], syncs_of(fs)
+    """It follows a few replies; many go out while the next sync is under way, and it
+    does as well. That of a small group is written when the thread rests.
+    """
+    worker, log, seen = bench.workers[0], log_of(bench), list[str]()
     worker.is_busy = True
-    put(bench, log_of(bench), size=size)
-    begin(bench)
-    assert calls_of(fs, syncs.reap) == ["sync .meta"]
-    put(bench, log_of(bench), size=size)
-    is_due = size == SPAN_BYTES_MIN
-    index = ["write .spans"] if is_due else []
-    assert calls_of(fs, lambda: begin(bench)) == ["write .meta", *index]
-    assert calls_of(fs, syncs.reap) == ["sync .meta"]
+    is_few, index = count == 1, ["write .spans"] if size > 100 else []
+
+    class Telling(Ticket):
+        def on_stored(self) -> None:
+            super().on_stored()
+            seen.append("told")
+
+    fs.on_call(lambda call: seen.append(f"{call.name} {call.path.suffix}"))
+    for behind in ([], [] if is_few else index):
+        bench.append(log, [b"x" * (size // count)] * count, Telling())
+        begin(bench)
+        syncs_of(fs).reap()
+        mine = index if is_few else []
+        assert seen == ["write .meta", *behind, "sync .meta", "told", *mine]
+        seen.clear()
+    fs.on_call(None)
     worker.is_busy = False
     put(bench, log_of(bench, OTHER))
-    assert calls_of(fs, bench.run).count("write .spans") == 2
+    assert calls_of(fs, bench.run).count("write .spans") == 1 + (
+        not is_few or not index
+    )
 
 
 def test_the_index_is_of_the_bytes_that_are_there(
