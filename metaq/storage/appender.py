@@ -23,11 +23,11 @@ Theory of operation. A data directory has one storage thread, and this is all it
   interpreter from a loop that has a reply to send, for a fifth of what a lonely put
   waits. A kill leaves whole
   records without an entry then, fewer bytes than a span is long; recovery keeps those.
-* A group is committed by one generator, whoever runs it. What is small and finds the
-  thread idle is begun by the loop's thread (`begin`): it writes, has the kernel sync,
-  and goes on when that is done. Logs of one group are synced side by side. At a step
-  that may wait for the disk, the rest is left to the storage thread; its index is
-  written behind the next group's write.
+* A group is committed by one generator, on either thread. What is small and finds the
+  storage thread idle is begun by the loop's thread (`begin`): it writes, has the
+  kernel sync, and goes on when that is done. Logs of one group are synced side by
+  side. At a step that may wait for the disk, the rest is left to the storage thread;
+  its index is written behind the next group's write.
 * A roll happens after the loop was told, so that no put waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued

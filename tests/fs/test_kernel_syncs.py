@@ -116,7 +116,7 @@ def test_a_machine_that_has_none_says_why(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_queue_serves_again_unless_a_sync_is_under_way(file: AppendFile) -> None:
     """Opened and closed more often than the kernel has queues for one process."""
-    for number in range(2000):
+    for number in range(300):
         syncs = SystemFileSystem().open_syncs()
         if not isinstance(syncs, KernelSyncs):
             pytest.skip("this machine has none")
