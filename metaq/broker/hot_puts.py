@@ -44,7 +44,6 @@ Keep in step: `handlers/put.py`, `handlers/mput.py`, `record/layout.py`,
 
 from collections.abc import Sequence
 from typing import Final, Protocol
-from zlib import crc32
 
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.batches import append_batch
@@ -71,7 +70,7 @@ from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, SizeBytes
 from metaq.protocol.codec import parse_producer
 from metaq.protocol.java import parse_i32
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids

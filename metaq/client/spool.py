@@ -44,7 +44,6 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
-from zlib import crc32
 
 from metaq.errors import (
     CorruptRecordError,
@@ -63,7 +62,7 @@ from metaq.model import (
     SizeBytes,
     TopicPartition,
 )
-from metaq.record.checksum import with_crc
+from metaq.record.checksum import crc32, with_crc
 from metaq.record.properties import (
     encode_properties,
     join_properties,

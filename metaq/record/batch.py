@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
-from zlib import crc32
 
 from metaq.model import MessageId, Position
-from metaq.record.checksum import CHECKSUM_MASK, checksum, pack_checksums
+from metaq.record.checksum import CHECKSUM_MASK, checksum, crc32, pack_checksums
 from metaq.record.ids import id_after, id_runs
 from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids

@@ -2,9 +2,8 @@
 
 from collections.abc import Generator, Iterable, Iterator
 from typing import Final
-from zlib import crc32
 
-from metaq.record.checksum import CHECKSUM_MASK, BytesLike
+from metaq.record.checksum import CHECKSUM_MASK, BytesLike, crc32
 
 CHECKSUM_STEP_BYTES: Final = 1 << 20
 """Bytes of which one step computes the checksum: less than half a millisecond, in which

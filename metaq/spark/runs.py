@@ -14,9 +14,8 @@ checksums. Both ways accept and refuse the same bytes.
 from array import array
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.layout import HEADER_BYTES, ZERO_HEADER
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")

@@ -8,12 +8,11 @@ records themselves are all there is, and a crash may have torn the last of them.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
-from zlib import crc32
 
 from metaq.errors import DiskError
 from metaq.fs import ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
-from metaq.record.checksum import CHECKSUM_MASK, checksum_of_joined
+from metaq.record.checksum import CHECKSUM_MASK, checksum_of_joined, crc32
 from metaq.record.layout import HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import NO_ID, Span, SpanIndex, is_unreadable

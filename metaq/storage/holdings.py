@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from metaq.errors import DataMissingError, StorageError
 from metaq.model import Millis, Offset, SizeBytes
+from metaq.record.checksum import crc32
 from metaq.storage.segment import Damage
 
 HOLDINGS_FILE: Final = "holdings"

@@ -53,12 +53,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
-from zlib import crc32
 
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem, UpdateFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
-from metaq.record.checksum import CRC_BYTES, has_crc, with_crc
+from metaq.record.checksum import CRC_BYTES, crc32, has_crc, with_crc
 from metaq.record.pieces import CHECKSUM_STEP_BYTES, in_steps
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from struct import Struct
 from sys import byteorder
 from threading import Lock
 from typing import Final, Protocol
-from zlib import crc32
 
 from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes
+from metaq.record.checksum import crc32
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import (
     ENTRY,

@@ -8,11 +8,10 @@ the content: only the disk can refuse. Positions are relative to the file.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import EPOCH_MS, MS_MAX, MS_SHIFT
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import CleanEnd, Incomplete, find_next_record, scan_records

@@ -32,11 +32,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from metaq.errors import StorageError
 from metaq.model import LogId, MessageId, Millis, Offset, id_time
-from metaq.record.checksum import checksum
+from metaq.record.checksum import checksum, crc32
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (

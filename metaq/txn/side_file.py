@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from zlib import crc32
 
 from metaq.errors import DiskError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import SizeBytes
+from metaq.record.checksum import crc32
 
 T = TypeVar("T")
 

@@ -30,10 +30,9 @@ without it, as a Java broker leaves one, is read by the lengths of its records a
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from metaq.model import Offset
-from metaq.record.checksum import BytesLike, has_crc, with_crc
+from metaq.record.checksum import BytesLike, crc32, has_crc, with_crc
 
 ENTRY: Final = Struct(">IIqqII")
 """Kind, index, position, value, sum, crc."""

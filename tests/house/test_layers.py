@@ -130,6 +130,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "rich": {"cli"},
     "prometheus_client": {"prometheus", "broker.metrics", "client.metrics"},
     "aiohttp": {"broker.http"},
+    "zlib_ng": {"record.checksum"},
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},

@@ -18,11 +18,10 @@ from functools import lru_cache
 from itertools import repeat
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 from metaq.errors import CorruptRecordError
 from metaq.model import HeaderPairs, Message, Offset, Position, TopicPartition
-from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
+from metaq.record.checksum import CHECKSUM_MASK, crc32, pack_checksums
 from metaq.record.flags import decode_payload
 from metaq.record.layout import CHECKSUM_AT, HEADER, HEADER_BYTES, ID_AT, ZERO_HEADER
 from metaq.record.scan import ScanResult, scan_records

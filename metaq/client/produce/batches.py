@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from operator import and_
 from typing import Any, Final, NamedTuple, overload
-from zlib import crc32
 
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.validation import check_timeout
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
+from metaq.record.checksum import CHECKSUM_MASK, crc32, pack_checksums
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform
