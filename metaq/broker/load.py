@@ -175,6 +175,11 @@ class Turns:
         self._call_soon = call_soon
         self._waiting: deque[Callable[[], None]] = deque()
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether any piece waits."""
+        return bool(self._waiting)
+
     def ask(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` once, when those who asked before had their turns."""
         self._waiting.append(go_on)

@@ -116,6 +116,7 @@ class Session:
             on_closed=self._on_channel_closed,
             on_held=load.add_replies,
             on_no_memory=lambda: load.relieve_process(self),
+            lacking=self._lacking,
         )
 
     def end(self, reason: str) -> None:
@@ -214,6 +215,15 @@ class Session:
         except MemoryError:
             # A command is lost half way: nothing behind it may be carried out.
             self.run_out()
+
+    def _lacking(self) -> int:
+        """Return what a frame under way lacks, unless others wait for their turn.
+
+        What is received and waits for its turn is not counted as held. So one
+        connection at a time may receive more than the others.
+        """
+        is_alone = not self._context.turns.is_busy
+        return self._connection.buffer.missing_bytes if is_alone else 0
 
     def _take_lone(self, data: bytes) -> bool:
         """Take a put that came alone, nothing else being under way on this connection.

@@ -3,8 +3,8 @@
 Theory of operation. The loop's readers and writers are used directly, because the
 unit that crosses this module is a group of commands and a group of replies:
 
-* a readable socket gives up to RECEIVE_BYTES in one call, as one `bytes` object, and
-  the owner gets it as it is;
+* a readable socket gives up to RECEIVE_BYTES in one call, or what a large frame under
+  way lacks, as one `bytes` object, and the owner gets it as it is;
 * replies are queued by `send` and leave at the end of the loop's turn, joined: one
   system call for a whole group; a lone reply leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
@@ -53,6 +53,10 @@ from metaq.net.poller import Readers
 RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
 
+RECEIVE_FRAME_BYTES: Final = 1024 * 1024
+"""The same where a frame under way lacks more: each read costs it turns of the loop.
+Little is received behind it, as that has to be copied to where its own rest goes."""
+
 RECEIVE_BYTES_MIN: Final = 16 * 1024
 """Size of reads from a socket that brings little: more memory would be taken from the
 system, and given back, at each read, for longer than a small put takes."""
@@ -77,6 +81,11 @@ _DISCARDED: Final = bytearray(RECEIVE_BYTES_MIN)
 
 def _ignore() -> None:
     """Do nothing: stands in until `start`."""
+
+
+def _nothing() -> int:
+    """Return that no frame is under way."""
+    return 0
 
 
 def _ignore_data(_data: object) -> None:
@@ -148,6 +157,7 @@ class Channel:
         self._on_closed: Callable[[str], None] = _ignore_data
         self._on_held: Callable[[int], object] = _ignore_data
         self._on_no_memory: Callable[[], object] = self._run_out
+        self._lacking: Callable[[], int] = _nothing
         self._queue: deque[bytes | memoryview | QueuedRange] = deque()
         self.queued_bytes = 0
         """Bytes that were sent by the owner and have not left yet."""
@@ -185,6 +195,7 @@ class Channel:
         reads_rest: bool = False,
         on_held: Callable[[int], object] = _ignore_data,
         on_no_memory: Callable[[], object] | None = None,
+        lacking: Callable[[], int] = _nothing,
     ) -> None:
         """Begin to read.
 
@@ -198,6 +209,8 @@ class Channel:
             on_held: gets by how many bytes `held_bytes` has changed.
             on_no_memory: there is no memory to receive into; it closes a channel, this
                 one or another that holds more. None: this one is closed.
+            lacking: returns how many bytes a frame under way lacks, if they may be
+                received at once.
         """
         self._on_data = on_data
         self._on_end = on_end
@@ -205,6 +218,7 @@ class Channel:
         self._on_closed = on_closed
         self._reads_rest = reads_rest
         self._on_held = on_held
+        self._lacking = lacking
         if on_no_memory is not None:
             self._on_no_memory = on_no_memory
         self.resume_reading()
@@ -356,6 +370,8 @@ class Channel:
 
     def _on_readable(self) -> None:
         size = self._receive_bytes
+        if size == RECEIVE_BYTES and (lacking_bytes := self._lacking()) > size:
+            size = min(lacking_bytes + RECEIVE_BYTES_MIN, RECEIVE_FRAME_BYTES)
         try:
             data = self._sock.recv(size)
         except (BlockingIOError, InterruptedError):

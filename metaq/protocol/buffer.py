@@ -13,9 +13,12 @@ Three modes, one at a time:
 Invariant: while collecting or skipping, `data[position:]` is empty.
 """
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.errors import RemoteProtocolError
+
+Piece: TypeAlias = bytes | bytearray | memoryview
+"""Part of a payload; a view keeps all bytes that were received with it."""
 
 PIECE_BYTES_MIN: Final = 4096
 """Smaller pieces are merged: an object of its own would cost more than its bytes."""
@@ -48,7 +51,7 @@ class ReceiveBuffer:
         self.position = 0
         """First unread byte of `data`."""
         self._searched = 0  # no line end starts in data before here
-        self._pieces: list[bytes | bytearray] = []
+        self._pieces: list[Piece] = []
         self._is_collecting = False
         self._collected = 0  # bytes in the pieces
         self._missing = 0  # bytes that the payload being collected still lacks
@@ -64,6 +67,11 @@ class ReceiveBuffer:
         """Return the bytes held: unread lines, and the payload being collected."""
         return len(self.data) - self.position + self._collected
 
+    @property
+    def missing_bytes(self) -> int:
+        """Return what the payload being collected lacks; 0: none is."""
+        return self._missing
+
     def append(self, data: bytes) -> None:
         """Add received bytes; takes ownership, copies at most a partial line."""
         if self._is_collecting:
@@ -72,7 +80,7 @@ class ReceiveBuffer:
                 self._add_piece(data)
                 self._missing = missing - len(data)
                 return
-            self._add_piece(data[:missing])
+            self._add_piece(memoryview(data)[:missing])
             self._missing = 0
             self.data, self.position, self._searched = data, missing, 0
         elif self.position < len(self.data):
@@ -102,7 +110,7 @@ class ReceiveBuffer:
         self._searched = max(0, len(self.data) - 1)
         return None
 
-    def take(self, length: int) -> list[bytes | bytearray] | None:
+    def take(self, length: int) -> list[Piece] | None:
         """Return the next `length` bytes as they came, or None until all are there.
 
         Until they are, it must be called again with the same length, and nothing may be
@@ -137,7 +145,7 @@ class ReceiveBuffer:
         self._pieces, self._is_collecting = [], False
         self._collected = self._missing = self._skipping = 0
 
-    def _add_piece(self, piece: bytes) -> None:
+    def _add_piece(self, piece: Piece) -> None:
         self._collected += len(piece)
         if len(piece) >= PIECE_BYTES_MIN:
             self._pieces.append(piece)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.buffer import ReceiveBuffer
+from metaq.protocol.buffer import Piece, ReceiveBuffer
 from metaq.protocol.codec import Frame, decode_frame, decode_line
 from metaq.protocol.commands import (
     Command,
@@ -98,7 +98,7 @@ class InPieces:
 
     command: Put | Mput
     """The command; its payload is empty."""
-    pieces: list[bytes | bytearray]
+    pieces: list[Piece]
     """The payload, in order; owned by the receiver."""
     size_bytes: int
     """Length of all pieces."""

@@ -19,6 +19,7 @@ from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
+from metaq.net.channel import RECEIVE_BYTES, RECEIVE_FRAME_BYTES
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Mput
 from metaq.record.layout import encode_record
@@ -362,6 +363,52 @@ def test_between_two_pieces_the_sockets_are_served() -> None:
 
     asyncio.run(main())
     assert seen == ["piece", "read", "handed on"] * 3
+
+
+class Watched:
+    """A socket, and the sizes that were asked of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sizes: list[int] = []
+
+    def recv(self, size: int) -> bytes:
+        self.sizes.append(size)
+        return self._sock.recv(size)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_one_that_is_alone_receives_a_large_frame_in_few_reads(
+    data_dir: Path, is_alone: bool
+) -> None:
+    """What was received and waits for its turn is in no other bound."""
+    watched: list[Watched] = []
+
+    def watch(sock: socket.socket) -> Watched:
+        watched.append(Watched(sock))
+        return watched[-1]
+
+    async def scenario(broker) -> None:
+        turns, is_over = broker.context.turns, False
+
+        def wait() -> None:
+            if not is_over:
+                turns.ask(wait)
+
+        async with Peer(broker) as peer:
+            wrap_socket(peer.session.channel, watch)
+            if not is_alone:
+                wait()
+            reply = await peer.ask(put(bytes(2_000_000)))
+            assert reply.startswith(b"result 200 ")
+            is_over = True
+
+    run(data_dir, scenario)
+    largest = RECEIVE_FRAME_BYTES if is_alone else RECEIVE_BYTES
+    assert max(watched[0].sizes) == largest
 
 
 def test_a_large_read_lets_a_small_one_go_first(data_dir: Path) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
+from metaq.fs.calls import Buffer, LinuxCalls
+from metaq.fs.file_system import FileSystem
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import Peer, reset_on_close, running_broker
 from tests.rigs.inside import check_sessions
@@ -39,6 +42,31 @@ def test_a_frame_in_single_bytes_is_answered(data_dir: Path) -> None:
             assert (await peer.ask(frame[-1:])).startswith(b"result 200 ")
 
     run(data_dir, scenario)
+
+
+class WrittenFrom(LinuxCalls):
+    """The system, and the sizes of the objects that bytes were written from."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
+        self.sizes += [len(memoryview(buffer).obj) for buffer in buffers]
+        return super().writev(fd, buffers)
+
+
+def test_a_large_put_keeps_nothing_that_came_behind_it(data_dir: Path) -> None:
+    """Its bytes wait for the disk; others that were received with them do not."""
+    calls = WrittenFrom()
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(put(b"first"))
+            calls.sizes.clear()
+            await peer.ask(put(bytes(400_000)) + b"version 2\r\n" * 9)
+            await until(lambda: sum(calls.sizes) == 400_020)
+
+    run(data_dir, scenario, fs=FileSystem(calls))
 
 
 def test_half_a_frame_stores_nothing(data_dir: Path) -> None:

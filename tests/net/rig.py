@@ -58,11 +58,13 @@ class Rig:
         )
         self.received: list[bytes] = []
         self.events: list[str] = []
+        self.lacking_bytes = 0
         self.channel.start(
             on_data=self.received.append,
             on_end=lambda: self.events.append("end"),
             on_room=lambda: self.events.append("room"),
             on_closed=lambda reason: self.events.append(f"closed: {reason}"),
+            lacking=lambda: self.lacking_bytes,
         )
 
     async def read(self, size: int) -> bytes:

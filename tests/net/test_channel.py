@@ -31,7 +31,10 @@ def test_replies_of_one_turn_leave_in_one_write(
 
 
 def test_room_to_receive_follows_what_comes() -> None:
-    """Small messages take little memory each, and a stream is read in large pieces."""
+    """Small messages take little memory each, a stream is read in large pieces.
+
+    What a large frame of it lacks comes at once, up to a bound.
+    """
     sizes: list[int] = []
 
     class Watched:
@@ -48,12 +51,17 @@ def test_room_to_receive_follows_what_comes() -> None:
     async def scenario(rig: Rig) -> None:
         wrap_socket(rig.channel, Watched)
         small, large = channel_module.RECEIVE_BYTES_MIN, channel_module.RECEIVE_BYTES
-        for data, asked in (
-            (b"put", small),
-            (b"x" * small, small),
-            (b"put", large),
-            (b"put", small),
+        for data, lacking, asked in (
+            (b"put", 0, small),
+            (b"put", 5000, small),
+            (b"x" * small, 0, small),
+            (b"x" * small, large, large),
+            (b"x" * small, large + 1, large + 1 + small),
+            (b"x" * small, 1 << 30, channel_module.RECEIVE_FRAME_BYTES),
+            (b"put", 0, large),
+            (b"put", 0, small),
         ):
+            rig.lacking_bytes = lacking
             rig.peer.sendall(data)
             received = rig.channel.statistics().received_bytes + len(data)
             await rig.until(

@@ -294,8 +294,9 @@ def test_a_buffer_counts_what_it_holds() -> None:
     assert buffer.take_line(9) == b"abc"
     assert buffer.take(5) is None
     assert buffer.take(5) is None
-    assert buffer.unread_bytes == 3
+    assert (buffer.unread_bytes, buffer.missing_bytes) == (3, 2)
     buffer.append(b"ghijk")
+    assert buffer.missing_bytes == 0
     assert buffer.take(5) == [b"defgh"]
     assert buffer.unread_bytes == 3
     buffer.skip(5)

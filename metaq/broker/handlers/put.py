@@ -23,6 +23,7 @@ from metaq.broker.acks import (
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import handle_transactional_put
 from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
+from metaq.protocol.buffer import Piece
 from metaq.protocol.commands import Put
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -45,7 +46,7 @@ def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None
 
 def handle_put_in_pieces(
     command: Put,
-    pieces: Sequence[bytes | bytearray],
+    pieces: Sequence[Piece],
     answerer: Answerer,
     context: BrokerContext,
 ) -> Generator[None]:
@@ -54,12 +55,13 @@ def handle_put_in_pieces(
         handle_put(replace(command, payload=b"".join(pieces)), answerer, context)
         return
     found = yield from checksum_in_steps(pieces)
-    _append(command, pieces, found, answerer, context)
+    # A view would keep what was received with it for as long as the disk takes.
+    _append(command, list(map(bytes, pieces)), found, answerer, context)
 
 
 def _append(
     command: Put,
-    pieces: Sequence[bytes | bytearray],
+    pieces: Sequence[bytes],
     found: int,
     answerer: Answerer,
     context: BrokerContext,
