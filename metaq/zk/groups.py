@@ -8,12 +8,12 @@ whose they are.
 A name is not enough, because one member may leave nodes of several sessions behind: a
 session that ended for us may live on in ZooKeeper for up to its time-out, and a node of
 it that looks like ours disappears when that time is over. So a node counts as ours when
-it carries our name *and* belongs to the present session; one that belongs to an earlier
-session of this very object is deleted and created again.
+it carries our name *and* belongs to the present session. One of an earlier session is
+waited for: a request that deletes it may hit the claim that another member has just
+made in its place, and no request of ZooKeeper's tells the two apart (decision 0042).
 
     node holds    of session            register        claim           release
     our payload   the present one       is registered   True            deleted
-    our payload   an earlier of ours    taken over      taken over      left alone
     our payload   any other             taken: error    False           left alone
     anything else any                   taken: error    False           left alone
 
@@ -26,7 +26,6 @@ Source: client spec 4, 14.1, 14.4 and 14.6.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
@@ -50,9 +49,6 @@ log = logging.getLogger(__name__)
 
 # Two members that create and delete the same node alternate this often at most.
 TAKE_TRIES: Final = 3
-# Sessions whose nodes may still be there. One ends before the next begins, and its
-# nodes are gone a session time-out later: older ones than these are long forgotten.
-SESSIONS_REMEMBERED: Final = 16
 
 Members = Mapping[str, tuple[str, ...]]
 """Member → the topics it subscribes to; names ascending."""
@@ -136,7 +132,6 @@ class GroupMembership:
         self._paths = paths
         self._group = group
         self._member = member_name(group, consumer_id)
-        self._sessions: deque[int] = deque(maxlen=SESSIONS_REMEMBERED)
         self._registered_session_version = 0
         self._payloads: set[bytes] = set()
         self._claims: dict[TopicPartition, int] = {}
@@ -186,9 +181,9 @@ class GroupMembership:
             The version of the session that the membership is bound to.
 
         Raises:
-            MemberTakenError: our name is registered by another session. That may be the
-                node of a killed process, which goes with its session: try again for
-                longer than the session time-out.
+            MemberTakenError: our name is registered by another session. That may be an
+                earlier one of ours, or a killed process's, and its node goes with it:
+                try again for longer than the session time-out.
         """
         data = encode_member_topics(sorted(set(topics)))
         path = self._paths.member(self._group, self._member)
@@ -201,7 +196,8 @@ class GroupMembership:
                 f"member {self._member} of group {self._group}: expected to register"
                 f" with topics {data.decode()!r}, found topics"
                 f" {other.data.decode(errors='replace')!r} of session"
-                f" {other.owner_session_id:#x}; consumer ids are unique in a group"
+                f" {other.owner_session_id:#x}; consumer ids are unique in a group,"
+                " and a broken session keeps its name for up to its time-out"
             )
         self._registered_session_version = status.session_version
         log.info(
@@ -266,9 +262,9 @@ class GroupMembership:
         """Try to become the owner of a partition.
 
         Returns:
-            Whether it is ours now. False: another member owns it, or one whose process
-            died and whose session did not end yet; try again, with back-off, for
-            longer than the session time-out.
+            Whether it is ours now. False: another member owns it, or a session that is
+            over for its member, ours too, did not end in ZooKeeper yet; try again, with
+            back-off, for longer than the session time-out.
 
         Raises:
             SessionLostError: we are not registered under the present session.
@@ -335,7 +331,7 @@ class GroupMembership:
         Args:
             path: the node.
             data: the wanted payload.
-            mine: payloads by which an earlier node of ours is recognised.
+            mine: payloads of ours that are replaced by it, in the present session.
             deadline_s: when to give up.
 
         Returns:
@@ -345,9 +341,6 @@ class GroupMembership:
         for _ in range(TAKE_TRIES):
             status = self._coordinator.status
             status.require_connected()
-            # Before the request: its outcome may never be known.
-            if status.session_id not in self._sessions:
-                self._sessions.append(status.session_id)
             try:
                 await self._coordinator.create_ephemeral(
                     path, data, deadline_s=deadline_s
@@ -362,7 +355,8 @@ class GroupMembership:
             is_present = node.owner_session_id == status.session_id
             if is_present and node.data == data:
                 return status, None
-            if node.data not in mine or node.owner_session_id not in self._sessions:
+            # While our session lives, no node of it can become another member's.
+            if not is_present or node.data not in mine:
                 return status, node
             await self._coordinator.delete(path, deadline_s=deadline_s)
         raise NodeChangedError(

@@ -112,6 +112,33 @@ def test_an_answer_of_the_last_session_is_not_acted_upon(
     run_virtually(scenario())
 
 
+def test_a_claim_that_another_member_makes_in_our_old_one_s_place_stays() -> None:
+    """Our old session ends between our look at its node and what would follow."""
+
+    async def scenario() -> None:
+        server = MeddledZooKeeper()
+        async with member_on(server) as (one, coordinator):
+            await one.register(["test"], deadline_s=in_s())
+            await one.claim(P0, deadline_s=in_s())
+            old, new = coordinator.status.session_id, server.begin_session()
+            server.expire(coordinator)
+            await settle()
+            await one.register(["test"], deadline_s=in_s())
+            server.put(OWNER, b"g_c1", session_id=old)
+
+            async def hand_over(path: str) -> None:
+                server.after.clear()
+                server.reap(old)
+                server.put(path, b"g_c2", session_id=new)
+
+            server.after["get"] = hand_over
+            assert not await one.claim(P0, deadline_s=in_s())
+            assert server.nodes[OWNER].data == b"g_c2"
+            assert not await one.claim(P0, deadline_s=in_s())
+
+    run_virtually(scenario())
+
+
 def test_a_claim_without_an_answer_can_be_repeated_or_released() -> None:
     """The node may be there; both ways to go on are right."""
 
