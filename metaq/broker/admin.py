@@ -22,7 +22,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -39,7 +38,7 @@ from metaq.broker.status import (
 from metaq.config.load import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.helper_threads import start_call
+from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service, State
 from metaq.txn.figures import TransactionView
 
@@ -157,6 +156,7 @@ class AdminServer(Service):
         self._actions = actions
         self._request_timeout_s = request_timeout_s
         self._connection_count = 0
+        self._helper = HelperThreads(1, "metaq-admin")
 
     async def on_start(self) -> None:
         """Bind and listen.
@@ -164,6 +164,9 @@ class AdminServer(Service):
         Raises:
             AdminError: another broker answers there, or the socket cannot be made.
         """
+        # The stop needs it too, when there may be no memory for another thread.
+        self._helper.begin()
+        self.on_way_down("helper", self._stop_helper)
         sock = await self._make_socket()
         server = await asyncio.start_unix_server(
             self._on_connection, sock=sock, limit=REQUEST_BYTES_MAX
@@ -178,8 +181,11 @@ class AdminServer(Service):
 
         self.on_way_down("socket", close)
 
+    async def _stop_helper(self) -> None:
+        self._helper.shutdown(wait=False)
+
     async def _make_socket(self) -> socket.socket:
-        binding = asyncio.wrap_future(start_call("metaq-admin", self._bind))
+        binding = asyncio.wrap_future(self._helper.submit(self._bind))
         try:
             return await asyncio.shield(binding)
         except asyncio.CancelledError:
@@ -191,9 +197,8 @@ class AdminServer(Service):
 
     async def _remove_name(self) -> None:
         """Remove the socket's name."""
-        unlink = partial(self._fs.unlink, self.path)
         try:
-            await asyncio.wrap_future(start_call("metaq-admin", unlink))
+            await asyncio.wrap_future(self._helper.submit(self._fs.unlink, self.path))
         except StorageError as error:
             _log.warning("admin socket not removed: error=%s", error)
 

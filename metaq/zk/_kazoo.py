@@ -48,7 +48,7 @@ from metaq.errors import (
     SessionSuspendedError,
 )
 from metaq.retry import wait_set
-from metaq.zk._kazoo_client import close_on_thread, make_client
+from metaq.zk._kazoo_client import Close, begin_closer, close_nothing, make_client
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -156,6 +156,7 @@ class KazooCoordinator:
         self._beat_at_s = 0.0
         self._is_beating = False
         self._client: Any = make_client(hosts, self._session_timeout_s)
+        self._close: Close = close_nothing
 
     # -- session ----------------------------------------------------------------------
 
@@ -185,6 +186,7 @@ class KazooCoordinator:
         client = self._client
         client.add_listener(partial(self._post_report, client, self._generation))
         try:
+            self._close = begin_closer(client)
             client.start_async()
         except (OSError, RuntimeError) as error:
             log.warning(
@@ -192,10 +194,12 @@ class KazooCoordinator:
                 self._hosts,
                 error,
             )
+            self._close(None)
             client.handler.stop()
             client.close()
             # One that was never started counts as dead: the next check replaces it.
             self._client = make_client(self._hosts, self._session_timeout_s)
+            self._close = close_nothing
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         """Run `callback` on the loop; called on kazoo's threads."""
@@ -278,12 +282,14 @@ class KazooCoordinator:
 
     def _replace(self, reason: str) -> None:
         log.warning("zookeeper client replaced, %s: hosts=%s", reason, self._hosts)
-        old = self._client
+        assert self._loop is not None
+        close, self._close = self._close, close_nothing
         self._client = make_client(self._hosts, self._session_timeout_s)
         self._generation += 1
         self._is_beating = False
         self._apply(SessionEvent.EXPIRED)
-        close_on_thread(old, lambda: None)
+        # Behind the listeners: what is theirs may go to others with the session.
+        self._loop.call_soon(close, lambda: None)
         self._begin()
         self._schedule_check(REVIVE_DELAY_S)
 
@@ -318,7 +324,7 @@ class KazooCoordinator:
         for watch in tuple(self._watches):
             watch.cancel()
         closed = asyncio.Event()
-        close_on_thread(self._client, lambda: self._post(closed.set))
+        self._close(lambda: self._post(closed.set))
         if not await wait_set(closed, self._remaining_s(deadline_s)):
             log.warning("zookeeper session not closed in time, it will expire")
         self._apply(SessionEvent.EXPIRED)

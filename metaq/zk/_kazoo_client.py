@@ -7,7 +7,8 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
 
 from kazoo import __version__ as kazoo_version
 from kazoo import exceptions as kz
@@ -30,6 +31,9 @@ GREETINGS_PER_SESSION_TIMEOUT: Final = 3
 # The arguments wrapped in `_watch_greetings`, and the releases tried with it.
 INVOKE_PARAMETERS: Final = ("timeout", "request", "xid")
 KAZOO_KNOWN: Final = "kazoo>=2.10,<2.12"
+
+Close: TypeAlias = Callable[[Callable[[], None] | None], None]
+"""Has a client closed, without waiting; see `begin_closer`."""
 
 
 def make_client(hosts: str, session_timeout_s: float) -> Any:
@@ -89,14 +93,30 @@ def _refusal(hosts: object, error: Exception) -> ConfigError:
     )
 
 
-def close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
-    """Stop a client and free its sockets, then call `post_closed` on that thread.
+def close_nothing(post_closed: Callable[[], None] | None) -> None:
+    """Stand in for a client that has not begun."""
+    if post_closed is not None:
+        post_closed()
 
-    kazoo's stop blocks until its threads are gone, which an unreachable server can
-    delay by ten seconds and more. A daemon thread cannot hold our exit up.
+
+def begin_closer(client: Any) -> Close:
+    """Begin the thread that will close a client; return what has it do that, once.
+
+    It stops the client and frees its sockets, then calls what it was given on that
+    thread; given None, it ends and leaves the client alone. kazoo's stop blocks until
+    its threads are gone, which an unreachable server can delay by ten seconds and more.
+    A daemon thread cannot hold our exit up; and one that has begun is there also where
+    memory for another one is not.
+
+    Raises:
+        RuntimeError: no thread can begin.
     """
+    orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def close() -> None:
+        post_closed = orders.get()
+        if post_closed is None:
+            return
         try:
             client.stop()
             client.close()
@@ -104,11 +124,8 @@ def close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
             log.warning("zookeeper client did not close cleanly", exc_info=True)
         post_closed()
 
-    try:
-        threading.Thread(target=close, name="zk-close", daemon=True).start()
-    except RuntimeError:
-        # The interpreter is ending, and lets no thread begin; no other client is kept.
-        close()
+    threading.Thread(target=close, name="zk-close", daemon=True).start()
+    return orders.put
 
 
 def _repeated(hosts: str) -> str:

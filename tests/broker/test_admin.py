@@ -160,6 +160,27 @@ def test_reload_is_answered_with_what_changed(data_dir: Path) -> None:
     with_server(data_dir, body)
 
 
+def test_the_name_is_removed_by_a_thread_of_the_start(data_dir: Path) -> None:
+    """Where there is no memory for one at the stop, its start may wait for ever."""
+
+    class Noting(SystemFileSystem):
+        def unlink(self, path: Path) -> None:
+            removers.append(threading.current_thread())
+            super().unlink(path)
+
+    async def run() -> list[threading.Thread]:
+        server = AdminServer(Noting(), data_dir, Actions(), stop_timeout_s=TIMEOUT_S)
+        await server.start()
+        begun = threading.enumerate()
+        await server.stop()
+        return begun
+
+    removers = list[threading.Thread]()
+    begun = asyncio.run(run())
+    assert not (data_dir / SOCKET_NAME).exists()
+    assert [each in begun for each in removers] == [True]
+
+
 @pytest.mark.parametrize(
     ("request_fields", "call"),
     [

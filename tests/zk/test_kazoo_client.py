@@ -95,6 +95,21 @@ def test_a_client_that_finds_no_descriptor_is_started_later(
     until(lambda: set(threading.enumerate()) <= before)
 
 
+def test_the_thread_that_closes_a_client_begins_with_it() -> None:
+    """Where there is no memory for one at the stop, its start may wait for ever."""
+
+    async def scenario() -> None:
+        coordinator = make()
+        coordinator.start()
+        begun = set(threading.enumerate()) - before
+        assert "zk-close" in {each.name for each in begun}
+        await coordinator.stop(deadline_s=SystemClock().monotonic_s() + 30)
+
+    before = set(threading.enumerate())
+    asyncio.run(scenario())
+    until(lambda: set(threading.enumerate()) <= before)
+
+
 def test_what_is_told_to_install_is_what_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert KAZOO_KNOWN in project["dependencies"]
