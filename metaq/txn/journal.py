@@ -16,7 +16,8 @@ it would sync that alone. It takes everything queued at once:
   Puts are written before the loop is told, and synced by the verdict behind them.
 * What must lie on the disk *ahead* of the partitions is synced in every mode.
 * No room: the file is cut back to what it had, the entries of that group fail, and so
-  does what comes later of those transactions: a commit must not lack a put.
+  does what comes later of those transactions: a commit must not lack a put. Where there
+  is none for the next file, nor a descriptor, the present one goes on.
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
   group are on the disk, is unknown.
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
-from metaq.errors import NoSpaceError, StorageError
+from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import AppendFile, Buffer, DirLock, FileSystem, UpdateFile
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset, SizeBytes
@@ -56,6 +57,8 @@ less to read."""
 
 SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
 """Values of flushTxLogAtCommit."""
+
+_FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
 
 FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
 
@@ -228,6 +231,8 @@ class Journal:
         self._idle_bytes_max = min(file_bytes_max, IDLE_BYTES_MAX)
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
+        self._crowded_number = 0
+        """Of the last file that had to go on for want of room for the next."""
         self._failed: StorageError | None = None
         self._deletions: Deletions = {}
         self._entry_count = 0
@@ -500,7 +505,7 @@ class Journal:
         file = self._current
         assert file is not None, "the journal is open"
         if file.end >= self._file_bytes_max:
-            file = self._current = self._make_file(file.number + 1)
+            file = self._begin_file(file)
         slot.file, slot.position = file, -1
         file.references += 1
         return file
@@ -574,7 +579,12 @@ class Journal:
         if file.references > 0 or file.end < self._idle_bytes_max:
             return
         if file is self._current:
-            self._current = self._make_file(file.number + 1)
+            self._begin_file(file)
+        else:
+            self._remove(file)
+
+    def _remove(self, file: RedoFile) -> None:
+        """Remove a file in which nothing is needed."""
         del self._files[file.number]
         file.close()
         remove_files(self._fs, self.directory, [file.number])
@@ -665,6 +675,28 @@ class Journal:
 
     # -- files
 
+    def _begin_file(self, file: RedoFile) -> RedoFile:
+        """Return the new current file; the present one where there is no room now.
+
+        That one goes if nothing in it is needed.
+        """
+        try:
+            begun = self._make_file(file.number + 1)
+        except StorageError as error:
+            if not _is_passing(error):
+                raise
+            if self._crowded_number != file.number:
+                self._crowded_number = file.number
+                path = self.directory / f"redo.{file.number}"
+                log.warning(
+                    "journal goes on in a full file: file=%s error=%s", path, error
+                )
+            return file
+        self._current = begun
+        if not file.references:
+            self._remove(file)
+        return begun
+
     def _make_file(self, number: int) -> RedoFile:
         path = self.directory / f"redo.{number}"
         with ExitStack() as opened:
@@ -705,6 +737,15 @@ class Journal:
             self._entry_count,
             self._sync_count,
         )
+
+
+def _is_passing(error: StorageError) -> bool:
+    """Tell whether a file could not be made for want of what may be there again."""
+    return isinstance(error, NoSpaceError) or (
+        isinstance(error, DiskError)
+        and error.operation == "open"
+        and error.errno_name in _FEW_DESCRIPTORS
+    )
 
 
 def _bound_entries(start: int, bounds: Sequence[tuple[int, Offset]]) -> list[bytes]:

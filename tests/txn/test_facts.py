@@ -4,11 +4,13 @@ import errno
 import gc
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from metaq.errors import StorageError, TransactionError
+from metaq.errors import DiskError, NoSpaceError, StorageError, TransactionError
+from metaq.fs import AppendFile
 from metaq.model import Offset
 from metaq.txn.checkpoint import JournalPosition, read_checkpoint, write_checkpoint
 from metaq.txn.figures import TransactionLimits
@@ -420,6 +422,53 @@ def test_no_room_in_the_journal_fails_a_transaction_and_not_the_next() -> None:
     assert good.is_good
     assert bench.payloads() == [b"next"]
     assert killed(bench).payloads() == [b"next"]
+
+
+class CrowdedFileSystem(FaultyFileSystem):
+    """A disk on which a file of one name cannot be opened for appending."""
+
+    barred = ""
+    error: StorageError
+
+    def open_append(
+        self, path: Path, *, create: bool, is_synced: bool = True
+    ) -> AppendFile:
+        if path.name == self.barred:
+            raise self.error
+        return super().open_append(path, create=create, is_synced=is_synced)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoSpaceError("open found no room"), DiskError("open", "sums.2", "EMFILE")],
+    ids=["room", "descriptor"],
+)
+@pytest.mark.parametrize("barred", ["redo.2", "sums.2"])
+def test_no_room_for_the_next_file_is_no_end_of_the_journal(
+    error: StorageError, barred: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The present one goes on, which is told once; the next comes when it can."""
+    fs = CrowdedFileSystem()
+    bench = opened(fs, file_bytes_max=100)
+    assert journal_numbers(fs, JOURNAL) == [1]
+    fs.barred, fs.error = barred, error
+    for key in (XA, OTHER, LOCAL):
+        bench.begin(key)
+        bench.put(key, A, b"y" * (1 << 20))
+        good = bench.commit(key)
+        bench.run()
+        assert good.is_good
+        bench.coordinator.tick()  # when it is let go
+        bench.run()
+    assert bench.coordinator.figures().offline_cause is None
+    assert caplog.text.count(f"goes on in a full file: file={JOURNAL / 'redo.1'}") == 1
+    assert killed(bench).payloads() == [b"y" * (1 << 20)] * 3
+    fs.barred = ""
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"next")
+    bench.commit(LOCAL)
+    bench.run()
+    assert 1 not in journal_numbers(fs, JOURNAL)
 
 
 def test_a_partition_without_room_is_told_and_tried_again() -> None:
