@@ -86,6 +86,9 @@ def append_batch(
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)
+    except MemoryError:
+        answerer.answer(b"", count=1, size_bytes=batch.size_bytes + PUT_OVERHEAD_BYTES)
+        raise
 
 
 def answer_repeated(

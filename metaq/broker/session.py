@@ -417,13 +417,17 @@ class Session:
         """Send replies to `count` commands that held `size_bytes` in flight."""
         self._owed -= count
         self._in_flight_bytes -= size_bytes
-        # Gets that wait do not join: each is sent when its wait ends.
-        if self._owed > len(self._waiters):
-            self._channel.queue(replies)
-            if not joins_next:
-                self._channel.send_queued()
-        else:
-            self._channel.send_now(replies)
+        try:
+            # Gets that wait do not join: each is sent when its wait ends.
+            if self._owed > len(self._waiters):
+                self._channel.queue(replies)
+                if not joins_next:
+                    self._channel.send_queued()
+            else:
+                self._channel.send_now(replies)
+        except MemoryError:
+            # The peer would wait for ever; others of the group are told behind this.
+            self.run_out()
         self._context.load.release(size_bytes)
         if self._end_reason:
             self._close_if_settled()

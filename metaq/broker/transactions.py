@@ -120,11 +120,17 @@ class PutRunTicket:
 
     def on_journalled(self, _position: int) -> None:
         """Answer 200; where the records will lie is not known yet."""
-        offsets = [NO_OFFSET] * len(self._ids)
-        self._answer(
-            encode_put_replies(self._partition, self._opaques, self._ids, offsets),
-            joins_next=self._transaction.state is TxState.COMMITTING,
-        )
+        try:
+            offsets = [NO_OFFSET] * len(self._ids)
+            replies = encode_put_replies(
+                self._partition, self._opaques, self._ids, offsets
+            )
+        except MemoryError:
+            # Others of the group are still to be told.
+            self._answerer.run_out()
+            replies = b""
+        is_committing = self._transaction.state is TxState.COMMITTING
+        self._answer(replies, joins_next=is_committing)
 
     def on_refused(self, error: StorageError) -> None:
         """Refuse every put; its transaction cannot be committed any more."""
@@ -138,6 +144,10 @@ class PutRunTicket:
             for opaque in self._opaques
         ]
         self._answer(b"".join(replies))
+
+    def give_up(self) -> None:
+        """Be no longer owed: there was no memory to put them."""
+        self._answer(b"")
 
     def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
         self._answerer.answer(
@@ -185,16 +195,20 @@ def put_run(
     except TransactionError as error:
         ticket.refuse(str(error))
         return
-    transactions.put(
-        transaction,
-        log_id,
-        chunks,
-        size_bytes=size_bytes,
-        record_count=record_count,
-        last_id=last_id,
-        journalled=journalled,
-        ticket=ticket,
-    )
+    try:
+        transactions.put(
+            transaction,
+            log_id,
+            chunks,
+            size_bytes=size_bytes,
+            record_count=record_count,
+            last_id=last_id,
+            journalled=journalled,
+            ticket=ticket,
+        )
+    except MemoryError:
+        ticket.give_up()
+        raise
 
 
 class TransactionAnswer:

@@ -155,14 +155,18 @@ class Waiters:
         """End as many of those that are due as one turn has time for."""
         due, now_s = self._due, self._loop.time
         turn_ends_s = now_s() + TURN_S
-        while due:
-            waiter = due.popleft()
-            if self._remove(waiter):
-                waiter.finish(waiter)
-            if now_s() >= turn_ends_s:
+        try:
+            while due:
+                waiter = due.popleft()
+                if self._remove(waiter):
+                    waiter.finish(waiter)
+                if now_s() >= turn_ends_s:
+                    break
+        finally:
+            # Also behind one that failed: no other wait would ever end.
+            self._is_ending = bool(due)
+            if due:
                 self._turns.ask(self._end_due)
-                return
-        self._is_ending = False
 
     def _tick_behind(self, wait_ms: int) -> _Group:
         """Return those who wait until the first tick behind a wait that begins now."""

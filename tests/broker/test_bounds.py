@@ -9,21 +9,25 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from metaq.broker import acks
 from metaq.broker.acks import LIGHT_BYTES
+from metaq.broker.batches import append_batch
 from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
 from metaq.broker.waiters import Waiter
-from metaq.model import MessageId, Offset
+from metaq.model import MessageId, Offset, SizeBytes
 from metaq.net.channel import RECEIVE_BYTES, RECEIVE_FRAME_BYTES
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Mput
 from metaq.record.layout import encode_record
 from metaq.record.scan import read_record
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker, take_nothing
 from tests.rigs.inside import wrap_socket
@@ -267,6 +271,128 @@ def test_no_memory_for_replies_ends_their_connection_alone(
             load = broker.context.load
             assert load.dropped_count == 1
             assert load.in_flight_bytes == load.reply_bytes == 0
+
+    run(data_dir, scenario)
+
+
+class NoMemoryToSend:
+    """A socket that cannot be sent to, for want of memory."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, *_data: object) -> int:
+        raise MemoryError
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize(
+    ("begin", "command"),
+    [
+        (b"version 1\r\n", put(b"x")),
+        (
+            b"transaction TX:s:1 s BEGIN 2\r\n",
+            b"put test 0 1 0 -1 TX:s:1 3\r\nx",
+        ),
+    ],
+    ids=["put", "transactional"],
+)
+def test_no_memory_to_send_a_reply_ends_its_connection_alone(
+    data_dir: Path, begin: bytes, command: bytes
+) -> None:
+    """The peer would wait for it, and what it held would never be given back."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer, Peer(broker) as other:
+            await other.ask(put(b"x"))
+            assert (await peer.ask(begin)).startswith(b"result 200 ")
+            wrap_socket(peer.session.channel, NoMemoryToSend)
+            await peer.send(command)
+            await until(peer.is_closed)
+            assert (await other.ask(put(b"x"))).startswith(b"result 200 ")
+            load = broker.context.load
+            assert load.in_flight_bytes == load.reply_bytes == 0
+
+    run(data_dir, scenario)
+
+
+def test_no_memory_to_end_a_wait_keeps_no_other_wait(data_dir: Path) -> None:
+    """Waits end one after the other, and go on behind one that failed."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer, Peer(broker) as other:
+            await other.ask(put(b"x"))
+            wrap_socket(peer.session.channel, NoMemoryToSend)
+            for number, each in enumerate((peer, other)):
+                await each.send(b"get test g 0 21 99 %d wait=100\r\n" % number)
+            assert (await other.read_some()).startswith(b"result 404 ")
+            assert peer.is_closed()
+            assert broker.context.waiters.count == 0
+
+    run(data_dir, scenario)
+
+
+def test_a_wait_that_fails_keeps_no_other_wait(data_dir: Path) -> None:
+    """Whatever it fails with: what ends waits is there for all."""
+
+    async def scenario(broker) -> None:
+        waiters, finished = broker.context.waiters, list[int]()
+
+        def finish(waiter: Waiter) -> None:
+            finished.append(waiter.command.opaque)
+            if waiter.command.opaque == 0:
+                raise MemoryError
+
+        def add(number: int) -> None:
+            get = Get("test", "g", 0, 21, 100, number)
+            waiters.add(Waiter(get, Offset(21), finish), log=None, wait_ms=1)
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for number in range(3):
+            add(number)
+        await until(lambda: len(finished) == 3)
+        add(3)
+        await until(lambda: len(finished) == 4)
+
+    run(data_dir, scenario)
+
+
+class Lacking:
+    """A log that finds no memory for an append."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+
+    def append(self, *_chunks: object, **_more: object) -> None:
+        raise MemoryError
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+
+def test_no_memory_to_append_a_batch_leaves_nothing_in_flight(data_dir: Path) -> None:
+    """The connection ends; the bound on all of them would be used up for ever."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(put(b"x"))
+            log: Any = Lacking(broker.context.topics.find_log("test", 0))
+            records = encode_record(b"x", id=MessageId(0))
+            size = SizeBytes(len(records))
+            with pytest.raises(MemoryError):
+                append_batch(
+                    log,
+                    [records],
+                    StoredBatch("p", 0, 1, -1, MessageId(1), log.next_offset, size),
+                    peer.session,
+                    broker.context,
+                    opaque=1,
+                    finish=(),
+                )
+            assert not peer.session.owed
+            assert not broker.context.load.in_flight_bytes
 
     run(data_dir, scenario)
 

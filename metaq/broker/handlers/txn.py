@@ -137,7 +137,7 @@ def _later(
     verdict = TransactionAnswer(answerer, command)
     try:
         begin(verdict)
-    except TransactionError:
+    except (TransactionError, MemoryError):
         verdict.give_up()
         raise
 
