@@ -174,16 +174,14 @@ def _dump(
         if count == options.count_max:
             break
         position, record = item
+        # Zeros inside a record look like empty records.
+        if not (count or record.payload) and not _begins_record(options, base, start):
+            return False
         _print_record(Offset(base + position), record, as_json=options.as_json)
         position = Position(position + record.size_bytes)
-    if last is not None and position == start:
-        begins_at = _record_start(options.segment, start)
-        if begins_at != start:
-            render.say(
-                f"no record begins at offset {base + start}; the one that holds it"
-                f" begins at offset {base + begins_at}"
-            )
-            return False
+    is_none = last is not None and position == start
+    if is_none and not _begins_record(options, base, start):
+        return False
     if isinstance(last, Corrupt):
         found = search_record(file, Position(position + 1), end)
         _report_damage(last, Offset(base + position), base, found)
@@ -194,6 +192,17 @@ def _dump(
             f" {last.needed_bytes} bytes are there (a torn tail, or a write under way)"
         )
     return True
+
+
+def _begins_record(options: DumpOptions, base: Offset, start: Position) -> bool:
+    """Tell whether a record may begin at a position; say so where none does."""
+    begins_at = _record_start(options.segment, start)
+    if begins_at != start:
+        render.say(
+            f"no record begins at offset {base + start}; the one that holds it"
+            f" begins at offset {base + begins_at}"
+        )
+    return begins_at == start
 
 
 def _record_start(path: Path, position: Position) -> Position:

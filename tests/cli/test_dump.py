@@ -129,6 +129,18 @@ def test_an_offset_inside_a_record_is_told_from_a_torn_tail(
     )
 
 
+def test_zeros_inside_a_record_are_no_records(tmp_path: Path) -> None:
+    """They look like empty ones; a real one that is empty is printed."""
+    empty = record(b"")
+    path = write(tmp_path, empty, record(bytes(40) + b"x" * 40), empty)
+    result = run("dump", str(path), "--from", str(BASE + 20 + 20 + 30))
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    assert f"begins at offset {BASE + 20}\n" in result.stderr
+    for start in (0, 20 + 100):
+        result = run("dump", str(path), "--from", str(BASE + start), "--max", "1")
+        assert (result.exit_code, result.stdout.count("\n")) == (0, 2)
+
+
 def test_a_torn_tail_may_be_where_the_dump_begins(tmp_path: Path) -> None:
     path = write(tmp_path, record(b"first"), record(b"torn")[:-1])
     result = run("dump", str(path), "--from", str(BASE + 25))
