@@ -434,10 +434,17 @@ class TransactionCoordinator:
             raise XaCommandError(
                 UNAVAILABLE, f"the outcome of '{key}' is not carried out yet"
             )
-        if self._outcomes.pop(key, None) is None:
+        kept = self._outcomes.pop(key, None)
+        if kept is None:
             on_done(None)
-        else:
-            self._keep_outcomes(on_done)
+            return
+
+        def written(error: MetaqError | None) -> None:
+            if error is not None:
+                self._outcomes[key] = kept
+            on_done(error)
+
+        self._keep_outcomes(written)
 
     def recover(self, qualifier: str | None) -> list[str]:
         """Return the keys of what is prepared, or ended by an operator.

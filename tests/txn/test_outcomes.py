@@ -56,6 +56,29 @@ def test_outcomes_survive_and_are_answered_until_they_are_forgotten() -> None:
         bench.forget(LOCAL)
 
 
+def test_an_outcome_that_could_not_be_forgotten_is_kept() -> None:
+    """Forgetting it again is no success before the disk has forgotten it, too."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(XA)
+    bench.put(XA, A, b"x")
+    bench.prepare(XA)
+    bench.run()
+    bench.decide(XA, HeuristicOutcome.COMMIT)
+    bench.run()
+    bench.fs.set_capacity(0)
+    for _ in range(2):
+        failed = bench.forget(XA)
+        bench.run()
+        assert failed.is_done
+        assert not failed.is_good
+        assert bench.coordinator.recover(None) == [XA]
+    bench.fs.set_capacity(1 << 30)
+    answer = bench.forget(XA)
+    bench.run()
+    assert answer.is_good
+    assert killed(bench).coordinator.recover(None) == []
+
+
 def test_an_outcome_that_was_not_carried_out_is_at_the_start() -> None:
     """Written and then killed: the decision of the operator holds."""
     for outcome, wanted in (
