@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
 
+from metaq.client.names import name_some
+from metaq.model import BrokerId, TopicPartition
+from metaq.spark.clusters import shared_cluster
+from metaq.spark.errors import JobError
 from metaq.spark.jobs.archive_store import ORDER, read_archive
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.options import SinkOptions
@@ -43,18 +47,23 @@ def replay(
             topic, without it each message goes to the topic that it came from.
         where: SQL condition over the columns of the archive; None: all messages.
         keeps_partitions: Each message goes to the broker and partition that it came
-            from, which the topic must have; else messages with a key are spread by
-            it, and those without one by the names of their partitions.
+            from, which the topic must have: that is asked first; else messages with a
+            key are spread by it, and those without one by the names of their
+            partitions.
 
     Raises:
         ArchiveError: There is no archive, or it is damaged.
-        JobError: Reading or writing failed.
+        JobError: Reading or writing failed, or a topic lacks a partition.
+        NoBrokerError: No broker takes puts to a topic whose partitions are kept.
         OptionError: An option of the write is wrong.
     """
-    has_topic = SinkOptions.from_map(options).topic is not None
+    sink = SinkOptions.from_map(options)
+    has_topic = sink.topic is not None
     rows = read_archive(spark, path)
     with job_errors("replay"):
         wanted = rows if where is None else rows.where(where)
+        if keeps_partitions:
+            _require_partitions(wanted, sink)
         spread = wanted.repartition("topic", "broker_id", "partition")
         ordered = spread.sortWithinPartitions(*ORDER)
         target: tuple[Column | str, ...] = ("broker_id", "partition")
@@ -68,6 +77,29 @@ def replay(
         columns = ("attribute", "key", headers, "value", *target)
         names = columns if has_topic else ("topic", *columns)
         return write_messages(ordered.select(*names), options)
+
+
+def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:
+    """Refuse what would fail half way: messages of partitions that are not there.
+
+    Raises:
+        JobError: A topic lacks a partition; the message names it.
+        NoBrokerError: No broker takes puts to a topic.
+    """
+    places = rows.select("topic", "broker_id", "partition").distinct().collect()
+    wanted = {
+        TopicPartition(sink.topic or topic, BrokerId(broker_id), partition)
+        for topic, broker_id, partition in places
+    }
+    outlets = shared_cluster(sink.wire).outlets(place.topic for place in wanted)
+    for place in sorted(wanted):
+        there = outlets[place.topic]
+        if place not in there:
+            raise JobError(
+                f"replay: topic {place.topic} lacks partition"
+                f" {place.broker_id}-{place.partition} of the archive, it has"
+                f" {name_some(there)}; without keeping partitions they are spread"
+            )
 
 
 def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def broker() -> Iterator[EmbeddedBroker]:
     """Return a broker with a topic and room for a copy."""
-    with embedded_broker(topics={TOPIC: 2, "copy": 3, "same": 2}) as found:
+    with embedded_broker(topics={TOPIC: 2, "copy": 3, "same": 2, "less": 1}) as found:
         yield found
 
 
@@ -85,6 +85,9 @@ def test_a_topic_goes_to_an_archive_and_back(
     kept = stored(broker, "same")
     assert [m.data for m in kept["0-1"]] == numbered(10, 100)
     assert kept["0-0"] == []
+    with pytest.raises(JobError, match="topic less lacks partition 0-1 of the archive"):
+        replay(spark, path, {**wire, "topic": "less"}, keeps_partitions=True)
+    assert stored(broker, "less") == {"0-0": []}
 
 
 def test_what_an_archive_has_lost_is_lost(
