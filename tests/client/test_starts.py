@@ -13,7 +13,7 @@ from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import MessageId, Offset
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import PYTHON, StartBroker, broker_of, until
@@ -270,6 +270,23 @@ def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
         assert payloads(take(consumer, 1)) == [b"0"]
         assert consumer.statistics().reset_count == 1
     assert "committed=460 log_start=0 log_end=0 next=0" in caplog.text
+
+
+def test_a_committed_offset_is_not_given_up_for_a_broker_without_the_partition(
+    client: Client,
+) -> None:
+    """It was committed of another broker, or the topic is gone."""
+    other, store = partition(7), MemoryOffsets()
+    stored = {other: GroupOffset(Offset(460), MessageId(-1))}
+    asyncio.run(store.commit("g", stored, fence=None, deadline_s=0.0))
+    options: dict[str, Any] = {"offsets": store, "partitions": ["0-7"], **IDLE}
+    with (
+        pytest.raises(NoBrokerError, match=r"460 is committed, and broker 0 has no"),
+        client.consumer("g", ["test"], **options),
+    ):
+        pass
+    loaded = asyncio.run(store.load("g", other, deadline_s=0.0))
+    assert loaded == stored[other]
 
 
 def test_a_rollback_before_the_first_commit_goes_back_to_where_reading_began(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
     BACKOFF,
@@ -20,6 +21,7 @@ from metaq.client.cluster.metadata_queries import (
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start
 from metaq.client.timeouts import within
+from metaq.errors import NoBrokerError
 from metaq.model import MessageId, Millis, Offset, TopicPartition
 from metaq.retry import retry
 from metaq.zk.znodes import GroupOffset
@@ -81,12 +83,16 @@ async def first_offset(
 
     Raises:
         CannotAnswerError: a time was asked of a broker that knows none.
+        NoBrokerError: an offset is committed, and the broker does not serve the
+            partition.
         MetaqError: the broker cannot be asked.
     """
     ends = await log_range(context, partition, deadline_s=deadline_s)
     if committed is not None:
-        # Without a log the next message is at offset 0.
-        ends = ends or (Offset(0), Offset(0))
+        if ends is None:
+            await _require_served(context, partition, committed.offset, deadline_s)
+            # Without a log the next message is at offset 0.
+            ends = (Offset(0), Offset(0))
         if ends[0] <= committed.offset <= ends[1]:
             return committed, False
         if committed.offset < ends[0] <= handled <= ends[1]:
@@ -121,6 +127,25 @@ async def _choose(
         return log_end if found is None else max(found, log_start)
     wanted = start.get(partition, log_start) if isinstance(start, Mapping) else start
     return Offset(min(max(wanted, log_start), log_end))
+
+
+async def _require_served(
+    context: ClientContext,
+    partition: TopicPartition,
+    committed: Offset,
+    deadline_s: float,
+) -> None:
+    """Refuse to give an offset up because another broker was asked than the right one.
+
+    A partition that is served and has no log was made anew.
+    """
+    snapshot = await read_cluster(context, [partition.topic], deadline_s=deadline_s)
+    if committed and not snapshot.is_served(partition):
+        raise NoBrokerError(
+            f"{partition}: offset {committed} is committed, and broker"
+            f" {partition.broker_id} has no such partition: is the topic deleted, or"
+            " the broker another one?"
+        )
 
 
 def _report(
