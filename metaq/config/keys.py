@@ -210,8 +210,9 @@ TOPIC_KEYS: Final = (
     Key(name="dataPath", field="data_path", kind=KeyKind.TEXT),
     Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
         low=INT32_MIN, is_reloadable=True),
+    # Nor do they change between group commit and threshold.
     Key(name="unflushThreshold", field="unflush_threshold", unit="records",
-        low=INT32_MIN, is_reloadable=True),
+        low=INT32_MIN),
     Key(name="acceptPublish", field="accept_publish", kind=KeyKind.BOOLEAN,
         is_reloadable=True),
     Key(name="acceptSubscribe", field="accept_subscribe", kind=KeyKind.BOOLEAN,

@@ -18,7 +18,7 @@ other difference is reported. A file with any error changes nothing.
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -191,7 +191,10 @@ def reload_config(
     return Reload(
         config=merged,
         topics=diff_topics(running, merged),
-        needs_restart=_differences(running, wanted),
+        needs_restart=(
+            *_differences(running, wanted),
+            *_topic_differences(running, merged),
+        ),
     )
 
 
@@ -257,6 +260,16 @@ def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]
         for key in _KEYS_BY_SECTION[section]
         if (old := getattr(before, key.field)) != (new := getattr(after, key.field))
     )
+
+
+def _topic_differences(running: BrokerConfig, merged: BrokerConfig) -> Iterator[str]:
+    """Yield what changed in topics and does not reach logs that are open."""
+    for name, after in merged.topics.items():
+        before = running.topics.get(name, after)
+        for key in TOPIC_KEYS:
+            old, new = getattr(before, key.field), getattr(after, key.field)
+            if old != new and not key.is_reloadable:
+                yield f"[{TOPIC_PREFIX}{name}] {key.name}: {old} -> {new}"
 
 
 def _apply_overrides(

@@ -1,6 +1,7 @@
 """Reloads one after the other, and from a disk that hangs."""
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 from typing import Self
@@ -45,6 +46,10 @@ class Bench:
         self.text = CONFIG.replace("{data}", str(directory / "data"))
         self.ini.write_text(self.text)
         self.disk = Disk(self.ini)
+        self.load()
+
+    def load(self) -> None:
+        """Make the broker, with the settings of the file."""
         config = load_config(str(self.ini), lambda path: Path(path).read_bytes())
         self.broker = Broker(config, fs=self.disk)
 
@@ -104,4 +109,36 @@ def test_reloads_at_once_end_with_the_last_file(tmp_path: Path) -> None:
             assert "new" in bench.broker.context.config.topics
             assert bench.broker.control.status().reload_count == 2
 
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (0, 7, b"synced-before-ack until a restart, then synced-later after 7 "),
+        (7, 0, b"synced-later until a restart, then synced-before-ack"),
+    ],
+)
+def test_the_durability_that_is_told_is_that_of_the_logs(
+    tmp_path: Path, before: int, after: int, told: bytes
+) -> None:
+    """A reload does not change what an acknowledgement of an open log means."""
+
+    def settings(threshold: int) -> str:
+        values = f"unflushThreshold={threshold}\nunflushInterval=1000"
+        return bench.text.replace("[topic=test]", f"[topic=test]\n{values}")
+
+    async def scenario() -> None:
+        async with bench, Peer(bench.broker) as peer:
+            await peer.ask(b"put test 0 5 0 907060870 1\r\nhello")
+            bench.ini.write_text(settings(after))
+            await bench.broker.control.reload()
+            for item in (b"stats\r\n", b"stats test\r\n"):
+                (line,) = re.findall(rb"durability (.+)\r\n", await peer.ask(item))
+                assert told in line
+
+    bench = Bench(tmp_path)
+    bench.ini.write_text(settings(before))
+    bench.load()
+    bench.disk.may_go_on.set()
     asyncio.run(scenario())

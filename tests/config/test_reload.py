@@ -76,6 +76,18 @@ def test_other_sections_wait_for_a_restart_and_say_so() -> None:
     )
 
 
+def test_what_does_not_reach_open_logs_is_named() -> None:
+    """Their directory, and whether a put is answered before its sync."""
+    data = BASE.replace("[topic=c]", "[topic=c]\nunflushThreshold=9\ndataPath=/other")
+    reload = reload_config(RUNNING, data.encode())
+    assert reload.topics.changed == ("c",)
+    old = RUNNING.topic("c").data_path
+    assert reload.needs_restart == (
+        f"[topic=c] dataPath: {old} -> /other",
+        "[topic=c] unflushThreshold: 0 -> 9",
+    )
+
+
 def test_overrides_of_the_start_hold_on_reload() -> None:
     """Settings of the command line are not undone by the file."""
     overrides = {"serverPort": "0", "extra:numPartitions": "2"}

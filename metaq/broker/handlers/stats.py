@@ -68,14 +68,26 @@ def handle_stats(
     return _wrap(lines)
 
 
-def describe_durability(topic: TopicConfig) -> str:
-    """Return in words what an acknowledgement of this topic means."""
-    if topic.unflush_threshold <= 0 or topic.unflush_interval_ms <= 0:
-        return "synced-before-ack"
-    return (
-        f"synced-later after {topic.unflush_threshold} messages"
-        f" or {topic.unflush_interval_ms} ms"
-    )
+def describe_durability(topic: TopicConfig, logs: Iterable[LogStatistics] = ()) -> str:
+    """Return in words what an acknowledgement of this topic means.
+
+    Args:
+        topic: its settings.
+        logs: that it has; one that is open keeps its mode whatever a reload says.
+    """
+    is_group_commit = topic.unflush_threshold <= 0
+    # Then the other mode syncs each write as well.
+    is_prompt = topic.unflush_interval_ms <= 0
+    text = "synced-before-ack"
+    if not is_group_commit and not is_prompt:
+        text = (
+            f"synced-later after {topic.unflush_threshold} messages"
+            f" or {topic.unflush_interval_ms} ms"
+        )
+    if is_prompt or all(log.is_group_commit == is_group_commit for log in logs):
+        return text
+    now = "synced-later" if is_group_commit else "synced-before-ack"
+    return f"{now} until a restart, then {text}"
 
 
 def _wrap(lines: Iterable[str]) -> bytes:
@@ -95,7 +107,8 @@ def _broker_lines(context: BrokerContext) -> _Lines:
     total = sum(s.record_count for logs_ in logs.values() for s in logs_)
     uptime_s = int(context.clock.monotonic_s() - context.started_s)
     modes = {
-        describe_durability(config.topic(name)) for name in {*logs, *config.topic_names}
+        describe_durability(config.topic(name), logs.get(name, ()))
+        for name in {*logs, *config.topic_names}
     }
     closed = [
         f"{topic}-{partition}"
@@ -187,7 +200,8 @@ def _topic_lines(topic: str, context: BrokerContext) -> _Lines:
         f"topic_realtime_{name} {realtime.describe_topic(name, topic)}"
         for name in OPERATIONS
     ]
-    lines.append(f"durability {describe_durability(context.config.topic(topic))}")
+    durability = describe_durability(context.config.topic(topic), found)
+    lines.append(f"durability {durability}")
     return lines
 
 
