@@ -84,6 +84,7 @@ from metaq.txn.transaction import (
     Told,
     restore_transaction,
 )
+from metaq.txn.unended import UnendedTransactions
 
 VIEWS_MAX: Final = 1000
 """Transactions that are shown to an operator; those that are prepared come first."""
@@ -127,6 +128,7 @@ class TransactionCoordinator:
         self._held_bytes = 0
         self._records = CommitRecords(fs, journal, sink)
         self._applier = Applier(sink, journal, self._on_applied)
+        self._unended = UnendedTransactions(journal)
         self._disabled: StorageError | None = None
         self._notes: tuple[str, ...] = ()
         self._is_closed = False
@@ -215,11 +217,13 @@ class TransactionCoordinator:
             if not is_same or found.state not in OPEN_STATES:
                 raise in_use(key, found.state)
             return
-        limits = self._limits
-        if len(self._transactions) >= limits.open_count_max:
+        if key in self._unended:
+            raise in_use(key, TxState.ROLLING_BACK)
+        limits, count = self._limits, len(self._transactions) + len(self._unended)
+        if count >= limits.open_count_max:
             self._refuse(
                 f"too many transactions are open: expected at most"
-                f" {limits.open_count_max}, got {len(self._transactions) + 1}"
+                f" {limits.open_count_max}, got {count + 1}"
             )
         if timeout_s > 0 and len(self._deadlines) >= limits.timed_count_max:
             # MetaQ's words.
@@ -229,10 +233,8 @@ class TransactionCoordinator:
             )
         tx = BrokerTransaction(key, owner, self._clock.wall_ms(), session_id)
         self._add(tx)
-        if is_xa(key):
-            self.counters.begun_xa += 1
-        else:
-            self.counters.begun_local += 1
+        self.counters.begun_xa += is_xa(key)
+        self.counters.begun_local += not is_xa(key)
         if timeout_s > 0:
             seconds = min(timeout_s, limits.timeout_s_max)
             self._deadlines.set(tx, self._clock.monotonic_s() + seconds)
@@ -440,8 +442,7 @@ class TransactionCoordinator:
             return
 
         def written(error: MetaqError | None) -> None:
-            if error is not None:
-                self._outcomes[key] = kept
+            self._outcomes |= {} if error is None else {key: kept}
             on_done(error)
 
         self._keep_outcomes(written)
@@ -586,6 +587,7 @@ class TransactionCoordinator:
         for tx in self._deadlines.take_due(now_s):
             self._expire(tx)
         self._applier.retry()
+        self._unended.retry()
 
     def sync_due(self) -> None:
         """Sync the journal where its mode is once a second."""
@@ -616,8 +618,7 @@ class TransactionCoordinator:
         tx.waiters.append(on_done)
         if before is TxState.DECIDED:
             self._applier.apply(tx)
-        is_begun = before in {TxState.COMMITTING, TxState.DECIDED}
-        return None if is_begun else tx
+        return None if before in {TxState.COMMITTING, TxState.DECIDED} else tx
 
     def _begin_commit(self, *together: BrokerTransaction) -> None:
         """Journal the commit of transactions, as one decision."""
@@ -697,7 +698,7 @@ class TransactionCoordinator:
                 on_done(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
             else:
                 # Nothing of it survives a restart: that is what was asked for.
-                self._journal.release(tx.slot)
+                self._unended.add(tx.key, tx.slot)
                 on_done(None)
 
         if not is_prepared:
@@ -764,7 +765,7 @@ class TransactionCoordinator:
 
     def _forget_refused(self, tx: BrokerTransaction) -> None:
         """Drop a transaction of which the journal takes no more records."""
-        self._journal.release(tx.slot)
+        self._unended.add(tx.key, tx.slot)
         self._drop(tx)
 
     def _keep_outcomes(self, on_done: Told) -> None:

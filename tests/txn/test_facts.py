@@ -424,6 +424,40 @@ def test_no_room_in_the_journal_fails_a_transaction_and_not_the_next() -> None:
     assert killed(bench).payloads() == [b"next"]
 
 
+@pytest.mark.parametrize("key", [LOCAL, XA])
+@pytest.mark.parametrize("fails", ["put", "rollback"])
+def test_what_was_rolled_back_without_room_is_none_of_the_next_of_its_key(
+    key: str, fails: str
+) -> None:
+    """Replay would take the puts of both for one; until then the key is in use."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(key)
+    bench.put(key, A, b"over")
+    bench.run()
+    bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC)
+    if fails == "put":
+        bench.put(key, A, b"lost")
+        bench.run()
+        bench.commit(key)
+    else:
+        bench.rollback(key)
+    bench.run()
+    for _ in range(2):
+        with pytest.raises(TransactionError, match="is in use: rolling back"):
+            bench.begin(key)
+        bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC)
+        bench.coordinator.tick()
+        bench.run()
+    bench.coordinator.tick()
+    bench.run()
+    bench.begin(key)
+    bench.put(key, A, b"next")
+    good = bench.commit(key)
+    bench.run()
+    assert good.is_good
+    assert killed(bench).payloads() == [b"next"]
+
+
 class CrowdedFileSystem(FaultyFileSystem):
     """A disk on which a file of one name cannot be opened for appending."""
 
