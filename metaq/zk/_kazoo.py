@@ -22,8 +22,8 @@ a time, because requests hold kazoo's own pings up, and those find a dead connec
 
 That also ends a state that a client cannot detect: a server that came back without its
 data refuses clients that have seen a later transaction than it has, for ever, without a
-word about their sessions. If the session does live on, it is one whose nodes the new
-session takes over.
+word about their sessions. If the session does live on, at a server that was away, its
+client ends it when it finds that server again.
 
 A request is only handed to kazoo while the session is connected. kazoo would queue it
 otherwise, and carry it out later, when the caller has stopped waiting.
@@ -48,7 +48,13 @@ from metaq.errors import (
     SessionSuspendedError,
 )
 from metaq.retry import wait_set
-from metaq.zk._kazoo_client import Close, begin_closer, close_nothing, make_client
+from metaq.zk._kazoo_client import (
+    Close,
+    CloseOrder,
+    begin_closer,
+    close_nothing,
+    make_client,
+)
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -289,7 +295,8 @@ class KazooCoordinator:
         self._is_beating = False
         self._apply(SessionEvent.EXPIRED)
         # Behind the listeners: what is theirs may go to others with the session.
-        self._loop.call_soon(close, lambda: None)
+        patience_s = self.status.timeout_s or self._session_timeout_s
+        self._loop.call_soon(close, CloseOrder(lambda: None, patience_s))
         self._begin()
         self._schedule_check(REVIVE_DELAY_S)
 
@@ -324,7 +331,7 @@ class KazooCoordinator:
         for watch in tuple(self._watches):
             watch.cancel()
         closed = asyncio.Event()
-        self._close(lambda: self._post(closed.set))
+        self._close(CloseOrder(lambda: self._post(closed.set), 0.0))
         if not await wait_set(closed, self._remaining_s(deadline_s)):
             log.warning("zookeeper session not closed in time, it will expire")
         self._apply(SessionEvent.EXPIRED)

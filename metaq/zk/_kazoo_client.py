@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +16,7 @@ from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.hosts import collect_hosts
 from kazoo.protocol.serialization import Connect
+from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from metaq.errors import ConfigError
@@ -32,7 +34,19 @@ GREETINGS_PER_SESSION_TIMEOUT: Final = 3
 INVOKE_PARAMETERS: Final = ("timeout", "request", "xid")
 KAZOO_KNOWN: Final = "kazoo>=2.10,<2.12"
 
-Close: TypeAlias = Callable[[Callable[[], None] | None], None]
+
+@dataclass(frozen=True, slots=True)
+class CloseOrder:
+    """Word to the thread that closes a client."""
+
+    post_closed: Callable[[], None]
+    """Called on that thread, behind the close."""
+    patience_s: float
+    """Seconds that a client without a connection has to come by one: its session lives
+    on at a server that was away, with all its nodes, and can be ended then."""
+
+
+Close: TypeAlias = Callable[[CloseOrder | None], None]
 """Has a client closed, without waiting; see `begin_closer`."""
 
 
@@ -93,39 +107,54 @@ def _refusal(hosts: object, error: Exception) -> ConfigError:
     )
 
 
-def close_nothing(post_closed: Callable[[], None] | None) -> None:
+def close_nothing(order: CloseOrder | None) -> None:
     """Stand in for a client that has not begun."""
-    if post_closed is not None:
-        post_closed()
+    if order is not None:
+        order.post_closed()
 
 
 def begin_closer(client: Any) -> Close:
     """Begin the thread that will close a client; return what has it do that, once.
 
-    It stops the client and frees its sockets, then calls what it was given on that
-    thread; given None, it ends and leaves the client alone. kazoo's stop blocks until
-    its threads are gone, which an unreachable server can delay by ten seconds and more.
-    A daemon thread cannot hold our exit up; and one that has begun is there also where
-    memory for another one is not.
+    It stops the client, which ends the session of one that is connected, and frees its
+    sockets; without an order it ends and leaves the client alone. kazoo's stop blocks
+    until its threads are gone, which an unreachable server can delay by ten seconds and
+    more. A daemon thread cannot hold our exit up; and one that has begun is there also
+    where memory for another one is not.
 
     Raises:
         RuntimeError: no thread can begin.
     """
-    orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    orders: SimpleQueue[CloseOrder | None] = SimpleQueue()
 
     def close() -> None:
-        post_closed = orders.get()
-        if post_closed is None:
+        order = orders.get()
+        if order is None:
             return
         try:
+            if order.patience_s and not client.connected:
+                _wait_connected(client, order.patience_s)
             client.stop()
             client.close()
         except Exception:  # top of a thread, and kazoo raises plain Exception
             log.warning("zookeeper client did not close cleanly", exc_info=True)
-        post_closed()
+        order.post_closed()
 
     threading.Thread(target=close, name="zk-close", daemon=True).start()
     return orders.put
+
+
+def _wait_connected(client: Any, patience_s: float) -> None:
+    """Wait until a client is connected again, or hears that its session is over."""
+    has_news = threading.Event()
+
+    def on_state(state: KazooState) -> None:
+        if state != KazooState.SUSPENDED:
+            has_news.set()
+
+    client.add_listener(on_state)
+    if not client.connected:
+        has_news.wait(patience_s)
 
 
 def _repeated(hosts: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from metaq.errors import OwnershipLostError
 from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.cluster import ClusterSnapshot, ClusterWatch
+from metaq.zk.errors import MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import BrokerRole, NodePaths
@@ -208,13 +209,13 @@ def test_a_late_commit_fails_at_the_version(
     asyncio.run(scenario())
 
 
-def test_a_session_that_lives_on_is_taken_over(
+def test_a_session_that_lives_on_is_waited_for(
     zookeeper_alone: ZooKeeperServer,
 ) -> None:
     """Cut off for a whole time-out by the server's own absence, and back.
 
-    The session lives on in ZooKeeper, with our nodes; the new one takes them over, and
-    they are still there when the old one has ended.
+    The session lives on in ZooKeeper, with our nodes, until its client has ended it;
+    those of the new one stay.
     """
 
     async def scenario() -> None:
@@ -229,13 +230,15 @@ def test_a_session_that_lives_on_is_taken_over(
             assert one.group.claims == frozenset()
             zookeeper_alone.start()
             await one.connected(session_version=2)
-            await one.register()
-            assert await one.claim()
 
-            async def is_over() -> bool:
-                return not await one.coordinator.exists("/old", deadline_s=in_s())
+            async def is_back() -> bool:
+                with suppress(MemberTakenError):
+                    await one.register()
+                    return await one.claim()
+                return False
 
-            await until_true(is_over)
+            await until_true(is_back)
+            assert not await one.coordinator.exists("/old", deadline_s=in_s())
             members = await one.group.members(deadline_s=in_s())
             assert dict(members) == {"g_c1": ("test",)}
             owners = await one.group.owners("test", deadline_s=in_s())

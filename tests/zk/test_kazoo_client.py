@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from kazoo.handlers import utils
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.states import KazooState
 
 from metaq.client import Client
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError
 from metaq.zk import _kazoo, _kazoo_client
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk._kazoo_client import KAZOO_KNOWN
+from metaq.zk._kazoo_client import KAZOO_KNOWN, CloseOrder, begin_closer
 from tests.brokers import until
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,49 @@ def test_the_thread_that_closes_a_client_begins_with_it() -> None:
     before = set(threading.enumerate())
     asyncio.run(scenario())
     until(lambda: set(threading.enumerate()) <= before)
+
+
+class AwayClient:
+    """A client whose server is away; `on_state` tells it otherwise."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.calls: list[str] = []
+        self.is_waiting = threading.Event()
+        self.on_state: Any = None
+
+    def add_listener(self, listener: Any) -> None:
+        self.on_state = listener
+        self.is_waiting.set()
+
+    def stop(self) -> None:
+        self.calls.append("stop, connected" if self.connected else "stop")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_a_session_that_lives_on_is_ended_when_its_server_is_back() -> None:
+    """Its nodes would be in the way of the next session for a whole time-out."""
+    client, closed = AwayClient(), threading.Event()
+    begin_closer(client)(CloseOrder(closed.set, patience_s=60.0))
+    assert client.is_waiting.wait(30)
+    client.on_state(KazooState.SUSPENDED)
+    assert client.calls == []
+    client.connected = True
+    client.on_state(KazooState.CONNECTED)
+    assert closed.wait(30)
+    assert client.calls == ["stop, connected", "close"]
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.01])
+def test_a_server_that_stays_away_is_not_waited_for_for_ever(patience_s: float) -> None:
+    """Nor at all where the client is to end now."""
+    client, closed = AwayClient(), threading.Event()
+    begin_closer(client)(CloseOrder(closed.set, patience_s))
+    assert closed.wait(30)
+    assert client.calls == ["stop", "close"]
+    assert client.is_waiting.is_set() is bool(patience_s)
 
 
 def test_what_is_told_to_install_is_what_is_required() -> None:
