@@ -34,7 +34,7 @@ from metaq.broker.defined_topics import Found, Outcome, take_in
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.helper_threads import start_call
+from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
 from metaq.model import BrokerId, SizeBytes
 from metaq.retry import Backoff, wait_set
@@ -96,6 +96,8 @@ class Definitions(Service):
         self._unfinished = 0
         self._in_effect: tuple[Outcome, bool] | None = None
         self._wake = asyncio.Event()
+        # Its disk may hang, and others need the threads that there are.
+        self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
         self._coordinator: Coordinator | None = None
@@ -199,6 +201,9 @@ class Definitions(Service):
 
     async def on_start(self) -> None:
         """Begin to watch, and to pass."""
+        # Now: a pass that found no memory for it later would end the broker.
+        self._writer.begin()
+        self.on_way_down("writer", self._stop_writer)
         coordinator = self._coordinator
         if coordinator is not None:
             settler = Settler(coordinator, self._is_complete, self._wake.set)
@@ -212,6 +217,9 @@ class Definitions(Service):
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
+
+    async def _stop_writer(self) -> None:
+        self._writer.shutdown(wait=False)
 
     async def wait_read(self) -> None:
         """Wait until the definitions in ZooKeeper are in effect, or cannot be."""
@@ -291,8 +299,7 @@ class Definitions(Service):
         write = partial(
             self._fs.write_atomically, self._path, encode_copy(outcome.accepted)
         )
-        # Its disk may hang, and others need the threads that there are.
-        await asyncio.wrap_future(start_call("metaq-definitions", write))
+        await asyncio.wrap_future(self._writer.submit(write))
         self._copied = outcome.accepted
 
     async def _delete(self, topic: str) -> None:

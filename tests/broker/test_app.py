@@ -17,6 +17,7 @@ import pytest
 
 from metaq.broker.admin_client import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
+from metaq.broker.definitions import COPY_NAME
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.registration import advertised_host, listening_host, make_snapshot
 from metaq.clock import SystemClock
@@ -35,7 +36,9 @@ from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
 from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.definitions import TopicDefinition, encode_definition
 from metaq.zk.errors import BrokerIdTakenError
+from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
 from tests.rigs.waiting import until
 
@@ -318,6 +321,30 @@ def test_a_broker_is_advertised_while_it_serves_and_withdrawn_when_it_stops(
         assert data_of(server, "/meta/brokers/topics/test/0-m") is None
 
     run(scenario())
+
+
+def test_topics_are_remembered_by_a_thread_of_the_start(data_dir: Path) -> None:
+    """One that finds no memory to begin would end the broker, or wait for ever."""
+
+    class Noting(SystemFileSystem):
+        def write_atomically(self, path: Path, data: bytes) -> None:
+            super().write_atomically(path, data)
+            if path.name == COPY_NAME:
+                writers.append(threading.current_thread())
+
+    async def scenario() -> list[threading.Thread]:
+        server = MemoryZooKeeper()
+        options = {"coordinator": server.coordinator(SystemClock()), "fs": Noting()}
+        async with running_broker(data_dir, WITH_ZOOKEEPER, **options):
+            begun, count = threading.enumerate(), len(writers)
+            path = NodePaths().topic_definition("made")
+            server.put(path, encode_definition(TopicDefinition(partitions=1)))
+            await until(lambda: len(writers) > count)
+            return begun
+
+    writers = list[threading.Thread]()
+    begun = asyncio.run(scenario())
+    assert set(writers) <= set(begun)
 
 
 def test_a_node_that_others_deleted_is_an_alarm_until_it_is_back(
