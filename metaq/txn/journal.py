@@ -774,12 +774,15 @@ def _keep_blocks(
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
-    """Remove redo files and what lies beside them, in their order.
+    """Remove redo files and what lies beside them, the oldest one last.
+
+    A newer one may be its copy, which a power cut has torn: until that is gone, the
+    bytes that were synced come first in a replay.
 
     Raises:
-        StorageError: the disk refuses; those before it are gone.
+        StorageError: the disk refuses; those behind it are gone.
     """
-    for number in sorted(numbers):
+    for number in sorted(numbers, reverse=True):
         for kind in ("redo", "sums"):
             fs.discard(directory / f"{kind}.{number}")
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from metaq.errors import StorageError, TransactionError
+from metaq.model import SizeBytes
+from metaq.txn.opening import journal_numbers
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.disk import Choose
 from tests.rigs.fs import (
@@ -21,6 +23,7 @@ from tests.rigs.fs import (
 )
 from tests.sampling import examples, failures, quarter, sample
 from tests.txn.support import (
+    JOURNAL,
     A,
     Answer,
     B,
@@ -349,6 +352,30 @@ def test_an_opening_may_be_cut_too(
         for again in crash_points(broken, recover, lambda: None):
             disk = again.disk.crash(keep_random(seed + number))
             check(disk, point.progress, keeps_last=sync_mode == 1)
+
+
+def test_a_torn_copy_is_never_believed_before_its_original() -> None:
+    """An opening was cut while it wrote the copy, the next one while it cleaned up."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(X1)
+    bench.put(X1, A, b"x" * 40)
+    bench.prepare(X1)
+    bench.run()
+    bench.kill()
+    disk = bench.fs
+    (number,) = journal_numbers(disk, JOURNAL)
+    data = disk.read_file(JOURNAL / f"redo.{number}", SizeBytes(1 << 20))
+    copy = disk.open_append(JOURNAL / f"redo.{number + 1}", create=True)
+    copy.write(data.replace(b"x" * 40, b"x" * 39 + b"\0"))
+    copy.sync()
+    copy.close()
+    for point in crash_points(disk, lambda: opened(disk), lambda: None):
+        for choose in (keep_none, keep_all):
+            again = opened(point.disk.crash(choose))
+            answer = again.commit(X1, is_two_phase=True)
+            again.run()
+            assert answer.is_good
+            assert again.payloads() == [b"x" * 40]
 
 
 @pytest.mark.slow
