@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
 from tests.pace import Pace
+from tests.rigs.zookeeper import use_quiet_server
 from tests.sampling import SEED, examples, unchosen
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +46,12 @@ hypothesis.settings.load_profile("metaq")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set what all tests inherit: the seed, if the command line brings none; SIGINT."""
+    """Set what all tests inherit: a seed, if the command line brings none; SIGINT."""
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
     if config.option.dist != "no":
         config.pluginmanager.register(Pace(config))
+    use_quiet_server()
     # Behind a shell's `&` it is ignored, and children of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -15,6 +15,7 @@ import pytest
 from metaq.testing.ports import reserved_port
 from metaq.zk import embedded
 from metaq.zk.embedded import (
+    CLASSPATH_VARIABLE,
     EmbeddedZooKeeper,
     EmbeddedZooKeeperError,
     find_classpath,
@@ -222,6 +223,8 @@ def test_a_server_lives_through_all_that_can_be_done_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """start, pause, resume, restart, kill, stop: same port, same data, no zombie."""
+    # With the class path that users have, and its log.
+    monkeypatch.delenv(CLASSPATH_VARIABLE, raising=False)
     directory = tmp_path / "a $directory with ünusual\\name"
     with reserved_port() as number:
         # It is picked once, and no other program is given it between two starts.

@@ -1,0 +1,30 @@
+"""Class path of ZooKeepers that tests start, without the libraries of its log.
+
+More than half of a start's processor time goes into these, and no test but the server's
+own reads the log. What the server says otherwise is in `zookeeper.out`.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from metaq.zk.embedded import CLASSPATH_VARIABLE
+from tests.sampling import IS_WHOLE
+
+NEEDED: Final = ("zookeeper-", "slf4j-api-", "metrics-core-", "netty-", "snappy-java-")
+"""How the names of jars begin."""
+
+
+def use_quiet_server() -> None:
+    """Have all servers that start from now on be without a log.
+
+    A whole run has logs, and a class path that was given is left.
+    """
+    spec = find_spec("pyspark")
+    if IS_WHOLE or spec is None or CLASSPATH_VARIABLE in os.environ:
+        return
+    assert spec.origin is not None
+    jars = Path(spec.origin).parent.glob("jars/*.jar")
+    needed = sorted(str(jar) for jar in jars if jar.name.startswith(NEEDED))
+    os.environ[CLASSPATH_VARIABLE] = os.pathsep.join(needed)
