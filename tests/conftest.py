@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.dist != "no":
         config.pluginmanager.register(Pace(config))
     use_quiet_server()
+    # What is frozen when Python ends is not freed, and duckdb says so.
+    config.add_cleanup(gc.unfreeze)
     # Behind a shell's `&` it is ignored, and children of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -124,9 +126,14 @@ def pytest_xdist_make_scheduler(
 
 
 def pytest_sessionfinish() -> None:
-    """Let the last collection, pytest's own, see what tests left behind for later."""
-    gc.unfreeze()
+    """Let one collection see what tests left behind for later.
 
+    Pytest makes five more, each of which takes long where so much is there: they look
+    at what this one leaves behind.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 def pytest_report_header() -> str:
     """Print the seed where every report begins."""
