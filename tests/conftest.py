@@ -135,6 +135,7 @@ def pytest_sessionfinish() -> None:
     gc.collect()
     gc.freeze()
 
+
 def pytest_report_header() -> str:
     """Print the seed where every report begins."""
     return f"seed: {SEED} (METAQ_SEED={SEED} repeats this run)"

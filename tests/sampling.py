@@ -3,12 +3,15 @@
 Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
 of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them. In other runs
 properties try fewer examples, and a quarter of the moments at which a crash may come or
-a call may fail are tried, each call with one error.
+a call may fail are tried, each call with one error. METAQ_QUICK=1 halves the examples
+once more, and runs one of two tests that differ in nothing but broker or world.
 """
 
 import os
 import random
+import re
 import secrets
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import TypeVar
@@ -24,7 +27,11 @@ IS_WHOLE = bool(os.environ.get("METAQ_WHOLE"))
 """Everything is tried, however long it takes."""
 
 IS_QUICK = bool(os.environ.get("METAQ_QUICK"))
-"""Properties try half as many examples as else."""
+"""Properties try half as many examples as else, and half of the twins run."""
+
+TWIN_WORDS = {"metaq-python": 0, "metaq-1.4": 1, "sync": 0, "async": 1}
+"""Values of a parameter that tell twins apart: kind of broker, world of the client."""
+_TWIN_WORD = re.compile(rf"(?<=[\[-])({'|'.join(map(re.escape, TWIN_WORDS))})(?=[-\]])")
 
 T = TypeVar("T")
 
@@ -67,10 +74,35 @@ def unchosen(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if item.get_closest_marker("sampled"):
             name = item.nodeid.partition("[")[0]
             matrices.setdefault(name, []).append(item)
-    left = set()
+    left = twins_left_out(items) if IS_QUICK else set()
     for name, cells in matrices.items():
         mark = cells[0].get_closest_marker("sampled")
         assert mark is not None
         rng = random.Random(f"{SEED}: {name}")
         left |= {*cells} - {*sample(cells, *mark.args, rng)}
+    return left
+
+
+def twins_left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return half of the tests that differ in nothing but broker or world.
+
+    Of a broker and a world crossed, each broker and each world is left. The sets of
+    twins of a function take turns: one has the real broker, the next MetaQ 1.4.
+    """
+    families: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        function, _, cell = item.nodeid.partition("[")
+        rest, count = _TWIN_WORD.subn("*", f"[{cell}")
+        if count:
+            families.setdefault(function, {}).setdefault(rest, []).append(item)
+    left = set()
+    for function, sets in families.items():
+        first = random.Random(f"{SEED}: {function}").randrange(2)
+        for turn, twins in enumerate(sets.values(), first):
+            halves: dict[int, list[pytest.Item]] = defaultdict(list)
+            for item in twins:
+                words = _TWIN_WORD.findall(item.nodeid)
+                halves[sum(TWIN_WORDS[word] for word in words) % 2].append(item)
+            if len(halves) == 2:
+                left |= {*halves[turn % 2]}
     return left
