@@ -153,13 +153,15 @@ def pytest_runtest_protocol(
 ) -> bool | None:
     """Run a test of Spark anew, fixtures and all, when Spark gave up on its Python.
 
-    A worker of xdist sends few reports: most are as much work as a short test.
+    A worker of xdist sends one report of a test, if all goes well, and not that it
+    begins and ends: each message is as much work as a short test.
     """
     tries = LATE_WORKER_TRIES if item.get_closest_marker("spark") else 1
     is_worker = hasattr(item.config, "workerinput")
     if tries == 1 and not is_worker:
         return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    if not is_worker:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for number in range(1, tries + 1):
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         if number == tries or not any(map(_has_late_worker, reports)):
@@ -168,7 +170,8 @@ def pytest_runtest_protocol(
     for report in reports:
         if not is_worker or _says_something(report):
             item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    if not is_worker:
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 

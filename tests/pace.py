@@ -41,16 +41,13 @@ class Pace:
         worker, file = report.node.gateway.id, _file_of(report.nodeid)
         self._files[worker] = file
         self._seen.add(file)
+        self._over_count += report.when == "call" or not report.passed
         self._late.append((report.start, report.stop, worker, file))
         while self._late[0][1] < report.stop - EACH_S:
             self._late.popleft()
         if report.stop > self._told_s + EACH_S:
             self._told_s = report.stop
             self._tell()
-
-    def pytest_runtest_logfinish(self) -> None:
-        """Count a test that is over."""
-        self._over_count += 1
 
     def _tell(self) -> None:
         running = set(self._files.values())
