@@ -65,7 +65,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, LogDirLockedError, MetaqError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
-from metaq.fs.kernel_syncs import Syncs
+from metaq.fs.kernel_syncs import KernelSyncs
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress, LogId
 from metaq.net.channel import Channel
@@ -234,7 +234,7 @@ class Broker(Service):
         topics = {log_id.topic for log_id in self._logs.logs()}
         self._lay_under(has_log=topics.__contains__)
 
-    def _open_syncs(self) -> Syncs | None:
+    def _open_syncs(self) -> KernelSyncs | None:
         syncs = self._fs.open_syncs()
         if syncs is not None:
             self._loop.add_reader(syncs.fileno(), syncs.reap)

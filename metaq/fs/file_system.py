@@ -19,7 +19,7 @@ from metaq.fs.calls import (
     write_fully,
 )
 from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
-from metaq.fs.kernel_syncs import KernelSyncs, Syncs
+from metaq.fs.kernel_syncs import KernelSyncs
 from metaq.model import Millis, Position, SizeBytes
 
 LOCK_FILE: Final = ".lock"
@@ -45,7 +45,7 @@ class FileSystem:
     def __init__(self, calls: SystemCalls) -> None:
         self._calls = calls
 
-    def open_syncs(self) -> Syncs | None:
+    def open_syncs(self) -> KernelSyncs | None:
         """Return syncs for one thread, to be closed; None: these files have none."""
         return None
 
@@ -294,7 +294,7 @@ class SystemFileSystem(FileSystem):
     def __init__(self) -> None:
         super().__init__(LinuxCalls())
 
-    def open_syncs(self) -> Syncs | None:
+    def open_syncs(self) -> KernelSyncs | None:
         """Return syncs by the kernel; see `FileSystem.open_syncs`."""
         try:
             return KernelSyncs()

@@ -75,18 +75,6 @@ class Syncs(Protocol):
         """
         ...
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when a sync is done."""
-        ...
-
-    def reap(self) -> None:
-        """Report the syncs that are done."""
-        ...
-
-    def close(self) -> None:
-        """Begin no more, once; what is under way is not reported."""
-        ...
-
 
 class KernelSyncs:
     """Syncs by the kernel. For one thread, whose loop watches `fileno`."""
@@ -121,7 +109,7 @@ class KernelSyncs:
         self._number = 0
 
     def fileno(self) -> int:
-        """Return the descriptor to watch; see `Syncs.fileno`."""
+        """Return a descriptor that is readable when a sync is done."""
         return self._eventfd
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
@@ -140,7 +128,7 @@ class KernelSyncs:
         return True
 
     def reap(self) -> None:
-        """Report the syncs that are done; see `Syncs.reap`."""
+        """Report the syncs that are done."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
         count = self._call(
@@ -151,7 +139,7 @@ class KernelSyncs:
             self._waiting.pop(number)(error)
 
     def close(self) -> None:
-        """Give the queue back; see `Syncs.close`."""
+        """Begin no more, once; what is under way is not reported."""
         os.close(self._eventfd)
         if not self._waiting:
             _free_queues.append(self._queue)

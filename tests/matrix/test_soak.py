@@ -102,6 +102,7 @@ class Steady(threading.Thread):
         super().__init__(name="steady", daemon=True)
         self.zookeeper = zookeeper
         self.books = books
+        self.has_begun = threading.Event()
         self.ending = threading.Event()
         self.error: BaseException | None = None
 
@@ -111,6 +112,7 @@ class Steady(threading.Thread):
                 Client(self.zookeeper, session_timeout_s=SESSION_TIMEOUT_S) as client,
                 client.consumer(GROUP, [TOPIC], commit_interval_s=0.5) as consumer,
             ):
+                self.has_begun.set()
                 while not self.ending.is_set():
                     for message in consumer.receive_many(100, timeout=0.1):
                         self.books.on_delivered(message.data)
@@ -144,6 +146,11 @@ async def async_round(zookeeper: str, payloads: list[bytes], books: Books) -> No
             books.on_delivered(message.data)
 
 
+def session_count() -> int:
+    """Count the sessions of this process, by the threads that are to close them."""
+    return [each.name for each in threading.enumerate()].count("zk-close")
+
+
 def take_figures(broker: BrokerProcess, thread_count: int) -> Figures:
     """Wait until what was closed has gone, then count."""
     until(
@@ -172,9 +179,15 @@ def test_nothing_grows_while_clients_come_and_go(
     with BrokerProcess(
         tmp_path / "data", topic="unused", arguments=arguments
     ) as broker:
+        others = session_count()
         steady.start()
+        until(steady.has_begun.is_set, lambda: f"no start: {steady.error}")
         sync_round(zookeeper, [b"first"], books)
-        thread_count = len([t for t in threading.enumerate() if t.name != "zk-close"])
+        until(
+            lambda: session_count() == others + 1,
+            lambda: f"sessions: {session_count()}, before: {others}",
+        )
+        thread_count = threading.active_count()
         began_s = time.monotonic()
         first: Figures | None = None
         number = 0
