@@ -28,8 +28,7 @@ written before, and fails once for what could not be written. Only its wait is a
 import ctypes
 import os
 import platform
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, Protocol
 
@@ -54,9 +53,13 @@ _FDSYNC: Final = 3
 _TELLSEVENTFD: Final = 1
 
 
-def decode_events(data: bytes) -> list[tuple[int, int]]:
-    """Return which syncs are done, and for each 0 or the number of its error."""
-    return [(done, max(0, -result)) for done, _, result, _ in EVENT.iter_unpack(data)]
+def decode_events(
+    events: ctypes.Array[ctypes.c_char] | bytes, count: int
+) -> Iterator[tuple[int, int]]:
+    """Yield which syncs are done, and for each 0 or the number of its error."""
+    for position in range(0, count * EVENT.size, EVENT.size):
+        done, _, result, _ = EVENT.unpack_from(events, position)
+        yield done, max(0, -result)
 
 
 class Syncs(Protocol):
@@ -104,7 +107,9 @@ class KernelSyncs:
         self._queue = _free_queues.pop()
         self._block = ctypes.create_string_buffer(_BLOCK.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self._blocks_at = ctypes.addressof(self._blocks)
         self._events = ctypes.create_string_buffer(EVENT.size * SYNCS_MAX)
+        self._events_at = ctypes.addressof(self._events)
         self._waiting: dict[int, Callable[[int], None]] = {}
         self._number = 0
 
@@ -121,7 +126,7 @@ class KernelSyncs:
             self._block, 0, self._number, _FDSYNC, fd, _TELLSEVENTFD, self._eventfd
         )
         try:
-            self._call(self._submit, self._queue, 1, ctypes.addressof(self._blocks))
+            self._call(self._submit, self._queue, 1, self._blocks_at)
         except OSError:
             return False  # who waits for it by `fdatasync` learns why
         self._waiting[self._number] = on_done
@@ -129,13 +134,12 @@ class KernelSyncs:
 
     def reap(self) -> None:
         """Report the syncs that are done."""
-        with suppress(BlockingIOError):
+        try:  # noqa: SIM105  # that takes longer than the call, and a reply waits
             os.eventfd_read(self._eventfd)
-        count = self._call(
-            self._get, self._queue, 0, SYNCS_MAX, ctypes.addressof(self._events)
-        )
-        done = ctypes.string_at(self._events, count * EVENT.size)
-        for number, error in decode_events(done):
+        except BlockingIOError:
+            pass
+        count = self._call(self._get, self._queue, 0, SYNCS_MAX, self._events_at)
+        for number, error in decode_events(self._events, count):
             self._waiting.pop(number)(error)
 
     def close(self) -> None:

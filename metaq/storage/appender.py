@@ -390,35 +390,28 @@ class Appender:
         memory that the system writes to a disk that has just answered. Everything else
         is for the storage thread, whether a commit begins with it or comes to it.
         """
-        groups = self._small_groups(requests)
-        if groups is None:
+        is_alive = self._clock.monotonic_s() - self._alive_s < ALIVE_S
+        if self._syncs is None or self.is_offline or not is_alive:
+            return False
+        size_bytes = record_count = 0
+        groups: dict[LogWriter, list[AppendRequest]] = {}
+        for request in requests:
+            if not isinstance(request, AppendRequest) or request.before_write:
+                return False
+            size_bytes += request.size_bytes
+            record_count += request.record_count
+            if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
+                return False
+            groups.setdefault(request.writer, []).append(request)
+        if len(groups) > BEGUN_LOGS_MAX:
             return False
         self._begun_count, self._on_end = len(groups), on_end
-        appends = chain.from_iterable(groups.values())
-        self._is_few = sum(each.record_count for each in appends) <= FEW_RECORDS_MAX
+        self._is_few = record_count <= FEW_RECORDS_MAX
         self._news = []
         for writer, group in groups.items():
             self._go_on(writer, self._commit(writer, group))
         self._tell_news(self._post)
         return True
-
-    def _small_groups(
-        self, requests: Sequence[Request]
-    ) -> dict[LogWriter, list[AppendRequest]] | None:
-        """Return the appends of each log; None: the storage thread is to commit."""
-        is_alive = self._clock.monotonic_s() - self._alive_s < ALIVE_S
-        if self._syncs is None or self.is_offline or not is_alive:
-            return None
-        size_bytes = 0
-        groups: dict[LogWriter, list[AppendRequest]] = {}
-        for request in requests:
-            if not isinstance(request, AppendRequest) or request.before_write:
-                return None
-            size_bytes += request.size_bytes
-            if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
-                return None
-            groups.setdefault(request.writer, []).append(request)
-        return groups if len(groups) <= BEGUN_LOGS_MAX else None
 
     def _go_on(self, writer: LogWriter, steps: Iterator[Step]) -> None:
         """Carry out a commit on the loop's thread, up to its next sync or its end."""
@@ -672,7 +665,21 @@ class Appender:
 
         The last step of several is what comes behind the news, and nothing else.
         """
-        group = [request for request in queued if request.version == writer.version]
+        group: list[AppendRequest] = []
+        batches: list[StoredBatch] = []
+        size_bytes, record_count, last_id = 0, 0, writer.last_id
+        has_steps = is_told = False
+        for request in queued:
+            if request.version == writer.version:
+                group.append(request)
+                size_bytes += request.size_bytes
+                record_count += request.record_count
+                # What a transaction commits got its ids when it was put.
+                last_id = max(last_id, request.last_id)
+                if request.batch is not None:
+                    batches.append(request.batch)
+                has_steps = has_steps or bool(request.finish)
+                is_told = is_told or request.before_write is not None
         if not group:
             return
         receiver = group[0].receiver
@@ -681,24 +688,24 @@ class Appender:
                 yield Pause.STORAGE
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
-            for _step in _finish(group):
-                yield Pause.OTHERS
-            chunks = _gathered(group)
-            record_count = sum(request.record_count for request in group)
-            _tell_offsets(group)
+            if has_steps:
+                for _step in _finish(group):
+                    yield Pause.OTHERS
+            chunks = _gathered(group, size_bytes)
+            if is_told:
+                _tell_offsets(group)
             yield from writer.write(
                 chunks,
                 record_count=record_count,
-                # What a transaction commits got its ids when it was put.
-                last_id=max(request.last_id for request in group),
-                batches=[request.batch for request in group if request.batch],
+                last_id=last_id,
+                batches=batches,
             )
         except NoSpaceError as error:
             writer.version += 1
             self._tell(partial(receiver.on_refused, error))
             return
         # The journal of transactions forgets what is answered.
-        if writer.is_sync_due() or any(each.before_write for each in group):
+        if is_told or writer.is_sync_due():
             yield from writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
@@ -774,15 +781,16 @@ def _tell_offsets(group: Sequence[AppendRequest]) -> None:
         task()
 
 
-def _gathered(group: Sequence[AppendRequest]) -> Sequence[Buffer]:
+def _gathered(group: Sequence[AppendRequest], size_bytes: int) -> Sequence[Buffer]:
     """Return the bytes of a group in few pieces; large ones are not copied.
 
     Raises:
         NoSpaceError: there is no memory for it now; nothing was written.
     """
-    size_bytes = sum(request.size_bytes for request in group)
+    chunks: list[Buffer] = []
     try:
-        chunks = list(chain.from_iterable(request.chunks for request in group))
+        for request in group:
+            chunks += request.chunks
         if size_bytes >= len(chunks) * CHUNK_BYTES_MIN:
             return chunks
         return (b"".join(chunks),)

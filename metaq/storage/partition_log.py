@@ -421,7 +421,7 @@ class PartitionLog:
 
     def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer the appends they cover."""
-        if self._state in {LogState.OFFLINE, LogState.CLOSED}:
+        if self._state is LogState.OFFLINE or self._state is LogState.CLOSED:
             return
         self._is_sync_queued = False
         self._sync_count = progress.sync_count
@@ -436,8 +436,8 @@ class PartitionLog:
         if done and not self._append_count:
             self.log_dir.is_layout_changed = True
         self._append_count += len(done)
-        self._record_count += sum(request.record_count for request in done)
         for request in done:
+            self._record_count += request.record_count
             request.ticket.on_stored()
         self._wake_waiters()
 

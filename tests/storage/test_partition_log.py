@@ -1,6 +1,7 @@
 """One partition: appends, rolls, room."""
 
 import errno
+from collections.abc import Iterator
 from itertools import pairwise
 from zlib import crc32
 
@@ -13,7 +14,6 @@ from metaq.errors import (
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage import appender
 from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX, UNCOVERED_BYTES_MAX
@@ -437,20 +437,25 @@ def test_without_room_a_put_fails_and_later_puts_succeed(fs: FaultyFileSystem) -
 
 
 def test_without_memory_for_a_group_its_puts_fail_and_later_puts_succeed(
-    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+    fs: FaultyFileSystem,
 ) -> None:
     """Nothing is written, the directory stays in use, and no offset is lost."""
 
-    class NoMemory:
-        def from_iterable(self, _parts: object) -> list[bytes]:
+    class NoMemory(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
             raise MemoryError
 
     bench = opened(fs)
     log = log_of(bench)
-    with monkeypatch.context() as patch:
-        patch.setattr(appender, "chain", NoMemory())
-        first, second = put(bench, log), put(bench, log)
-        bench.run()
+    first, second = put(bench, log), Ticket()
+    log.append(
+        NoMemory(),
+        size_bytes=RECORD,
+        record_count=1,
+        last_id=MessageId(2),
+        ticket=second,
+    )
+    bench.run()
     for failed in (first, second):
         assert isinstance(failed.error, NoSpaceError)
         assert str(failed.error) == f"no memory to write {2 * RECORD} bytes"
