@@ -83,8 +83,11 @@ class AppendFile(_OpenFile):
         the bytes may be in the file; the caller truncates to the last size it knows.
         """
         self._refuse_after_failed_sync("write")
-        with Translated("write", self.path):
+        try:
             write_fully(self._calls, self._fd, buffers)
+        except OSError:
+            with Translated("write", self.path):
+                raise
 
     def sync(self) -> None:
         """Wait until every byte written so far, and the size, are on disk.

@@ -363,6 +363,8 @@ class Appender:
         """They are of few records."""
         self._news: list[Task] | None = None
         """On the loop's thread: what it is told when the disk has its next work."""
+        self._is_telling = False
+        """The loop's thread has news of an ended group that it did not tell yet."""
         self._alive_s = float("-inf")
         """When a sync ended last."""
         self._unindexed: set[LogWriter] = set()
@@ -452,10 +454,13 @@ class Appender:
         is_over, is_few = not self._begun_count, self._is_few
         # Many replies take longer than the next write; a few do not, and go before.
         if is_over and not is_few:
+            # A group that begins there indexes nothing before the news.
+            self._is_telling = True
             self._on_end(bool(self._left))
+            self._is_telling = False
         for each in news:
             tell(each)
-        if self._begun_count or is_few:
+        if (self._begun_count or is_few) and not self._is_telling:
             self._index_behind()
         if is_over and is_few:
             self._on_end(bool(self._left))
@@ -627,7 +632,7 @@ class Appender:
             for step in steps:
                 if isinstance(step, AppendFile):
                     step.sync()
-                elif step is not Pause.STORAGE:
+                elif step is Pause.OTHERS:
                     self._under_way[writer] = steps
                     return
 
@@ -709,9 +714,10 @@ class Appender:
             yield from writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
+        yield Pause.INDEX
         if not writer.cover_later(chunks, record_count=record_count):
             # Checksum, and a file that may be busy, are no reason for others to wait.
-            yield Pause.INDEX
+            yield Pause.OTHERS
             for _step in writer.cover():
                 yield Pause.OTHERS
         if writer.is_index_due:
