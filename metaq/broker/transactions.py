@@ -17,7 +17,7 @@ from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import CommitTogether, TransactionCommand
 from metaq.protocol.status import Status
 from metaq.protocol.transaction_ids import LINE_END
-from metaq.storage.appender import BeforeWrite
+from metaq.storage.append_request import BeforeWrite
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.ports import StoredTicket

@@ -19,15 +19,14 @@ Theory of operation. A data directory has one storage thread, and this is all it
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
 * The span index is written behind the news, in a turn of its own, and of small groups
-  not before the thread `rest`s, nor is their checksum computed: that would take the
-  interpreter from a loop that has a reply to send, for a fifth of what a lonely put
-  waits. A kill leaves whole
-  records without an entry then, fewer bytes than a span is long; recovery keeps those.
+  not before the thread `rest`s, nor is their checksum computed: a loop that has a reply
+  to send needs the interpreter. A kill leaves whole records without an entry then,
+  fewer bytes than a span is long; recovery keeps those.
 * A group is committed by one generator, on either thread. What is small and finds the
-  storage thread idle is begun by the loop's thread (`begin`): it writes, has the
-  kernel sync, and goes on when that is done. Logs of one group are synced side by
-  side. At a step that may wait for the disk, the rest is left to the storage thread;
-  its index is written behind the next group's write.
+  storage thread idle is begun by the loop's thread (`begin`): it writes, has the kernel
+  sync, and goes on when that is done; logs of one group are synced side by side. The
+  rest is the storage thread's from a step on that may wait for the disk. The index
+  follows behind the next group's write.
 * A roll happens after the loop was told, so that no put waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
@@ -52,14 +51,21 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.fs.group_thread import Post
 from metaq.fs.kernel_syncs import Syncs
-from metaq.model import MessageId, Offset, SizeBytes
+from metaq.model import SizeBytes
+from metaq.storage.append_request import (
+    AppendReceiver,
+    AppendRequest,
+    Request,
+    Task,
+    WriterProgress,
+)
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import (
     is_harmless,
@@ -74,7 +80,6 @@ from metaq.storage.log_writer import (
     create_segments,
 )
 from metaq.storage.producers import StoredBatch
-from metaq.storage.segment import Segment
 
 FREE_SPACE_REFRESH_S: Final = 1.0
 """Least time between two looks at the free space; in between, written bytes count."""
@@ -107,94 +112,7 @@ hang, or no longer hold in memory what lies before the end of a log."""
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
 
-Task: TypeAlias = Callable[[], None]
-"""Work between two groups, or on the loop; one that may fail handles that itself."""
-
-BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
-"""Takes the offset of an append whose bytes are written next. What it returns is called
-behind it, each task once for all appends of a group that return it."""
-
 _log = logging.getLogger(__name__)
-
-
-class AppendTicket(Protocol):
-    """Receives the outcome of an append, on the loop's thread."""
-
-    def on_stored(self) -> None:
-        """The records are stored as the log's durability mode promises."""
-        ...
-
-    def on_failed(self, error: StorageError) -> None:
-        """They are not acknowledged; after some errors they may exist nevertheless."""
-        ...
-
-
-class AppendReceiver(Protocol):
-    """The loop's side of a log."""
-
-    def on_progress(self, progress: "WriterProgress") -> None:
-        """Appends were written or synced."""
-        ...
-
-    def on_rolled(self, sealed: Segment, active: Segment) -> None:
-        """The log has a new active segment."""
-        ...
-
-    def on_refused(self, error: NoSpaceError) -> None:
-        """There was no room: every append in flight failed."""
-        ...
-
-
-class AppendRequest(NamedTuple):
-    """One append on its way to the storage thread."""
-
-    writer: LogWriter
-    """The log's side of the storage thread."""
-    receiver: AppendReceiver
-    """The log's side of the loop."""
-    version: int
-    """The writer's version that the offset belongs to."""
-    offset: Offset
-    """Offset of its first byte."""
-    chunks: Sequence[Buffer]
-    """Its bytes, whole records; owned by the request."""
-    size_bytes: SizeBytes
-    """Sum of the lengths of the chunks."""
-    record_count: int
-    """Records in it, 1 or more."""
-    last_id: MessageId
-    """Id of the last of them."""
-    ticket: AppendTicket
-    """Receives the outcome; used on the loop's thread only."""
-    batch: StoredBatch | None = None
-    """Its note in the producer file, where a producer may send it again."""
-    before_write: BeforeWrite | None = None
-    """Called on the storage thread before its bytes are written; it, and what it
-    returns, raise nothing."""
-    finish: Iterable[None] = ()
-    """Steps that finish its bytes, done before they are written; they only compute."""
-    is_light: bool = False
-    """Of a connection that has little in flight; see `GroupQueue`."""
-    completes: bool = False
-    """It begins with the rest of an append, and belongs into the same segment."""
-
-
-Request: TypeAlias = AppendRequest | Task
-
-
-class WriterProgress(NamedTuple):
-    """Events of a writer for the loop's side of its log."""
-
-    log_end: Offset
-    """Offset behind the last byte written."""
-    high_watermark: Offset
-    """Offset behind the last byte synced."""
-    last_sync_s: float
-    """When the last sync ended, on the monotonic clock."""
-    sync_count: int
-    """Syncs of the log so far."""
-    sync_s: float
-    """Time they took together, seconds."""
 
 
 _Place: TypeAlias = tuple[int, int, LogWriter]
@@ -666,10 +584,7 @@ class Appender:
     def _commit(
         self, writer: LogWriter, queued: Sequence[AppendRequest]
     ) -> Iterator[Step]:
-        """Write, sync and announce the appends of one log, in steps; then index them.
-
-        The last step of several is what comes behind the news, and nothing else.
-        """
+        """Write, sync and announce appends of one log, in steps; then index them."""
         group: list[AppendRequest] = []
         batches: list[StoredBatch] = []
         size_bytes, record_count, last_id = 0, 0, writer.last_id
@@ -679,7 +594,7 @@ class Appender:
                 group.append(request)
                 size_bytes += request.size_bytes
                 record_count += request.record_count
-                # What a transaction commits got its ids when it was put.
+                # Those of a transaction are older.
                 last_id = max(last_id, request.last_id)
                 if request.batch is not None:
                     batches.append(request.batch)

@@ -31,12 +31,8 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
-from metaq.storage.appender import (
-    Appender,
-    AppendReceiver,
-    Request,
-    Task,
-)
+from metaq.storage.append_request import AppendReceiver, Request, Task
+from metaq.storage.appender import Appender
 from metaq.storage.holdings import Holdings
 from metaq.storage.log_writer import LogWriter
 

@@ -27,7 +27,7 @@ from metaq.fs.group_thread import GroupThread, Post
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
-from metaq.storage.appender import Request
+from metaq.storage.append_request import Request
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker

@@ -36,7 +36,7 @@ from metaq.errors import (
 )
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
-from metaq.storage.appender import (
+from metaq.storage.append_request import (
     AppendRequest,
     AppendTicket,
     BeforeWrite,

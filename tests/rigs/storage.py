@@ -10,7 +10,7 @@ from metaq.fs import FileSystem
 from metaq.fs.group_thread import Begin, Post
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
-from metaq.storage.appender import AppendRequest, AppendTicket, Request, Task
+from metaq.storage.append_request import AppendRequest, AppendTicket, Request, Task
 from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog

@@ -12,7 +12,8 @@ from metaq.errors import MayBeStoredError, NoSpaceError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage.appender import AppendRequest, GroupQueue
+from metaq.storage.append_request import AppendRequest
+from metaq.storage.appender import GroupQueue
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from tests.rigs.fs import FaultyFileSystem, keep_none
 from tests.rigs.storage import StorageBench, Ticket

@@ -18,7 +18,7 @@ from metaq.errors import (
 )
 from metaq.fs.group_thread import GroupThread
 from metaq.model import MessageId, Offset, SizeBytes
-from metaq.storage.appender import AppendRequest, Request
+from metaq.storage.append_request import AppendRequest, Request
 from metaq.storage.log_dir import (
     TRANSITIONS,
     DirEvent,

@@ -14,7 +14,7 @@ from metaq.errors import (
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage.appender import WriterProgress
+from metaq.storage.append_request import WriterProgress
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX, UNCOVERED_BYTES_MAX
 from metaq.storage.span_index import read_index

@@ -1,0 +1,104 @@
+"""What a log's two sides exchange: requests one way, outcomes the other.
+
+    partition_log.py   ── AppendRequest, Task ─────────>   appender.py
+    loop's thread      <── WriterProgress, refusal ─────   storage thread
+
+A request names both sides of its log; nothing else is shared.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from metaq.errors import NoSpaceError, StorageError
+from metaq.fs import Buffer
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.storage.log_writer import LogWriter
+from metaq.storage.producers import StoredBatch
+from metaq.storage.segment import Segment
+
+Task: TypeAlias = Callable[[], None]
+"""Work between two groups, or on the loop; one that may fail handles that itself."""
+
+BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
+"""Takes the offset of an append whose bytes are written next. What it returns is called
+behind it, each task once for all appends of a group that return it."""
+
+
+class AppendTicket(Protocol):
+    """Receives the outcome of an append, on the loop's thread."""
+
+    def on_stored(self) -> None:
+        """The records are stored as the log's durability mode promises."""
+        ...
+
+    def on_failed(self, error: StorageError) -> None:
+        """They are not acknowledged; after some errors they may exist nevertheless."""
+        ...
+
+
+class AppendReceiver(Protocol):
+    """The loop's side of a log."""
+
+    def on_progress(self, progress: "WriterProgress") -> None:
+        """Appends were written or synced."""
+        ...
+
+    def on_rolled(self, sealed: Segment, active: Segment) -> None:
+        """The log has a new active segment."""
+        ...
+
+    def on_refused(self, error: NoSpaceError) -> None:
+        """There was no room: every append in flight failed."""
+        ...
+
+
+class AppendRequest(NamedTuple):
+    """One append on its way to the storage thread."""
+
+    writer: LogWriter
+    """The log's side of the storage thread."""
+    receiver: AppendReceiver
+    """The log's side of the loop."""
+    version: int
+    """The writer's version that the offset belongs to."""
+    offset: Offset
+    """Offset of its first byte."""
+    chunks: Sequence[Buffer]
+    """Its bytes, whole records; owned by the request."""
+    size_bytes: SizeBytes
+    """Sum of the lengths of the chunks."""
+    record_count: int
+    """Records in it, 1 or more."""
+    last_id: MessageId
+    """Id of the last of them."""
+    ticket: AppendTicket
+    """Receives the outcome; used on the loop's thread only."""
+    batch: StoredBatch | None = None
+    """Its note in the producer file, where a producer may send it again."""
+    before_write: BeforeWrite | None = None
+    """Called on the storage thread before its bytes are written; it, and what it
+    returns, raise nothing."""
+    finish: Iterable[None] = ()
+    """Steps that finish its bytes, done before they are written; they only compute."""
+    is_light: bool = False
+    """Of a connection that has little in flight; see `GroupQueue`."""
+    completes: bool = False
+    """It begins with the rest of an append, and belongs into the same segment."""
+
+
+Request: TypeAlias = AppendRequest | Task
+
+
+class WriterProgress(NamedTuple):
+    """Events of a writer for the loop's side of its log."""
+
+    log_end: Offset
+    """Offset behind the last byte written."""
+    high_watermark: Offset
+    """Offset behind the last byte synced."""
+    last_sync_s: float
+    """When the last sync ended, on the monotonic clock."""
+    sync_count: int
+    """Syncs of the log so far."""
+    sync_s: float
+    """Time they took together, seconds."""
