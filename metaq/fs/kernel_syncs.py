@@ -35,16 +35,19 @@ from typing import Final, Protocol
 SYNCS_MAX: Final = 64
 """Syncs under way at most; one more is not taken."""
 
-_CALLS: Final = {
-    "x86_64": (206, 208, 209),
-    "aarch64": (0, 4, 2),
-    "riscv64": (0, 4, 2),
+CALLS: Final = {
+    ("x86_64", 8): (206, 208, 209),
+    ("aarch64", 8): (0, 4, 2),
+    ("riscv64", 8): (0, 4, 2),
 }
-"""Machine → numbers of io_setup, io_getevents and io_submit."""
+"""Machine and bytes of a pointer → numbers of io_setup, io_getevents and io_submit.
+A process of 32 bits on the same machine changes its groups by 206, or forks by 2."""
 
 _free_queues: list[int] = []
 """Queues that the process has and nothing uses. The kernel takes one back at the end of
 the process: io_destroy takes 30 ms, and waits for a disk that hangs."""
+
+os.register_at_fork(after_in_child=_free_queues.clear)  # it has none of its parent's
 
 _BLOCK: Final = Struct("=Q8xH2xI32xII")
 EVENT: Final = Struct("=QQqq")
@@ -88,23 +91,25 @@ class KernelSyncs:
         Raises:
             OSError: this machine has none, or none for us.
         """
-        calls = _CALLS.get(platform.machine())
+        machine, word_bytes = platform.machine(), ctypes.sizeof(ctypes.c_void_p)
+        calls = CALLS.get((machine, word_bytes))
         if calls is None or not hasattr(os, "eventfd"):
-            raise OSError(f"no asynchronous syncs on {platform.machine()}")
+            raise OSError(f"no asynchronous syncs on {machine}, {8 * word_bytes} bits")
         setup, self._get, self._submit = calls
         # None of the calls waits, so the interpreter is not given up for them.
         self._libc = ctypes.PyDLL(None, use_errno=True).syscall
         self._libc.argtypes, self._libc.restype = (ctypes.c_long,) * 6, ctypes.c_long
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        if not _free_queues:
+        try:
+            self._queue = _free_queues.pop()
+        except IndexError:
             queue = ctypes.c_ulong(0)
             try:
                 self._call(setup, SYNCS_MAX, ctypes.addressof(queue))
             except OSError:
                 os.close(self._eventfd)
                 raise
-            _free_queues.append(queue.value)
-        self._queue = _free_queues.pop()
+            self._queue = queue.value
         self._block = ctypes.create_string_buffer(_BLOCK.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self._blocks_at = ctypes.addressof(self._blocks)
@@ -138,7 +143,10 @@ class KernelSyncs:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
-        count = self._call(self._get, self._queue, 0, SYNCS_MAX, self._events_at)
+        try:
+            count = self._call(self._get, self._queue, 0, SYNCS_MAX, self._events_at)
+        except InterruptedError:
+            return  # by a signal, and nothing is done
         for number, error in decode_events(self._events, count):
             self._waiting.pop(number)(error)
 

@@ -1,9 +1,11 @@
 """Syncs that the kernel carries out while the process goes on."""
 
 import errno
+import multiprocessing
 import os
 import resource
 import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,18 @@ import pytest
 
 from metaq.errors import DiskError
 from metaq.fs import AppendFile, SystemFileSystem
-from metaq.fs.kernel_syncs import EVENT, SYNCS_MAX, KernelSyncs, decode_events
+from metaq.fs.kernel_syncs import (
+    CALLS,
+    EVENT,
+    SYNCS_MAX,
+    KernelSyncs,
+    decode_events,
+)
 from tests.rigs.fs import FaultyFileSystem, keep_none
 
 TIMEOUT_S = 30.0
+INTERVAL_S = 0.000_05
+"""Between two signals."""
 
 
 @pytest.fixture
@@ -126,3 +136,45 @@ def test_a_queue_serves_again_unless_a_sync_is_under_way(file: AppendFile) -> No
             wait(syncs, done, 1)
         syncs.close()
         assert len(done) == bool(number % 100)
+
+
+def test_a_forked_process_has_queues_of_its_own(
+    syncs: KernelSyncs, file: AppendFile
+) -> None:
+    """Those of its parent take nothing there: each sync would be a thread's."""
+    other = SystemFileSystem().open_syncs()
+    assert other is not None
+    other.close()
+
+    def sync() -> None:
+        own, done = KernelSyncs(), list[DiskError | None]()
+        assert file.begin_sync(own, done.append)
+        wait(own, done, 1)
+
+    child = multiprocessing.get_context("fork").Process(target=sync)
+    child.start()
+    child.join(TIMEOUT_S)
+    assert child.exitcode == 0
+
+
+def test_a_signal_is_no_error(syncs: KernelSyncs) -> None:
+    """The kernel reports one that comes while nothing is done."""
+    count = 0
+
+    def on_alarm(_number: int, _frame: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, INTERVAL_S, INTERVAL_S)
+    try:
+        while count < 2000:
+            syncs.reap()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_calls_are_those_of_64_bits() -> None:
+    """In a process of 32 on the same machine the numbers are of other calls."""
+    assert {word_bytes for _machine, word_bytes in CALLS} == {8}
