@@ -310,8 +310,11 @@ class Appender:
         memory that the system writes to a disk that has just answered. Everything else
         is for the storage thread, whether a commit begins with it or comes to it.
         """
-        is_alive = self._clock.monotonic_s() - self._alive_s < ALIVE_S
-        if self._syncs is None or self.is_offline or not is_alive:
+        now_s = self._clock.monotonic_s()
+        is_alive = now_s - self._alive_s < ALIVE_S
+        # The storage thread looks at free space and lock behind its next group.
+        is_seen = now_s - self._free_space_s < FREE_SPACE_REFRESH_S
+        if self._syncs is None or self.is_offline or not (is_alive and is_seen):
             return False
         size_bytes = record_count = 0
         groups: dict[LogWriter, list[AppendRequest]] = {}
@@ -416,8 +419,8 @@ class Appender:
 
     def rest(self) -> None:
         """Write the index entries that were put off; called when nothing is queued."""
-        unindexed, self._unindexed = self._unindexed, set()
         self._index_behind()
+        unindexed, self._unindexed = self._unindexed, set()
         for writer in unindexed:
             self._guarded(writer.index)
 

@@ -9,6 +9,7 @@ import pytest
 
 from metaq.config.settings import TopicConfig
 from metaq.errors import LogDirOfflineError, NoSpaceError
+from metaq.fs import LOCK_FILE
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.appender import (
@@ -147,6 +148,19 @@ def test_no_reply_waits_for_the_index(
     )
 
 
+def test_a_rest_leaves_nothing_without_an_entry(
+    bench: StorageBench, fs: FaultyFileSystem
+) -> None:
+    """Also what was left to be indexed, and is shorter than a span."""
+    log, worker = log_of(bench), bench.workers[0]
+    bench.append(log, [b"x" * 1000] * (FEW_RECORDS_MAX + 1), Ticket())
+    bench.run()
+    assert worker.begun_count
+    index = read_index(fs, log.segments.active.path, Offset(0))
+    assert index is not None
+    assert index.end_offset == log.high_watermark
+
+
 def test_the_index_is_of_the_bytes_that_are_there(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
@@ -255,6 +269,24 @@ def test_a_silent_disk_is_the_storage_threads(
     put(bench, log)
     begin(bench)
     bench.run()
+
+
+def test_the_disk_is_looked_at_once_a_second(
+    bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """By the storage thread, whose group is the next one then: free space and lock."""
+    worker, log, before = bench.workers[0], log_of(bench), fs.calls
+    for _ in range(40):
+        clock.advance_s(0.1)
+        put_and_run(bench, log)
+    assert [each.name for each in fs.log[before:]].count("statvfs") == 4
+    assert worker.begun_count == 36
+    fs.unlink(DATA / LOCK_FILE)
+    clock.advance_s(0.5)
+    assert put_and_run(bench, log).is_stored
+    clock.advance_s(0.5)
+    put_and_run(bench, log)
+    assert log.state is LogState.OFFLINE
 
 
 @pytest.mark.parametrize("kind", ["large", "new", "many", "transaction", "task"])
