@@ -109,6 +109,10 @@ ALIVE_S: Final = 1.0
 """The loop's thread writes to no disk that has synced nothing for so long: it may
 hang, or no longer hold in memory what lies before the end of a log."""
 
+HELD_UP_S: Final = 0.02
+"""A disk that has kept the loop's thread so long in one turn is the storage thread's
+for `ALIVE_S`: it is written through, or was frozen, or has no memory left for it."""
+
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
 
@@ -285,6 +289,8 @@ class Appender:
         """The loop's thread has news of an ended group that it did not tell yet."""
         self._alive_s = float("-inf")
         """When a sync ended last."""
+        self._held_up_s = float("-inf")
+        """When the loop's thread was last held up by the disk."""
         self._unindexed: set[LogWriter] = set()
         self.is_offline = False
         """Set once, by the first disk error."""
@@ -311,7 +317,7 @@ class Appender:
         is for the storage thread, whether a commit begins with it or comes to it.
         """
         now_s = self._clock.monotonic_s()
-        is_alive = now_s - self._alive_s < ALIVE_S
+        is_alive = now_s - self._alive_s < ALIVE_S <= now_s - self._held_up_s
         # The storage thread looks at free space and lock behind its next group.
         is_seen = now_s - self._free_space_s < FREE_SPACE_REFRESH_S
         if self._syncs is None or self.is_offline or not (is_alive and is_seen):
@@ -333,6 +339,9 @@ class Appender:
         self._news = []
         for writer, group in groups.items():
             self._go_on(writer, self._commit(writer, group))
+        took_s = self._clock.monotonic_s() - now_s
+        if took_s > HELD_UP_S:
+            self._held_up_s = now_s + took_s
         self._tell_news(self._post)
         return True
 

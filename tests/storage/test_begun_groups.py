@@ -289,6 +289,25 @@ def test_the_disk_is_looked_at_once_a_second(
     assert log.state is LogState.OFFLINE
 
 
+def test_a_disk_that_keeps_the_loop_waiting_does_so_once_a_second(
+    bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """It answers, but its writes wait: they are the storage thread's."""
+    worker, log = bench.workers[0], log_of(bench)
+    fs.on_call(lambda call: clock.advance_s(0.1 if call.name == "write" else 0))
+    start_s, count = clock.monotonic_s(), worker.begun_count
+    for _ in range(50):
+        assert put_and_run(bench, log).is_stored
+    fs.on_call(None)
+    took_s = clock.monotonic_s() - start_s
+    assert 1 < worker.begun_count - count <= 1 + took_s / ALIVE_S
+    clock.advance_s(ALIVE_S)
+    for is_begun in (False, True):
+        put(bench, log)
+        assert worker.begin() is is_begun
+        bench.run()
+
+
 @pytest.mark.parametrize("kind", ["large", "new", "many", "transaction", "task"])
 def test_what_may_wait_for_the_disk_is_the_storage_threads(
     bench: StorageBench, fs: FaultyFileSystem, kind: str
