@@ -31,25 +31,24 @@ Invariant: an entry is told once, as written or as failed. Source: broker spec 5
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
-from metaq.fs import AppendFile, Buffer, DirLock, FileSystem, UpdateFile
+from metaq.fs import Buffer, DirLock, FileSystem
 from metaq.fs.group_thread import GroupThread, Worker
-from metaq.model import Offset, SizeBytes
+from metaq.model import Offset
 from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
 from metaq.txn.deletions import Deletions, write_deletions
-from metaq.txn.places import PlaceBlock, PlacesFile, make_blocks
-from metaq.txn.records import OFFSET
-from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
+from metaq.txn.places import PlaceBlock
+from metaq.txn.redo_file import Bounds, RedoFile, create_redo_file, remove_files
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much
@@ -59,8 +58,6 @@ SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
 """Values of flushTxLogAtCommit."""
 
 _FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
-
-FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
 
 Task: TypeAlias = Callable[[], None]
 Post: TypeAlias = Callable[[Callable[[], None]], object]
@@ -79,29 +76,6 @@ class JournalTicket(Protocol):
     def on_refused(self, error: StorageError) -> None:
         """It is not in the journal; or, where that is offline, perhaps."""
         ...
-
-
-class RedoFile:
-    """One redo file and its side file. Owner: the journal's thread."""
-
-    __slots__ = ("end", "is_dirty", "number", "places", "redo", "references", "sums")
-
-    def __init__(
-        self, number: int, redo: AppendFile, places: UpdateFile, sums: AppendFile
-    ) -> None:
-        self.number = number
-        self.redo = redo
-        self.sums: AppendFile | None = sums
-        self.end = 0
-        self.references = 0
-        self.is_dirty = False
-        self.places: Final = PlacesFile(places)
-
-    def close(self) -> None:
-        """Close what is open."""
-        for file in (self.redo, self.sums, self.places):
-            if file is not None:
-                file.close()
 
 
 class Slot:
@@ -147,7 +121,7 @@ class JournalEntry(NamedTuple):
     """Receives the outcome."""
     is_ahead: bool = False
     """To be synced in every mode: partitions may only get it behind that."""
-    bounds: Sequence[tuple[int, Offset]] = ()
+    bounds: Bounds = ()
     """Byte of the chunks and value of each offset that `note_place` may change."""
     gate: Gate | None = None
     """To be written behind this, which promises it."""
@@ -266,7 +240,7 @@ class Journal:
     def open(
         self,
         number: int,
-        survivors: Iterable[tuple[Slot, bytes, Sequence[tuple[int, Offset]]]],
+        survivors: Iterable[tuple[Slot, bytes, Bounds]],
     ) -> None:
         """Make a first file that holds the records of what is not finished. Blocks.
 
@@ -281,13 +255,12 @@ class Journal:
         for slot, data, bounds in survivors:
             slot.file, slot.position = file, file.end
             file.references += 1
-            file.redo.write(data)
-            self._sum(file, data, _bound_entries(file.end, bounds), is_synced=False)
-            if bounds:
-                _keep_blocks(file, data, [(slot, 0, bounds)])
-            file.end += len(data)
-        file.redo.sync()
-        self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+            file.write(data)
+            commits = [(0, bounds)] if bounds else []
+            for block in file.note_written(data, commits, is_synced=False):
+                slot.block = block
+        file.sync()
+        file.note_synced()
         self.figures = self._figures()
 
     def start(self) -> None:
@@ -518,12 +491,12 @@ class Journal:
     ) -> None:
         try:
             data = join_chunks([chunk for entry in group for chunk in entry.chunks])
-            file.redo.write(data)
+            file.write(data)
         except NoSpaceError as error:
             if any(entry.gate is not None for entry in group):
                 # What was done ahead says that they are there: a start makes it true.
                 raise
-            file.redo.truncate(SizeBytes(file.end))
+            file.cut_back()
             for entry in group:
                 if not entry.is_verdict:
                     entry.slot.error = error
@@ -537,24 +510,22 @@ class Journal:
             self._sync(file)
         elif has_verdict:
             file.is_dirty = True
-        start = 0
-        bounds: list[bytes] = []
-        committed = []
-        for entry in group:
-            if entry.bounds:
-                bounds += _bound_entries(file.end + start, entry.bounds)
-                committed.append((entry.slot, start, entry.bounds))
-            start += entry.size_bytes
-        self._sum(file, data, bounds, is_synced=is_synced)
-        _keep_blocks(file, data, committed)
+        *starts, end = accumulate((entry.size_bytes for entry in group), initial=0)
+        assert end == len(data), (end, len(data))
+        placed = list(zip(group, starts, strict=True))
+        commits = [(entry, start) for entry, start in placed if entry.bounds]
         position = file.end
-        for entry in group:
+        blocks = file.note_written(
+            data,
+            [(start, entry.bounds) for entry, start in commits],
+            is_synced=is_synced,
+        )
+        for (entry, _start), block in zip(commits, blocks, strict=True):
+            entry.slot.block = block
+        for entry, start in placed:
             if entry.slot.position < 0:
-                entry.slot.position = position
-            told.append((entry, position))
-            position += entry.size_bytes
-        assert position == file.end + len(data), (position, file.end, len(data))
-        file.end = position
+                entry.slot.position = position + start
+            told.append((entry, position + start))
         self._entry_count += len(group)
         for entry in group:
             if entry.is_last:
@@ -605,17 +576,16 @@ class Journal:
             for file in self._files.values():
                 if file.is_dirty:
                     self._sync(file)
-                    self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+                    file.note_synced()
         except StorageError as error:
             self._go_offline(error)
             raise
 
     def _sync(self, file: RedoFile) -> None:
         started_s = self._clock.monotonic_s()
-        file.redo.sync()
+        file.sync()
         self.sync_latency.record(self._clock.monotonic_s() - started_s)
         self._sync_count += 1
-        file.is_dirty = False
 
     def _checkpoint(self, slots: Sequence[Slot]) -> None:
         places = [
@@ -639,7 +609,7 @@ class Journal:
             for file in self._files.values():
                 if self._failed is None:
                     self._sync(file)
-                    self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+                    file.note_synced()
         except StorageError as error:
             self._go_offline(error)
         self.close_files()
@@ -698,37 +668,9 @@ class Journal:
         return begun
 
     def _make_file(self, number: int) -> RedoFile:
-        path = self.directory / f"redo.{number}"
-        with ExitStack() as opened:
-            redo = self._fs.open_append(path, create=True)
-            opened.callback(redo.close)
-            places = self._fs.open_update(path)
-            opened.callback(places.close)
-            sums = self._fs.open_append(self.directory / f"sums.{number}", create=True)
-            opened.pop_all()
-        file = self._files[number] = RedoFile(number, redo, places, sums)
-        self._sum_entry(file, encode_head(number))
+        file = create_redo_file(self._fs, self.directory, number)
+        self._files[number] = file
         return file
-
-    def _sum(
-        self, file: RedoFile, data: Buffer, bounds: Iterable[bytes], *, is_synced: bool
-    ) -> None:
-        span = encode_span(file.end, data, is_synced=is_synced)
-        self._sum_entry(file, b"".join((*bounds, span)))
-
-    def _sum_entry(self, file: RedoFile, entry: bytes) -> None:
-        if file.sums is None:
-            return
-        try:
-            file.sums.write(entry)
-        except StorageError as error:
-            log.warning(
-                "journal goes on without checksums: file=%s error=%s",
-                file.sums.path,
-                error,
-            )
-            sums, file.sums = file.sums, None
-            sums.close()
 
     def _figures(self) -> JournalFigures:
         return JournalFigures(
@@ -746,45 +688,6 @@ def _is_passing(error: StorageError) -> bool:
         and error.operation == "open"
         and error.errno_name in _FEW_DESCRIPTORS
     )
-
-
-def _bound_entries(start: int, bounds: Sequence[tuple[int, Offset]]) -> list[bytes]:
-    return [encode_entry(BOUND, 0, start + at, value) for at, value in bounds]
-
-
-def _keep_blocks(
-    file: RedoFile,
-    data: Buffer,
-    committed: Sequence[tuple[Slot, int, Sequence[tuple[int, Offset]]]],
-) -> None:
-    """Keep the bytes around the offsets of commit records that were written.
-
-    Args:
-        file: where to, with its end still in front of the data.
-        data: what was written.
-        committed: slot, start of its entry in the data and bounds, in order.
-    """
-    ranges = [
-        (start + bounds[0][0], start + bounds[-1][0] + OFFSET.size)
-        for _slot, start, bounds in committed
-    ]
-    blocks = make_blocks(file.places, file.end, data, ranges)
-    for (slot, _start, _bounds), block in zip(committed, blocks, strict=True):
-        slot.block = block
-
-
-def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
-    """Remove redo files and what lies beside them, the oldest one last.
-
-    A newer one may be its copy, which a power cut has torn: until that is gone, the
-    bytes that were synced come first in a replay.
-
-    Raises:
-        StorageError: the disk refuses; those behind it are gone.
-    """
-    for number in sorted(numbers, reverse=True):
-        for kind in ("redo", "sums"):
-            fs.discard(directory / f"{kind}.{number}")
 
 
 def join_chunks(chunks: Sequence[Buffer]) -> Buffer:

@@ -24,7 +24,7 @@ from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
 from metaq.txn.checkpoint import NOWHERE, read_checkpoint
 from metaq.txn.deletions import ends_in, read_deletions, remove_deletions
-from metaq.txn.journal import FILE_NAME, Journal, Slot, remove_files
+from metaq.txn.journal import Journal, Slot
 from metaq.txn.outcomes import (
     JAVA_OUTCOMES_FILE,
     KeptOutcome,
@@ -44,6 +44,7 @@ from metaq.txn.recovery import (
     cut_appends,
     find_unapplied,
 )
+from metaq.txn.redo_file import FILE_NAME, remove_files
 from metaq.txn.state import HeuristicOutcome, is_xa
 from metaq.txn.sums import Sums, decode_sums
 from metaq.txn.together import NamedGroup, read_together, remove_together
