@@ -61,12 +61,14 @@ class RedoFile:
         self._redo.write(data)
 
     def cut_back(self) -> None:
-        """Cut off what was written and not noted.
+        """Cut off what was written and not noted, for good.
 
         Raises:
             StorageError: nothing is known about the file any more.
         """
         self._redo.truncate(SizeBytes(self.end))
+        # A record of what was refused must not come back after a power cut.
+        self._redo.sync()
 
     def sync(self) -> None:
         """Wait until everything written is on disk.

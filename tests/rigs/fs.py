@@ -121,6 +121,10 @@ class FaultyFileSystem(FileSystem):
         if index < len(file.durable):
             file.durable[index] ^= mask
 
+    def write_back(self, path: Path) -> None:
+        """Bring a file to the device, as the kernel may at any moment by itself."""
+        self._faulty.file_named(path).sync()
+
     def synced_bytes(self, path: Path) -> bytes:
         """Return what the device holds for certain of the file with this name."""
         return bytes(self._faulty.file_named(path).durable)

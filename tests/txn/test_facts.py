@@ -424,6 +424,32 @@ def test_no_room_in_the_journal_fails_a_transaction_and_not_the_next() -> None:
     assert killed(bench).payloads() == [b"next"]
 
 
+def test_a_refused_commit_does_not_come_back_after_a_power_cut() -> None:
+    """Its record was on the disk already when the group found no room for the rest."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"refused")
+    bench.run()
+    bench.begin(OTHER)
+    answer = bench.commit(LOCAL)
+    bench.put(OTHER, A, b"y" * 1000)
+    bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC, taken=1000)
+    cut: list[Operation] = []
+
+    def on_call(operation: Operation) -> None:
+        if operation.name == "truncate":
+            bench.fs.write_back(operation.path)
+            cut.append(operation)
+
+    bench.fs.on_call(on_call)
+    bench.run()
+    bench.fs.on_call(None)
+    assert isinstance(answer.error, XaCommandError)
+    assert str(answer.error).endswith("Transaction rolled back.")
+    assert cut
+    assert opened(bench.fs.crash(keep_none)).payloads() == []
+
+
 @pytest.mark.parametrize("key", [LOCAL, XA])
 @pytest.mark.parametrize("fails", ["put", "rollback"])
 def test_what_was_rolled_back_without_room_is_none_of_the_next_of_its_key(
