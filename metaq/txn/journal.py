@@ -375,12 +375,7 @@ class Journal:
         """
 
         def run() -> None:
-            error: StorageError | None = self._failed
-            try:
-                if error is None:
-                    task()
-            except StorageError as caught:
-                error = caught
+            error = self._failed or self._attempt(task)
             self._post(partial(on_done, error))
 
         self._submit_task(run)
@@ -411,7 +406,7 @@ class Journal:
             if callable(request):
                 self._carry_out(entries, releases)
                 entries, releases = [], []
-                request()
+                self._guarded(request)
                 continue
             for each in request:
                 if isinstance(each, JournalEntry):
@@ -434,14 +429,8 @@ class Journal:
         if not entries:
             return
         told: list[_Outcome] = []
-        try:
-            if self._failed is None:
-                self._write_groups(entries, told)
-        except StorageError as error:
-            self._go_offline(error)
-        except Exception as error:  # the top of the journal's thread
-            log.exception("journal thread failed: directory=%s", self.directory)
-            self._go_offline(StorageError(f"bug in the journal's thread: {error!r}"))
+        if self._failed is None:
+            self._guarded(partial(self._write_groups, entries, told))
         if self._failed is not None:
             done = {id(entry) for entry, _ in told}
             told += [(each, self._failed) for each in entries if id(each) not in done]
@@ -533,13 +522,9 @@ class Journal:
 
     def _release_all(self, releases: Sequence[Release]) -> None:
         """Let go of finished transactions."""
-        if self._failed is not None:
-            return
-        try:
-            for release in releases:
-                self._let_go(release.slot)
-        except StorageError as error:
-            self._go_offline(error)
+        for release in releases:
+            if self._failed is None:
+                self._guarded(partial(self._let_go, release.slot))
 
     def _let_go(self, slot: Slot) -> None:
         """Take back a reference, and remove a large file that is done with."""
@@ -601,32 +586,51 @@ class Journal:
             )
         except NoSpaceError as error:
             log.warning("checkpoint not written: error=%s", error)
-        except StorageError as error:
-            self._go_offline(error)
 
     def _close(self, finish: Task | None, on_closed: Task) -> None:
-        try:
-            for file in self._files.values():
-                if self._failed is None:
-                    self._sync(file)
-                    file.note_synced()
-        except StorageError as error:
-            self._go_offline(error)
-        self.close_files()
-        try:
-            if finish is not None and self._failed is None:
-                finish()
-        except StorageError as error:
-            log.warning("journal not tidied up: error=%s", error)
-        with suppress(StorageError):
-            self._unlock()
+        if self._failed is None:
+            self._guarded(self._sync_all)
+        self._attempt(self.close_files)
+        if finish is not None and self._failed is None:
+            error = self._attempt(finish)
+            if error is not None:
+                log.warning("journal not tidied up: error=%s", error)
+        self._attempt(self._unlock)
         self._post(on_closed)
+
+    def _sync_all(self) -> None:
+        for file in self._files.values():
+            self._sync(file)
+            file.note_synced()
 
     def close_files(self) -> None:
         """Close all files; for the journal's thread, or before it has started."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _guarded(self, task: Task) -> None:
+        """Do a task; a failure takes the journal offline."""
+        error = self._attempt(task)
+        if error is not None:
+            self._go_offline(error)
+
+    def _attempt(self, task: Task) -> StorageError | None:
+        """Do a task; return why it was not done.
+
+        What the disk does not explain takes the journal offline: a thread that ended
+        would leave all that waits for it without an answer.
+        """
+        try:
+            task()
+        except StorageError as error:
+            return error
+        except Exception as error:
+            log.exception("journal failed: directory=%s", self.directory)
+            bug = StorageError(f"bug in the journal's thread: {error!r}")
+            self._go_offline(bug)
+            return bug
+        return None
 
     def _go_offline(self, error: StorageError) -> None:
         if self._failed is not None:

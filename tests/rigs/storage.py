@@ -58,6 +58,8 @@ class StepWorker:
         """One of them is under way."""
         self.has_more = False
         """There is something left for the storage thread."""
+        self.is_at_work = False
+        """It is in the midst of a group."""
         self._begin = begin
         self._syncs = syncs
         self.queue: list[Request] = []
@@ -96,7 +98,9 @@ class StepWorker:
                 self._syncs.reap()
         else:
             requests, self.queue = self.queue, []
+            self.is_at_work = True
             self.has_more = self._run(requests)
+            self.is_at_work = False
         return self.has_more or bool(self.queue)
 
     def begin(self) -> bool:

@@ -36,6 +36,11 @@ class PutTicket:
         self.is_written = False
         self.error: StorageError | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Tell whether it was answered."""
+        return self.is_written or self.error is not None
+
     def on_journalled(self, _position: int) -> None:
         self.is_written = True
 

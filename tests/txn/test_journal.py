@@ -1,9 +1,25 @@
 """When the journal's thread hears of entries, and of transactions that are over."""
 
-from tests.rigs.fs import FaultyFileSystem
-from tests.txn.support import A, opened
+import random
+from contextlib import suppress
+
+import pytest
+
+from metaq.errors import TransactionError
+from metaq.txn.state import HeuristicOutcome
+from tests.rigs.fs import FaultyFileSystem, Operation
+from tests.sampling import sample
+from tests.txn.support import (
+    JOURNAL,
+    A,
+    Answer,
+    PutTicket,
+    TransactionBench,
+    opened,
+)
 
 LOCAL = "TX:s:1"
+X1, X2, X3, X4 = (f"XID:1:0{n}::uq" for n in range(1, 5))
 
 
 def test_what_one_turn_of_the_loop_has_shares_a_sync() -> None:
@@ -33,3 +49,74 @@ def test_a_transaction_that_is_finished_just_before_the_close() -> None:
     assert answer.is_good
     bench.close()
     assert opened(bench.fs).payloads() == [b"x" * 200]
+
+
+def live(bench: TransactionBench) -> list[Answer | PutTicket]:
+    """Have the journal do everything it can; return what is to be answered."""
+    coordinator = bench.coordinator
+    deleted = Answer()
+    asked: list[Answer | PutTicket] = [deleted]
+
+    def put(key: str) -> None:
+        bench.begin(key)
+        asked.append(bench.put(key, A, b"x" * 150))
+
+    with suppress(TransactionError):
+        put(LOCAL)
+        for key in (X1, X2, X3, X4):
+            put(key)
+            asked.append(bench.prepare(key))
+        asked.append(bench.commit(LOCAL))
+        bench.run()
+        coordinator.checkpoint()
+        coordinator.note_deletion("gone", deleted.on_done)
+        asked.extend(bench.commit_together(X1, X2).values())
+        asked.append(bench.rollback(X3))
+        bench.run()
+        asked.append(bench.decide(X4, HeuristicOutcome.COMMIT))
+        coordinator.sync_due()
+    bench.run()
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("sync_mode", "bug"), [(1, ValueError("a bug")), (2, MemoryError())], ids=repr
+)
+def test_a_bug_takes_the_journal_offline_and_leaves_nothing_unanswered(
+    sync_mode: int,
+    bug: Exception,
+    rng: random.Random,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever the journal's thread is at: it goes on, up to the end of its files.
+
+    A run takes some of its calls, a whole one all.
+    """
+
+    def lived(at: int) -> tuple[TransactionBench, int]:
+        """Live with a bug at one call; return how many there were, too."""
+        bench = opened(FaultyFileSystem(), file_bytes_max=300, sync_mode=sync_mode)
+        calls = 0
+
+        def on_call(operation: Operation) -> None:
+            nonlocal calls
+            if bench.workers[0].is_at_work and operation.path.is_relative_to(JOURNAL):
+                calls += 1
+                if calls == at:
+                    raise bug
+
+        bench.fs.on_call(on_call)
+        asked = live(bench)
+        assert all(each.is_done for each in asked), (at, asked)
+        bench.close()
+        return bench, calls
+
+    _, count = lived(0)
+    for at in sample(range(1, count + 1), 6, rng):
+        caplog.clear()
+        bench, _ = lived(at)
+        cause = bench.coordinator.figures().offline_cause
+        assert cause == f"bug in the journal's thread: {bug!r}", at
+        assert "Traceback" in caplog.text
+        with pytest.raises(TransactionError, match="offline until a restart"):
+            bench.begin("TX:s:2")
