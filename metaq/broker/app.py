@@ -367,6 +367,7 @@ class Broker(Service):
             sync_mode=system.flush_tx_log_at_commit,
             checkpoints_max=system.checkpoints_max,
             file_bytes_max=limits.tx_journal_file_bytes_max,
+            slow_sync_ms=limits.slow_sync_ms,
         )
         return TransactionCoordinator(
             self._fs,

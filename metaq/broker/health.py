@@ -51,6 +51,7 @@ class Alarm(enum.Enum):
     RETENTION_FAILED = "retention_failed"
     CLOCK_DOUBTED = "clock_doubted"
     TRANSACTIONS_OFFLINE = "transactions_offline"
+    TRANSACTIONS_SILENT = "transactions_silent"
     TRANSACTIONS_STUCK = "transactions_stuck"
     TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
     TRANSACTION_JOURNAL = "transaction_journal"
@@ -73,6 +74,7 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.RETENTION_FAILED: Severity.WARNING,
         Alarm.CLOCK_DOUBTED: Severity.WARNING,
         Alarm.TRANSACTIONS_OFFLINE: Severity.FAILING,
+        Alarm.TRANSACTIONS_SILENT: Severity.FAILING,
         Alarm.TRANSACTIONS_STUCK: Severity.FAILING,
         Alarm.TRANSACTIONS_IN_DOUBT: Severity.WARNING,
         Alarm.TRANSACTION_JOURNAL: Severity.WARNING,
@@ -173,6 +175,8 @@ def _judge_transactions(
     if transactions.offline_cause is not None:
         text = f"transactions are refused: {transactions.offline_cause}"
         yield Alarm.TRANSACTIONS_OFFLINE, text
+    elif transactions.is_silent:
+        yield Alarm.TRANSACTIONS_SILENT, "the transaction journal does not answer"
     if transactions.stuck_count:
         text = f"{transactions.stuck_count} committed and not in all partitions"
         yield Alarm.TRANSACTIONS_STUCK, text

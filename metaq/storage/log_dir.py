@@ -26,6 +26,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
+from metaq.fs.disk_watch import SilenceWatch
 from metaq.fs.group_thread import Begin, GroupThread, Post, Worker
 from metaq.fs.helper_threads import HelperThreads
 from metaq.fs.kernel_syncs import Syncs
@@ -44,10 +45,6 @@ and those that hang are of one disk."""
 
 RECORD_INTERVAL_S: Final = 10.0
 """Least time between two records of a directory's contents, but for the last one."""
-
-SILENCE_S_MAX: Final = 30.0
-"""A storage thread that takes longer to answer waits for a disk that hangs: a group of
-the largest size on a slow disk takes less."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """Least time between two lines about refused puts; producers may try at any rate."""
@@ -126,8 +123,6 @@ class LogDir:
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
         """The disk error that took it offline."""
-        self.is_silent = False
-        """Its disk hangs: the storage thread has not answered for too long."""
         self.is_layout_changed = False
         """A log came, rolled or lost a segment since its last record."""
         self.sync_latency: Final = Histogram()
@@ -138,10 +133,8 @@ class LogDir:
         self._free_bytes_min = free_bytes_min
         self._size_bytes_max = size_bytes_max
         self._free_bytes = SizeBytes(0)
-        self._free_seen_s = float("-inf")
         self._record_s = float("-inf")
-        self._asked_s: float | None = None
-        """Since when a look at the free space has been under way; None: none is."""
+        self._watch = SilenceWatch("data directory", path)
         self._refusal_logged_s = float("-inf")
         self._lacking_bytes = 0
         self._is_disk_full = False
@@ -265,6 +258,11 @@ class LogDir:
         return self._free_bytes
 
     @property
+    def is_silent(self) -> bool:
+        """Tell whether its disk hangs: the storage thread has not answered for long."""
+        return self._watch.is_silent
+
+    @property
     def is_low_on_space(self) -> bool:
         """Tell whether puts are refused because the disk is full, or nearly.
 
@@ -278,15 +276,9 @@ class LogDir:
 
         One look at a time; one that takes too long tells of a disk that hangs.
         """
-        if self.state is not DirState.ONLINE:
-            return
-        if self._asked_s is None:
-            if now_s - self._free_seen_s >= refresh_s:
-                self._asked_s = now_s
-                self._worker.submit(self.appender.look_at_free_space)
-        elif not self.is_silent and now_s - self._asked_s > SILENCE_S_MAX:
-            self.is_silent = True
-            _log.error("data directory does not answer: directory=%s", self.path)
+        if self.state is DirState.ONLINE:
+            look = partial(self._worker.submit, self.appender.look_at_free_space)
+            self._watch.tick(now_s, refresh_s, look)
 
     def is_record_due(self, now_s: float) -> bool:
         """Tell whether the record of the directory's contents is to be written."""
@@ -355,16 +347,12 @@ class LogDir:
 
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes
-        self._free_seen_s = self._clock.monotonic_s()
-        self._asked_s = None
-        if self.is_silent:
-            self.is_silent = False
-            _log.warning("data directory answers again: directory=%s", self.path)
+        self._watch.on_answer(self._clock.monotonic_s())
         if free_bytes - self._lacking_bytes >= self._free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:
-        self.offline_cause, self.is_silent = error, False
+        self.offline_cause, self._watch.is_silent = error, False
         _log.error(
             "data directory offline until restart: directory=%s cause=%s",
             self.path,

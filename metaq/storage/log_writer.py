@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
+from metaq.fs.disk_watch import tell_slow_sync
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.pieces import in_steps
 from metaq.stats import Histogram
@@ -494,10 +495,7 @@ class LogWriter:
         self.sync_count += 1
         self.sync_s += took_s
         self._sync_latency.record(took_s)
-        if took_s * 1000 > self._options.slow_sync_ms:
-            _log.warning(
-                "slow sync: file=%s duration_ms=%d", file.path, round(took_s * 1000)
-            )
+        tell_slow_sync(file.path, took_s, self._options.slow_sync_ms)
 
 
 def create_segments(

@@ -83,11 +83,9 @@ from metaq.txn.transaction import (
     BrokerTransaction,
     Told,
     restore_transaction,
+    view_transactions,
 )
 from metaq.txn.unended import UnendedTransactions
-
-VIEWS_MAX: Final = 1000
-"""Transactions that are shown to an operator; those that are prepared come first."""
 
 VOTE_COMMIT: Final = 0
 """XA_OK: a prepared transaction waits for its verdict."""
@@ -519,17 +517,9 @@ class TransactionCoordinator:
         self._keep_outcomes(carry_out)
 
     def views(self) -> list[TransactionView]:
-        """Return what is not finished, `VIEWS_MAX` at most, and outcomes."""
+        """Return what is not finished, and outcomes; see `view_transactions`."""
         now_ms = self._clock.wall_ms()
-        # What waits for a person comes first.
-        found = sorted(self._transactions.values(), key=lambda tx: not tx.was_prepared)
-        views = [tx.view(now_ms) for tx in found[:VIEWS_MAX]]
-        for key, kept in self._outcomes.items():
-            if key not in self._transactions:
-                state = f"heuristic {kept.outcome.value}"
-                age_ms = max(0, now_ms - kept.at_ms)
-                views.append(TransactionView(key, state, 0, 0, (), age_ms, age_ms))
-        return views
+        return view_transactions(self._transactions, self._outcomes, now_ms)
 
     def figures(self) -> TransactionFigures:
         """Return a snapshot."""
@@ -554,7 +544,9 @@ class TransactionCoordinator:
             journal_file_count=journal.file_count,
             journal_sync_count=journal.sync_count,
             oldest_in_doubt_ms=max(0, now_ms - min(prepared)) if prepared else 0,
+            sync_latency=self._journal.sync_latency.snapshot(),
             offline_cause=None if cause is None else str(cause),
+            is_silent=self._journal.is_silent,
             notes=self._notes,
         )
 
@@ -582,7 +574,8 @@ class TransactionCoordinator:
 
     def tick(self) -> None:
         """End what has run out of time, try again what is stuck; twice a second."""
-        self._journal.hand_over()
+        if self._disabled is None and not self._is_closed:
+            self._journal.tick()
         now_s = self._clock.monotonic_s()
         for tx in self._deadlines.take_due(now_s):
             self._expire(tx)

@@ -2,7 +2,15 @@
 
 from dataclasses import asdict, dataclass
 
-from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
+from metaq.stats import (
+    HistogramSnapshot,
+    MetricKind,
+    MetricSpec,
+    counter,
+    gauge,
+    histogram,
+    part,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,10 @@ class TransactionFigures:
     )
     journal_file_count: int
     """Redo files."""
+    sync_latency: HistogramSnapshot = histogram(
+        "metaq_transaction_journal_sync_latency_seconds",
+        "Time that one sync of the transaction journal took.",
+    )
     offline_cause: str | None = gauge(
         "metaq_transaction_journal_online",
         "1 while transactions are served, 0 after a disk error or damage.",
@@ -122,5 +134,7 @@ class TransactionFigures:
         read=lambda cause: cause is None,
     )
     """Why there are no transactions until a restart."""
+    is_silent: bool = False
+    """The disk of the journal hangs: what is asked of it is not answered."""
     notes: tuple[str, ...] = ()
     """Findings of the start, one sentence each."""

@@ -42,6 +42,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, DirLock, FileSystem
+from metaq.fs.disk_watch import SilenceWatch, tell_slow_sync
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset
 from metaq.stats import Histogram
@@ -53,6 +54,9 @@ from metaq.txn.redo_file import Bounds, RedoFile, create_redo_file, remove_files
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much
 less to read."""
+
+QUESTION_INTERVAL_S: Final = 30.0
+"""From an answer of the thread to the next question whether its disk hangs."""
 
 SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
 """Values of flushTxLogAtCommit."""
@@ -172,6 +176,7 @@ class Journal:
         sync_mode: int,
         checkpoints_max: int,
         file_bytes_max: int,
+        slow_sync_ms: int,
         start_worker: StartWorker = GroupThread[Request],
     ) -> None:
         """Describe a journal; `open_journal` opens it, and `start` begins to write.
@@ -185,6 +190,7 @@ class Journal:
             sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
             checkpoints_max: checkpoint files that are kept.
             file_bytes_max: a file of this size takes no new transactions.
+            slow_sync_ms: a sync that takes longer is told.
             start_worker: makes the thread.
         """
         self.directory: Final = directory
@@ -202,6 +208,8 @@ class Journal:
         self._sync_mode = sync_mode
         self._checkpoints_max = checkpoints_max
         self._file_bytes_max = file_bytes_max
+        self._slow_sync_ms = slow_sync_ms
+        self._watch = SilenceWatch("journal", directory)
         self._idle_bytes_max = min(file_bytes_max, IDLE_BYTES_MAX)
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
@@ -286,6 +294,21 @@ class Journal:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._worker.submit(waiting)
+
+    def tick(self) -> None:
+        """Hand over what waits, and look whether the thread answers; now and then."""
+        self.hand_over()
+
+        def answered(_error: StorageError | None) -> None:
+            self._watch.on_answer(self._clock.monotonic_s())
+
+        ask = partial(self.call, lambda: None, answered)
+        self._watch.tick(self._clock.monotonic_s(), QUESTION_INTERVAL_S, ask)
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether its disk hangs: the thread has not answered for long."""
+        return self._watch.is_silent
 
     def note_place(self, slot: Slot, position: int, offset: Offset) -> Sequence[Task]:
         """Take note of where a batch lies; on the thread that writes it next.
@@ -569,7 +592,9 @@ class Journal:
     def _sync(self, file: RedoFile) -> None:
         started_s = self._clock.monotonic_s()
         file.sync()
-        self.sync_latency.record(self._clock.monotonic_s() - started_s)
+        took_s = self._clock.monotonic_s() - started_s
+        self.sync_latency.record(took_s)
+        tell_slow_sync(file.path, took_s, self._slow_sync_ms)
         self._sync_count += 1
 
     def _checkpoint(self, slots: Sequence[Slot]) -> None:

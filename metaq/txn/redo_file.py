@@ -51,6 +51,11 @@ class RedoFile:
         self._places = PlacesFile(places)
         self._sum(encode_head(number))
 
+    @property
+    def path(self) -> Path:
+        """Return its path."""
+        return self._redo.path
+
     def write(self, data: Buffer) -> None:
         """Write records behind the last one; `note_written` is to follow.
 

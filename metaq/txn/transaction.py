@@ -1,6 +1,6 @@
 """One transaction in memory: its state, its puts as the batches that they will be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from metaq.errors import MetaqError
@@ -11,12 +11,16 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
+from metaq.txn.outcomes import KeptOutcome
 from metaq.txn.records import offset_positions
 from metaq.txn.recovery import make_batches
 from metaq.txn.state import TxState
 
 PUT_OVERHEAD_BYTES: Final = 200
 """Bytes that a put counts for besides its payload: record header and objects."""
+
+VIEWS_MAX: Final = 1000
+"""Transactions that are shown to an operator; those that are prepared come first."""
 
 NO_OWNER: Final = object()
 """Stands for a connection that is gone."""
@@ -161,6 +165,23 @@ class BrokerTransaction:
             None if prepared_ms is None else max(0, now_ms - prepared_ms),
             "" if self.stuck is None else str(self.stuck),
         )
+
+
+def view_transactions(
+    transactions: Mapping[str, BrokerTransaction],
+    outcomes: Mapping[str, KeptOutcome],
+    now_ms: Millis,
+) -> list[TransactionView]:
+    """Return what operators see: transactions, `VIEWS_MAX` at most, and outcomes."""
+    # What waits for a person comes first.
+    found = sorted(transactions.values(), key=lambda tx: not tx.was_prepared)
+    views = [tx.view(now_ms) for tx in found[:VIEWS_MAX]]
+    for key, kept in outcomes.items():
+        if key not in transactions:
+            state = f"heuristic {kept.outcome.value}"
+            age_ms = max(0, now_ms - kept.at_ms)
+            views.append(TransactionView(key, state, 0, 0, (), age_ms, age_ms))
+    return views
 
 
 def restore_transaction(

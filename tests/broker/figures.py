@@ -86,6 +86,7 @@ TRANSACTIONS = TransactionFigures(
     journal_file_count=1,
     journal_sync_count=4,
     oldest_in_doubt_ms=0,
+    sync_latency=HISTOGRAM,
     offline_cause=None,
     notes=(),
 )

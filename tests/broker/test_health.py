@@ -112,6 +112,11 @@ CASES = [
         "transactions are refused: sync failed: EIO",
     ),
     (
+        status(transactions=replace(TRANSACTIONS, is_silent=True)),
+        Alarm.TRANSACTIONS_SILENT,
+        "the transaction journal does not answer",
+    ),
+    (
         status(logs=(log("test", 1, held_bytes=93),)),
         Alarm.TRANSACTIONS_STUCK,
         (

@@ -153,6 +153,7 @@ EXPECTED = {
     "metaq_transactions_held_bytes{}": 700,
     "metaq_transaction_journal_bytes{}": 900,
     "metaq_transaction_journal_syncs_total{}": 33,
+    "metaq_transaction_journal_sync_latency_seconds_count{}": 6,
     "metaq_transaction_journal_online{}": 1,
     "metaq_job_runs_total{job=sync}": 30,
     "metaq_job_failures_total{job=sync}": 31,

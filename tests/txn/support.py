@@ -103,6 +103,7 @@ class TransactionBench:
             sync_mode=sync_mode,
             checkpoints_max=3,
             file_bytes_max=file_bytes_max,
+            slow_sync_ms=2000,
             start_worker=self._start_worker,
         )
         self.topics = Topics(config, self.logs.manager, choose=lambda _count: 0)

@@ -120,3 +120,49 @@ def test_a_bug_takes_the_journal_offline_and_leaves_nothing_unanswered(
         assert "Traceback" in caplog.text
         with pytest.raises(TransactionError, match="offline until a restart"):
             bench.begin("TX:s:2")
+
+
+def test_a_disk_that_hangs_is_told_once_and_asked_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing piles up while the journal's thread waits; its answer ends the alarm."""
+    bench = opened(FaultyFileSystem())
+    (thread,) = bench.workers
+    bench.coordinator.tick()
+    queued = list(thread.queue)
+    for _ in range(100):
+        bench.clock.advance_s(5)
+        bench.coordinator.tick()
+        is_told = "journal does not answer" in caplog.text
+        assert bench.coordinator.figures().is_silent == is_told
+    assert caplog.text.count(f"journal does not answer: directory={JOURNAL}") == 1
+    assert thread.queue == queued
+    bench.run()
+    assert not bench.coordinator.figures().is_silent
+    assert f"journal answers again: directory={JOURNAL}" in caplog.text
+    for _ in range(100):
+        bench.clock.advance_s(5)
+        bench.coordinator.tick()
+        bench.run()
+    assert caplog.text.count("does not answer") == 1
+    bench.close()
+
+
+def test_a_slow_sync_is_measured_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As one of a segment is: every verdict of the group waited for it."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"x")
+    bench.commit(LOCAL)
+
+    def on_call(operation: Operation) -> None:
+        if operation.name == "sync" and operation.path == JOURNAL / "redo.1":
+            bench.clock.advance_s(3)
+
+    bench.fs.on_call(on_call)
+    bench.run()
+    bench.fs.on_call(None)
+    assert f"slow sync: file={JOURNAL / 'redo.1'} duration_ms=3000" in caplog.text
+    latency = bench.coordinator.figures().sync_latency
+    assert (latency.count, latency.total) == (1, 3.0)
+    bench.close()
