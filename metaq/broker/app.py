@@ -283,8 +283,7 @@ class Broker(Service):
         await settled.wait()
 
     def _make_context(self, started_s: float) -> None:
-        self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep").begin()
-        self.on_way_down("upkeep", self._stop_upkeep)
+        self._upkeep = self._begin_threads("upkeep", UPKEEP_THREADS)
         config, limits = self._config, self._config.limits
         for directory in self._logs.directories():
             directory.reader.begin()
@@ -310,6 +309,17 @@ class Broker(Service):
             started_s=started_s,
         )
 
+    def _begin_threads(self, name: str, count: int) -> HelperThreads:
+        """Begin threads now: later there may be no memory for them."""
+        threads = HelperThreads(count, f"metaq-{name}").begin()
+
+        async def stop() -> None:
+            # Nothing is called off: the logs count on a retention that was handed out.
+            threads.shutdown(wait=False)
+
+        self.on_way_down(name, stop)
+        return threads
+
     def _listen(self) -> None:
         config, limits = self._config, self._config.limits
         self._poller = Poller(self._loop)
@@ -331,6 +341,7 @@ class Broker(Service):
             self._logs,
             self._schedules,
             self._fs,
+            reader=self._begin_threads("reload", 1),
             scrub=self._scrub,
             definitions=self._definitions,
             overrides=self._overrides,
@@ -573,10 +584,6 @@ class Broker(Service):
         """Wait until no connection is left, or the time is over."""
         if not await wait_set(self._is_drained, timeout_s):
             log.info("connections left: open=%d", len(self._sessions))
-
-    async def _stop_upkeep(self) -> None:
-        # Nothing is called off: the logs count on a retention that was handed out.
-        self._upkeep.shutdown(wait=False)
 
     async def _close_transactions(self) -> None:
         closed = asyncio.Event()

@@ -11,9 +11,8 @@ Source: broker spec 2.10, 4.5.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +30,6 @@ from metaq.config.load import Reload, reload_config
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import AdminError, ConfigError, MetaqError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import State
 from metaq.model import SizeBytes
 from metaq.net.listener import ListenerStatistics
@@ -60,6 +58,7 @@ class Control:
         schedules: Schedules,
         fs: FileSystem,
         *,
+        reader: Executor,
         scrub: Scrub,
         definitions: Definitions,
         overrides: Mapping[str, str],
@@ -74,6 +73,7 @@ class Control:
             logs: the partition logs.
             schedules: of deletion.
             fs: reads the configuration file.
+            reader: reads that file; its disk may hang.
             scrub: the background check of stored bytes.
             definitions: topics that were made by command.
             overrides: overrides of the settings at start.
@@ -85,6 +85,7 @@ class Control:
         self._logs = logs
         self._schedules = schedules
         self._fs = fs
+        self._reader = reader
         self._scrub = scrub
         self._definitions = definitions
         self._overrides = dict(overrides)
@@ -192,8 +193,9 @@ class Control:
         late = f"the disk does not give the configuration: file={path}"
         if self._reading is not None and not self._reading.done():
             raise AdminError(f"{late}, an earlier reload still waits for it")
-        read = partial(self._fs.read_file, Path(path), CONFIG_BYTES_MAX)
-        self._reading = start_call("metaq-reload", read)
+        self._reading = self._reader.submit(
+            self._fs.read_file, Path(path), CONFIG_BYTES_MAX
+        )
         try:
             async with asyncio.timeout(CONFIG_READ_S_MAX):
                 return await asyncio.wrap_future(self._reading)

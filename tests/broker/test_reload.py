@@ -27,12 +27,14 @@ class Disk(SystemFileSystem):
         super().__init__()
         self._ini = ini
         self.read_count = 0
+        self.readers: list[threading.Thread] = []
         self.is_asked = threading.Event()
         self.may_go_on = threading.Event()
 
     def read_file(self, path: Path, max_bytes: SizeBytes) -> bytes:
         if path == self._ini:
             self.read_count += 1
+            self.readers.append(threading.current_thread())
             self.is_asked.set()
             assert self.may_go_on.wait(WAIT_S)
         return super().read_file(path, max_bytes)
@@ -88,6 +90,20 @@ def test_a_reload_from_a_disk_that_hangs_holds_up_nothing(
                     except AdminError:
                         await asyncio.sleep(0.01)
             assert (await peer.ask(NEW)).startswith(b"result 200 ")
+
+    asyncio.run(scenario())
+
+
+def test_a_reload_reads_on_a_thread_of_the_start(tmp_path: Path) -> None:
+    """One that finds no memory to begin may be waited for for ever, by the loop."""
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            begun = threading.enumerate()
+            bench.disk.may_go_on.set()
+            for _ in range(2):
+                await bench.broker.control.reload()
+            assert [each in begun for each in bench.disk.readers] == [True, True]
 
     asyncio.run(scenario())
 
