@@ -33,12 +33,12 @@ from metaq.protocol.commands import (
     OffsetQuery,
     Put,
     Stats,
+    Status,
     Sync,
     TransactionCommand,
     Version,
 )
 from metaq.protocol.connection import InPieces, Oversized
-from metaq.protocol.status import Status
 
 log = logging.getLogger(__name__)
 

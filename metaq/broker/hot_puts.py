@@ -69,7 +69,7 @@ from metaq.errors import (
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, SizeBytes
 from metaq.protocol.codec import parse_producer
-from metaq.protocol.java import parse_i32
+from metaq.protocol.decimals import parse_i32
 from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES

@@ -19,7 +19,7 @@ from struct import unpack
 from typing import Final, NamedTuple
 
 from metaq.protocol.commands import NO_CHECKSUM
-from metaq.protocol.java import I32_MAX, I32_MIN
+from metaq.protocol.decimals import I32_MAX, I32_MIN
 from metaq.record.checksum import pack_checksums
 
 ROW_MIN: Final = 32

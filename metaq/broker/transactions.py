@@ -14,8 +14,7 @@ from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
 from metaq.protocol.codec import encode_put_replies, encode_result
-from metaq.protocol.commands import CommitTogether, TransactionCommand
-from metaq.protocol.status import Status
+from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
 from metaq.protocol.transaction_ids import LINE_END
 from metaq.storage.append_request import BeforeWrite
 from metaq.storage.partition_log import PartitionLog

@@ -27,8 +27,8 @@ from metaq.errors import (
 )
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
 from metaq.protocol.buffer import ReceiveBuffer
-from metaq.protocol.commands import Reply, Result, Value
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.commands import Reply, Result, Status, Value
+from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.reply_codes import (
     DAMAGED,
     IN_DOUBT,
@@ -36,7 +36,6 @@ from metaq.protocol.reply_codes import (
     SEQUENCE_USED,
     split_code,
 )
-from metaq.protocol.status import Status
 from metaq.protocol.texts import says_disk_failed, says_unregistered
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")

@@ -47,14 +47,14 @@ from metaq.protocol.commands import (
     Value,
     Version,
 )
-from metaq.protocol.decimals import split_decimals
-from metaq.protocol.java import (
+from metaq.protocol.decimals import (
     I32_MAX,
     I32_MIN,
     I64_MAX,
     I64_MIN,
     parse_i32,
     parse_i64,
+    split_decimals,
 )
 from metaq.protocol.transaction_ids import format_key, parse_key
 

@@ -1,4 +1,4 @@
-"""One value per command and reply, the same in both directions.
+"""One value per command and reply, the same in both directions, and the reply codes.
 
 Names follow the grammar table in the README beside this file. Numbers are plain ints
 in the ranges of the wire (i32, or i64 for offsets, ids and sequences); their meaning is
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from metaq.model import TransactionId
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.decimals import I32_MAX
 
 OPAQUE_MISSING: Final = I32_MAX
 """Opaque of a `version` or `stats` that carries none."""
@@ -224,6 +224,32 @@ class Sync:
     """Checksum of the payload, or NO_CHECKSUM."""
     opaque: int
     """Pairs the reply with this command."""
+
+
+class Status(enum.IntEnum):
+    """The reply codes of MetaQ 1.4 (broker spec 1.12).
+
+    Names may change; the numbers are on the wire for ever.
+    """
+
+    OK = 200
+    """Done; the body depends on the command."""
+    MOVED = 301
+    """Read on at the decimal offset in the body."""
+    BAD_REQUEST = 400
+    """A get with a maximum size of 0 or less."""
+    UNAUTHORIZED = 401
+    """Defined by MetaQ, never sent."""
+    FORBIDDEN = 403
+    """The partition is administratively closed."""
+    NOT_FOUND = 404
+    """No such partition on this broker, or no data at that offset."""
+    SERVER_ERROR = 500
+    """Everything else; the body tells the reason."""
+    UNAVAILABLE = 503
+    """The command has no handler, or the broker is shutting down."""
+    GATEWAY_TIMEOUT = 504
+    """Never on the wire: clients make it for their own time-outs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from metaq.protocol.commands import (
     Sync,
     Value,
 )
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.decimals import I32_MAX
 
 LINE_BYTES_MAX: Final = 8 * 1024
 """Default cap of a line: room for two long names and an XA key, as in HTTP servers."""

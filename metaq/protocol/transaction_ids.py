@@ -23,7 +23,7 @@ from metaq.model import (
     TransactionId,
     XaTransactionId,
 )
-from metaq.protocol.java import parse_i32
+from metaq.protocol.decimals import parse_i32
 
 KEYS_REMEMBERED_MAX: Final = 1024
 """Keys whose ids are remembered, at most a line of the protocol each."""

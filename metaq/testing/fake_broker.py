@@ -40,10 +40,10 @@ from metaq.protocol.commands import (
     Reply,
     Result,
     Stats,
+    Status,
     TransactionCommand,
     Version,
 )
-from metaq.protocol.status import Status
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
 from metaq.testing.fake_faults import FakeFault, FaultKind, Faults

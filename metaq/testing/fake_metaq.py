@@ -38,13 +38,13 @@ from metaq.protocol.commands import (
     Reply,
     Result,
     Stats,
+    Status,
     Sync,
     TransactionCommand,
     TransactionType,
     Value,
     Version,
 )
-from metaq.protocol.status import Status
 from metaq.record.checksum import checksum
 from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS, id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record

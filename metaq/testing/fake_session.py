@@ -14,7 +14,7 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.decimals import I32_MAX
 from metaq.testing.fake_metaq import Known
 
 REORDER_WINDOW_S: Final = 0.002

@@ -8,9 +8,8 @@ import pytest
 
 from metaq.model import MessageId
 from metaq.protocol import commands, connection
-from metaq.protocol.commands import Mput
+from metaq.protocol.commands import Mput, Status
 from metaq.protocol.connection import Connection, Event, Role, WireLimits
-from metaq.protocol.status import Status
 from metaq.protocol.version import decode_version_body
 from metaq.record.checksum import checksum
 from tests.record.stamping import check_and_stamp

@@ -4,8 +4,7 @@ import pytest
 
 from metaq.errors import WireError
 from metaq.protocol import texts
-from metaq.protocol.commands import Result
-from metaq.protocol.status import Status
+from metaq.protocol.commands import Result, Status
 from tests.protocol.golden import reply_text
 
 URI = "meta://127.0.0.1:8123"

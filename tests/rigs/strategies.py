@@ -28,7 +28,7 @@ from metaq.protocol.commands import (
     TransactionType,
     Value,
 )
-from metaq.protocol.java import I32_MAX, I32_MIN, I64_MAX, I64_MIN
+from metaq.protocol.decimals import I32_MAX, I32_MIN, I64_MAX, I64_MIN
 from metaq.record.layout import encode_record
 
 NAMES = st.text(

@@ -27,8 +27,7 @@ from metaq.model import MAX_OFFSET, Offset, SizeBytes
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result, encode_value_line
-from metaq.protocol.commands import Get
-from metaq.protocol.status import Status
+from metaq.protocol.commands import Get, Status
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError

@@ -25,9 +25,9 @@ from metaq.protocol.commands import (
     OffsetQuery,
     Question,
     SplitQuestion,
+    Status,
     TimeQuestion,
 )
-from metaq.protocol.status import Status
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError, Segment

@@ -50,7 +50,7 @@ from metaq.errors import (
     RequestTimeoutError,
 )
 from metaq.model import BrokerAddress, BrokerId, LocalTransactionId
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.properties import Headers
 from metaq.retry import wait_set

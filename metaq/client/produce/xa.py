@@ -45,7 +45,7 @@ from metaq.client.produce.xa_verdicts import (
 from metaq.client.validation import check_whole
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import BrokerId, XaTransactionId
-from metaq.protocol.java import I32_MAX
+from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
 from metaq.record.properties import Headers
