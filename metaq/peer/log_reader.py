@@ -24,9 +24,9 @@ from metaq.clock import Clock, SystemClock
 from metaq.errors import MetaqError, NoDataError, OffsetOutOfRangeError
 from metaq.loop_thread import LoopThread
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
-from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection, settling
 from metaq.peer.options import ConnectionOptions
+from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
     Damaged,
     Fetched,

@@ -19,8 +19,8 @@ from metaq.errors import (
     RequestTimeoutError,
 )
 from metaq.model import BrokerAddress
-from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
     ReceiptColumns,
     parse_receipt,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from metaq.client.consume.cursor import GapSearch
 from metaq.errors import CorruptRecordError, ServerError
 from metaq.model import MAX_OFFSET, Offset
-from metaq.peer.gap import GapSearch
 from metaq.peer.replies import (
     Fetched,
     GetOutcome,

@@ -8,8 +8,8 @@ from metaq.errors import (
     ConnectionLostError,
     RequestTimeoutError,
 )
-from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import open_connection
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Result, Stats, Value
 from metaq.testing.clock import ManualClock
