@@ -22,7 +22,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import CoordinationError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress
-from metaq.net.own_host import own_host
+from metaq.net.dial import own_host
 from metaq.retry import Backoff, retry
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root

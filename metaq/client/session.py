@@ -78,7 +78,7 @@ from metaq.client.validation import check_timeout
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
-from metaq.net.own_host import own_host
+from metaq.net.dial import own_host
 from metaq.peer.pool import ConnectionPool
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import check_hosts

@@ -9,7 +9,7 @@ unit that crosses this module is a group of commands and a group of replies:
   system call for a whole group; a lone reply leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range whose file is not open, or that is not in the page
-  cache, is opened and warmed on a reader thread first (see `cold.py`); everything
+  cache, is opened and warmed on a reader thread first (see `file_range.py`); everything
   queued behind it waits, which keeps the order. A file that is too short is met there,
   and answered; one that is cut behind its header's back ends the connection.
 
@@ -46,8 +46,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.net.cold import is_cached, warm
-from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeError
+from metaq.net.file_range import (
+    Explain,
+    FileRange,
+    QueuedRange,
+    ShortRangeError,
+    is_cached,
+    warm,
+)
 from metaq.net.poller import Readers
 
 RECEIVE_BYTES: Final = 256 * 1024

@@ -4,6 +4,9 @@ A name may stand for several addresses, and some of them may lead nowhere withou
 saying so. Attempts therefore overlap: the next address is tried after STAGGER_S, or at
 once when an attempt has failed, and the first connection wins. Names are resolved on
 the loop's executor; addresses need no resolver.
+
+The address that our own way out starts from is the one under which others reach us
+(`own_host`).
 """
 
 import asyncio
@@ -18,6 +21,15 @@ STAGGER_S: Final = 0.25
 
 ADDRESS_COUNT_MAX: Final = 16
 """Most addresses of one name that are tried; the resolver's order is kept."""
+
+_ROUTE_PROBES: Final = (
+    (socket.AF_INET, ("192.0.2.1", 9)),
+    (socket.AF_INET6, ("2001:db8::1", 9)),
+)
+"""Documentation addresses; connecting a datagram socket to one sends nothing, it only
+asks the kernel which of our addresses it would send from."""
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class _Target(NamedTuple):
@@ -127,3 +139,20 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
     """Close a connection that came too late to be used."""
     with contextlib.suppress(OSError, asyncio.CancelledError):
         task.result().close()
+
+
+def own_host() -> str:
+    """Return the address that packets of ours to others carry; else LOOPBACK.
+
+    IPv4 where there is a choice.
+    """
+    for family, target in _ROUTE_PROBES:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(family, socket.SOCK_DGRAM) as probe,
+        ):
+            probe.connect(target)
+            host = str(probe.getsockname()[0])
+            if not host.startswith("127.") and host != "::1":
+                return host
+    return LOOPBACK

@@ -26,8 +26,8 @@ DISK = {"metaq/fs/calls.py"}
 # Calls made for a socket's sake, which take no byte of a file: asking the page cache
 # and opening the null device.
 EXEMPT_CALLS = {
-    ("metaq/net/cold.py", "os.open"),
-    ("metaq/net/cold.py", "os.preadv"),
+    ("metaq/net/file_range.py", "os.open"),
+    ("metaq/net/file_range.py", "os.preadv"),
 }
 EXEMPT_ROOMS = ("metaq/testing/", "metaq/cli/", "metaq/zk/embedded.py")
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
 
 import pytest
 
-from metaq.net.dial import dial
+from metaq.net.dial import LOOPBACK, dial, own_host
 from metaq.testing.ports import reserved_port
 
 PATIENCE_S = 30.0
@@ -158,3 +158,46 @@ def test_a_cancelled_dial_leaves_no_socket() -> None:
         assert [sock.fileno() for sock in dialled] == [-1]
 
     asyncio.run(main())
+
+
+class _Probe:
+    """A datagram socket that knows its routes, and sends nothing."""
+
+    routes: Mapping[socket.AddressFamily, str] = {}
+
+    def __init__(self, family: socket.AddressFamily, kind: socket.SocketKind) -> None:
+        assert kind is socket.SOCK_DGRAM
+        self.family = family
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def connect(self, _address: tuple[str, int]) -> None:
+        if self.family not in self.routes:
+            raise OSError("no route")
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.routes[self.family], 1
+
+
+@pytest.mark.parametrize(
+    ("routes", "host"),
+    [
+        ({socket.AF_INET: "10.0.0.7", socket.AF_INET6: "2001:db8::7"}, "10.0.0.7"),
+        ({socket.AF_INET6: "2001:db8::7"}, "2001:db8::7"),
+        ({socket.AF_INET: "127.0.0.2", socket.AF_INET6: "::1"}, LOOPBACK),
+        ({}, LOOPBACK),
+    ],
+)
+def test_the_host_is_that_of_a_route(
+    monkeypatch: pytest.MonkeyPatch,
+    routes: Mapping[socket.AddressFamily, str],
+    host: str,
+) -> None:
+    """IPv4 first, and loopback for want of anything else."""
+    probe = type("Probe", (_Probe,), {"routes": routes})
+    monkeypatch.setattr("socket.socket", probe)
+    assert own_host() == host

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from metaq.net.cold import is_cached, warm
+from metaq.net.file_range import is_cached, warm
 
 ROOT = Path(__file__).parents[2]
 
