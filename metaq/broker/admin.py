@@ -11,7 +11,7 @@ connections and waits are bounded; a client that breaks a bound is told so where
 possible, and closed. An exception of an action is its answer, never the end of the
 broker.
 
-Keep in step: `admin_client.py`, and the table of commands in `docs/operations.md`.
+Keep in step: `admin_socket.py`, and the table of commands in `docs/operations.md`.
 """
 
 import asyncio

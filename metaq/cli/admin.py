@@ -11,8 +11,7 @@ from typing import Final
 
 import click
 
-from metaq.broker.admin_client import call_admin
-from metaq.broker.admin_socket import SOCKET_NAME
+from metaq.broker.admin_socket import SOCKET_NAME, call_admin
 from metaq.cli import render
 from metaq.cli.options import example, json_option, place_options
 from metaq.cli.places import default_data_dir, read_bytes

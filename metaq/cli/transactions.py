@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import call_admin
 from metaq.cli import render
 from metaq.cli.admin import TIMEOUT_S, find_data_dir
 from metaq.cli.cluster import Target

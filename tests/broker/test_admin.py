@@ -20,11 +20,11 @@ from metaq.broker.admin import (
     TEMPORARY_NAME,
     AdminServer,
 )
-from metaq.broker.admin_client import call_admin
 from metaq.broker.admin_socket import (
     ADDRESS_BYTES_MAX,
     REQUEST_BYTES_MAX,
     SOCKET_NAME,
+    call_admin,
 )
 from metaq.broker.status import BrokerStatus
 from metaq.config.load import Reload, TopicsDiff

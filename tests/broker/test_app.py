@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pytest
 
-from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.definitions import COPY_NAME
 from metaq.broker.health import Alarm, find_problems

@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import call_admin
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper

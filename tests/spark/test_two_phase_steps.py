@@ -17,7 +17,7 @@ from click import BadParameter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import call_admin
 from metaq.cli.cluster import Target
 from metaq.cli.transactions import settle_write
 from metaq.client import Client
