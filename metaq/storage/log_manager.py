@@ -50,8 +50,7 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import ProducerTable, StoredBatch
 from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention_run import Retention, RetentionReport
-from metaq.storage.segment import Damage, Segment, segment_file_name
-from metaq.storage.segments import Segments
+from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
 from metaq.storage.span_queries import offset_for_time

@@ -47,8 +47,7 @@ from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import ProducerTable, StoredBatch
-from metaq.storage.segment import Damage, DamagedSegmentError, Segment
-from metaq.storage.segments import Segments
+from metaq.storage.segment import Damage, DamagedSegmentError, Segment, Segments
 from metaq.storage.slices import OpenFiles, Slice
 from metaq.storage.waiters import LogWaiters, WaitHandle
 

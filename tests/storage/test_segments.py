@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import Offset, Position, SizeBytes
-from metaq.storage.segment import Damage, Segment, segment_file_name
-from metaq.storage.segments import Segments
+from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 
 
 def segment(base: int, size: int = 1024) -> Segment:
