@@ -14,7 +14,7 @@ import click
 from metaq.broker.admin_socket import SOCKET_NAME, call_admin
 from metaq.cli import render
 from metaq.cli.options import example, json_option, place_options
-from metaq.cli.places import default_data_dir, read_bytes
+from metaq.cli.serve import default_data_dir, read_bytes
 from metaq.config.load import load_config
 from metaq.errors import AdminError
 

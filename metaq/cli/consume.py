@@ -12,8 +12,14 @@ from metaq.cli import render
 from metaq.cli.cat import LOOK_S, parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.metrics import metrics_option, serve_while_running
-from metaq.cli.options import SecondsRange, group_option, json_option, max_option
+from metaq.cli.options import (
+    SecondsRange,
+    group_option,
+    json_option,
+    max_option,
+    metrics_option,
+    serve_while_running,
+)
 from metaq.client import Client, Consumer
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore

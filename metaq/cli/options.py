@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_type_hints
 
@@ -11,6 +12,7 @@ import click
 
 from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
+from metaq.client import Client
 from metaq.client.names import check_group
 from metaq.errors import ConfigError
 from metaq.model import HeaderPairs
@@ -216,3 +218,26 @@ def count_option(default: int) -> Callable[[F], F]:
         show_default=True,
         help="Messages in all.",
     )
+
+
+metrics_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Answer http://127.0.0.1:PORT/metrics while it runs.  [default: no port]",
+)
+
+
+def serve_while_running(
+    client: Client, port: int | None
+) -> AbstractContextManager[object]:
+    """Answer scrapes inside the block; without a port, do nothing.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    if port is None:
+        return nullcontext()
+    from metaq.client.metrics import serve_metrics  # noqa: PLC0415  # rarely wanted
+
+    return serve_metrics(client, port=port)

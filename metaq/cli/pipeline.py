@@ -12,12 +12,12 @@ from metaq.cli import pipeline_project as project
 from metaq.cli import render
 from metaq.cli.cat import parse_start
 from metaq.cli.cluster import Target
-from metaq.cli.metrics import metrics_option
 from metaq.cli.options import (
     SecondsRange,
     count_option,
     example,
     json_option,
+    metrics_option,
     target_options,
 )
 from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire

@@ -28,13 +28,13 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.places import default_data_dir, installed_settings, read_bytes
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
@@ -55,6 +55,8 @@ SESSION_TIMEOUT_MS: Final = 4_000
 """A broker that comes back on another port after kill -9 waits for its own past."""
 SYNC_TIME_MS: Final = 200
 """Between withdrawing and closing the port: clients on the same machine are quick."""
+SETTINGS_BYTES_MAX: Final = 1024 * 1024
+"""A configuration file is some ten KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +327,45 @@ def _make_directories(data_dir: Path) -> None:
         raise ConfigError(
             f"cannot make the data directory {local}: {error.strerror}"
         ) from error
+
+
+def default_data_dir() -> Path:
+    """Return the default data directory of `metaq local`."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The standard has a relative path ignored.
+    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    return root / "metaq"
+
+
+def installed_settings() -> Path:
+    """Return the `server.ini` that came with the package.
+
+    In a wheel it lies inside the package; in a checkout it is `config/server.ini`.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    package = Path(str(resources.files("metaq")))
+    candidates = (package / "server.ini", package.parent / "config" / "server.ini")
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise ConfigError(f"server.ini is missing: expected {candidates[0]}")
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the bytes of a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(SETTINGS_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if len(data) > SETTINGS_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: expected at most {SETTINGS_BYTES_MAX} bytes, got more"
+        )
+    return data

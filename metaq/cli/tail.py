@@ -18,8 +18,13 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.metrics import metrics_option, serve_while_running
-from metaq.cli.options import attribute_option, headers_option, json_option
+from metaq.cli.options import (
+    attribute_option,
+    headers_option,
+    json_option,
+    metrics_option,
+    serve_while_running,
+)
 from metaq.client import OutgoingMessage, Producer, SendResult
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.partitioner import KeyHash, Selector

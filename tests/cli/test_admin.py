@@ -9,7 +9,7 @@ import click
 import pytest
 
 from metaq.cli.admin import find_data_dir, parse_span
-from metaq.cli.places import default_data_dir, installed_settings, read_bytes
+from metaq.cli.serve import default_data_dir, installed_settings, read_bytes
 from metaq.errors import AdminError, ConfigError
 from tests.cli.runner import run
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.cli import serve
-from metaq.cli.places import installed_settings
-from metaq.cli.serve import LocalOptions
+from metaq.cli.serve import LocalOptions, installed_settings
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError
 from tests.cli.runner import run
@@ -136,7 +135,7 @@ def test_the_installed_settings_are_found_in_a_wheel_and_in_a_checkout(
     package = tmp_path / "metaq"
     package.mkdir()
     (tmp_path / "config").mkdir()
-    monkeypatch.setattr("metaq.cli.places.resources.files", lambda _name: package)
+    monkeypatch.setattr("metaq.cli.serve.resources.files", lambda _name: package)
     with pytest.raises(ConfigError, match=r"server\.ini is missing"):
         installed_settings()
     (tmp_path / "config" / "server.ini").write_text("")
