@@ -15,11 +15,12 @@ Source: broker spec 1.1, 1.2, 3.2.
 """
 
 import asyncio
+import enum
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metaq.clock import Clock, SystemClock
@@ -46,18 +47,15 @@ from metaq.protocol.commands import (
 )
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
-from metaq.testing.fake_faults import FakeFault, FaultKind, Faults
 from metaq.testing.fake_metaq import FakeMetaq, Known
-from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.fake_transactions import Heuristic
 from metaq.testing.loop_thread import ThreadOwner, stop_listening
 from metaq.testing.ports import reserve_port
-from metaq.zk.paths import BrokerRole
+from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import Coordinator
-
-__all__ = ["FakeBroker", "FakeBrokerStatistics", "FaultKind"]
 
 HOST: Final = "127.0.0.1"
 
@@ -68,6 +66,66 @@ _VERBS: Final[Mapping[type, str]] = {
     Version: "version",
     Stats: "stats",
 }
+
+REGISTER_TIMEOUT_S: Final = 10.0
+"""Bound on what start and stop wait for ZooKeeper."""
+
+
+class FaultKind(enum.Enum):
+    """Fault injected in place of a plain answer."""
+
+    REFUSE = "not carried out; answered with a status"
+    SWALLOW = "not carried out; never answered"
+    SWALLOW_STORED = "carried out; never answered"
+    DROP = "not carried out; the connection is cut"
+    DROP_STORED = "carried out; the connection is cut before the answer"
+
+
+@dataclass(slots=True)
+class FakeFault:
+    """A fault that waits for its commands; see `FakeBroker.inject`."""
+
+    kind: FaultKind
+    """Kind of the fault."""
+    verb: str
+    """To which commands; "" is every one."""
+    after: int
+    """So many of them pass first."""
+    count: int
+    """So many of them meet the fault."""
+    status: int
+    """Of the answer, for REFUSE."""
+    body: bytes
+    """Of the answer, for REFUSE."""
+
+
+class Faults:
+    """Those that wait. Not thread-safe; its owner serialises."""
+
+    def __init__(self) -> None:
+        """Let everything pass."""
+        self.met_count = 0
+        """Faults that met their command."""
+        self._waiting: list[FakeFault] = []
+
+    def add(self, fault: FakeFault) -> None:
+        """Let a fault wait, behind those that wait already."""
+        self._waiting.append(fault)
+
+    def take(self, verb: str) -> FakeFault | None:
+        """Return the fault that a command meets; all that wait count it."""
+        taken = None
+        for fault in [f for f in self._waiting if f.verb in {"", verb}]:
+            if fault.after:
+                fault.after -= 1
+            elif taken is None:
+                taken = fault
+        if taken is not None:
+            self.met_count += 1
+            taken.count -= 1
+            if not taken.count:
+                self._waiting.remove(taken)
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,3 +542,66 @@ class FakeBroker(ThreadOwner):
             if isinstance(command, Get) and isinstance(reply, Result):
                 self._empty_gets += reply.status == Status.NOT_FOUND
             return reply, False
+
+
+class FakeRegistration:
+    """The nodes of a fake broker in ZooKeeper: those of ours that MetaQ has, too.
+
+    Owner: one fake broker; used on its loop. Without ZooKeeper it does nothing.
+    """
+
+    def __init__(
+        self,
+        make_coordinator: Callable[[Clock], Coordinator] | None,
+        root: str,
+        clock: Clock,
+    ) -> None:
+        """Prepare; nothing is connected before `register`.
+
+        Args:
+            make_coordinator: makes the session; None: there is no ZooKeeper.
+            root: MetaQ's root.
+            clock: for deadlines.
+        """
+        self._make_coordinator = make_coordinator
+        self._paths = NodePaths(root)
+        self._clock = clock
+        self._registry: BrokerRegistry | None = None
+        self._coordinator: Coordinator | None = None
+
+    async def register(self, snapshot: BrokerSnapshot) -> None:
+        """Be registered as `snapshot` says; returns when that is so."""
+        if self._make_coordinator is None:
+            return
+        if self._coordinator is None:
+            self._coordinator = self._make_coordinator(self._clock)
+            self._coordinator.start()
+        await self.withdraw()
+        self._registry = BrokerRegistry(
+            self._coordinator, self._paths, clock=self._clock
+        )
+        self._registry.start()
+        await self._registry.register(
+            replace(snapshot, has_record=False), deadline_s=self._deadline_s()
+        )
+
+    def update(self, snapshot: BrokerSnapshot) -> None:
+        """Be registered otherwise, soon."""
+        if self._registry is not None:
+            self._registry.update(replace(snapshot, has_record=False))
+
+    async def withdraw(self) -> None:
+        """Remove the nodes; the session stays."""
+        if self._registry is not None:
+            await self._registry.withdraw(deadline_s=self._deadline_s())
+            await self._registry.stop()
+            self._registry = None
+
+    async def stop(self) -> None:
+        """End the session."""
+        if self._coordinator is not None:
+            await self._coordinator.stop(deadline_s=self._deadline_s())
+            self._coordinator = None
+
+    def _deadline_s(self) -> float:
+        return self._clock.monotonic_s() + REGISTER_TIMEOUT_S

@@ -22,7 +22,7 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.sync.client import OPEN_CLIENTS, close_open_clients
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
-from metaq.testing.fake_faults import FaultKind
+from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 from tests.rigs.inside import loop_thread_of, twin_of

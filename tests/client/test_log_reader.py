@@ -11,7 +11,7 @@ from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.record.layout import HEADER_BYTES
-from metaq.testing.fake_faults import FaultKind
+from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, Metaq14Broker, StartBroker, until
 
 ONE_BROKER = {

@@ -11,8 +11,7 @@ from metaq.client import AsyncClient
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Offset, TopicPartition
-from metaq.testing.fake_broker import FakeBroker
-from metaq.testing.fake_faults import FaultKind
+from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionState
 from tests.brokers import AnyBroker, StartBroker
