@@ -10,6 +10,9 @@ of the pages and the sums of what is closed are made from that:
         open_count: int = gauge("metaq_connections", "Connections that are open.")
 
 No export format: who exports reads `statistics()` and declarations.
+
+Sums over objects that come and go do not fall when one is closed (`Totals`): a sum that
+fell would look like a restart to those who compute rates from it.
 """
 
 import dataclasses
@@ -19,7 +22,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 S = TypeVar("S")
 
@@ -209,3 +212,75 @@ def _added(values: Sequence[Any]) -> object:
     for value in values:
         total.update(value)
     return dict(total)
+
+
+class Ending(Protocol):
+    """End of a counting object."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed and its counters are final."""
+        ...
+
+
+E = TypeVar("E", bound=Ending)
+
+
+class Totals(Generic[E, S]):
+    """All of one kind that one owner has made.
+
+    A closed object is dropped after its last count, and its counters are added to those
+    of the closed ones before it. Nothing is buffered or in flight there.
+
+    Concurrency: `add` on the owner's loop, the others in any thread.
+    """
+
+    def __init__(
+        self, read: Callable[[E], S], total_of: Callable[[Sequence[S]], S]
+    ) -> None:
+        """Start with none.
+
+        Args:
+            read: takes a snapshot of one.
+            total_of: puts snapshots together, one or more, the oldest first.
+        """
+        self._read = read
+        self._total_of = total_of
+        # One value, because a snapshot may be taken in another thread.
+        self._state: tuple[tuple[S, ...], tuple[E, ...]] = ((), ())
+
+    def add(self, new: E) -> None:
+        """Count a new one, and forget those that have ended."""
+        closed, known = self._state
+        ended = [one for one in known if one.has_ended]
+        if ended:
+            closed = (self._total_of([*closed, *map(self._read, ended)]),)
+        alive = (one for one in known if one not in ended)
+        self._state = (closed, (*alive, new))
+
+    def split(self) -> tuple[tuple[E, ...], S | None]:
+        """Return those that are open, and the sum of the closed ones.
+
+        None in place of the second: none was closed.
+        """
+        before, known = self._state
+        opened: list[E] = []
+        closed = list(before)
+        for one in known:
+            # Looked at once: it may be closed meanwhile, and is in one of the two.
+            if one.is_closed:
+                closed.append(self._read(one))
+            else:
+                opened.append(one)
+        return tuple(opened), self._total_of(closed) if closed else None
+
+    def total(self) -> S | None:
+        """Return the sum of all; None: there was none."""
+        closed, known = self._state
+        parts = [*closed, *map(self._read, known)]
+        return self._total_of(parts) if parts else None

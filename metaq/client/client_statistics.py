@@ -4,8 +4,9 @@ Taken from any thread, without a request. Counters of closed objects are kept, s
 no sum falls.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.consumer import AsyncConsumer
@@ -14,10 +15,6 @@ from metaq.client.consume.progress import (
     ConsumerStatistics,
     Health,
     Lag,
-)
-from metaq.client.consume.totals import (
-    Totals,
-    total_of_groups,
 )
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
@@ -29,8 +26,18 @@ from metaq.client.produce.producer import (
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
-from metaq.stats import MetricKind, MetricSpec, part, total_of
+from metaq.stats import (
+    MetricKind,
+    MetricSpec,
+    Totals,
+    part,
+    total_of,
+)
 from metaq.zk.session import SessionState, SessionStatus
+
+CLOSED_GROUPS_MAX: Final = 1_000
+"""Groups whose closed consumers one client remembers; of more, those with which a
+consumer was closed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +161,19 @@ def _snapshot_of_consumer(consumer: AsyncConsumer) -> ConsumerSnapshot:
         buffers=buffers,
         lags={partition: lags[partition] for partition in buffers if partition in lags},
     )
+
+
+def total_of_groups(
+    parts: Sequence[Mapping[str, ConsumerStatistics]],
+) -> Mapping[str, ConsumerStatistics]:
+    """Return the sums of the closed consumers of each group.
+
+    Bounded by `CLOSED_GROUPS_MAX`.
+    """
+    groups: dict[str, ConsumerStatistics] = {}
+    for one in parts:
+        for group, counters in one.items():
+            known = groups.pop(group, None)
+            both = [counters] if known is None else [known, counters]
+            groups[group] = total_of(both)
+    return dict([*groups.items()][-CLOSED_GROUPS_MAX:])

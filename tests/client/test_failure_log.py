@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client import read_origin
-from metaq.client.consume.failure_log import KINDS_MAX, FailureLog
-from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.consume.redelivery import KINDS_MAX, FailureLog, RetryPolicy
 from metaq.client.errors import MessageTooLargeError
 from metaq.client.produce.producer import AsyncProducer
 from tests.brokers import AnyBroker, StartBroker, until

@@ -33,8 +33,10 @@ from metaq.client.metrics import (
     serve_metrics,
 )
 from metaq.client.produce.ordered_producer import OrderedStatistics
-from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.transaction_counters import TransactionStatistics
+from metaq.client.produce.producer_counters import (
+    ProducerStatistics,
+    TransactionStatistics,
+)
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.peer.connection import ConnectionStatistics

@@ -11,7 +11,7 @@ from metaq.client import (
     TransactionRolledBackError,
     UnknownXidError,
 )
-from metaq.client.produce.transaction_counters import TransactionStatistics
+from metaq.client.produce.producer_counters import TransactionStatistics
 from metaq.errors import ServerError
 from metaq.stats import total_of
 from metaq.testing.fake_broker import FaultKind

@@ -35,7 +35,6 @@ from metaq.client.consume.progress import (
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
-from metaq.client.consume.totals import Totals
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
@@ -48,6 +47,7 @@ from metaq.client.validation import (
 from metaq.errors import ClientError, ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.retry import wait_set
+from metaq.stats import Totals
 from metaq.zk.cluster import ClusterSnapshot
 
 log = logging.getLogger(__name__)

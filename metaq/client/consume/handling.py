@@ -30,10 +30,10 @@ from metaq.client.consume.dead_letters import (
     letter_headers,
     origin_of,
 )
-from metaq.client.consume.failure_log import FailureLog
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.local_retry_store import LocalRetryStore
 from metaq.client.consume.redelivery import (
+    FailureLog,
     RetryPolicy,
     dead_letter_topic,
     next_delay_s,

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from metaq.client.consume.failure_log import FailureLog
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
-from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.consume.redelivery import FailureLog, RetryPolicy
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.errors import MetaqError

@@ -1,10 +1,18 @@
-"""Number of attempts for a message, and its fate after the last one. Pure.
+"""Failing handlers: attempts for a message, its fate after the last one, and the log.
 
 A handler that returns has handled its message. One that raises gets the same message
 again after a pause, up to a bound; one that raises `Reject` does not. A message given
-up goes where the policy says. Source: client spec 11.3 and 12.
+up goes where the policy says. These decisions are pure functions of the policy.
+
+The log has the first failure of a kind with its traceback. A kind is the type of the
+error and the line that raised it. A handler that fails with every message would else
+bury the log; repetitions are counted (`failure_count`) and told at DEBUG.
+
+Source: client spec 11.3 and 12.
 """
 
+import logging
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -22,6 +30,10 @@ LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
 
 _LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
 _PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
+
+
+KINDS_MAX: Final = 100
+"""Kinds that are remembered; errors of code that is made anew all the time are many."""
 
 
 class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
@@ -115,3 +127,35 @@ def next_delay_s(
 def dead_letter_topic(policy: RetryPolicy, topic: str) -> str:
     """Return the topic that dead letters of `topic` go to."""
     return policy.dead_letter_topic or topic + DEAD_LETTER_SUFFIX
+
+
+class FailureLog:
+    """The failures of one `run`. Owner: its handling; on the loop."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        """Know no kind yet; write to `log`."""
+        self._log = log
+        self._kinds: set[tuple[type[BaseException], str, int]] = set()
+
+    def tell(self, text: str, error: BaseException, *, is_last: bool) -> None:
+        """Write one line, and the traceback where it is the first of its kind.
+
+        Args:
+            text: the line.
+            error: the handler's exception.
+            is_last: the message is given up: never below WARNING.
+        """
+        kind = _kind_of(error)
+        is_new = kind not in self._kinds and len(self._kinds) < KINDS_MAX
+        if is_new:
+            self._kinds.add(kind)
+        level = logging.WARNING if is_new or is_last else logging.DEBUG
+        self._log.log(level, "%s", text, exc_info=error if is_new else None)
+
+
+def _kind_of(error: BaseException) -> tuple[type[BaseException], str, int]:
+    """Return the type of an error, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    if not frames:
+        return type(error), "", 0
+    return type(error), frames[0].filename, frames[0].lineno or 0

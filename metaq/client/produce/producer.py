@@ -34,11 +34,13 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_queue import Pool
-from metaq.client.produce.producer_counters import ProducerStatistics
+from metaq.client.produce.producer_counters import (
+    ClientTransactionCounters,
+    ProducerStatistics,
+)
 from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock

@@ -28,8 +28,8 @@ from metaq.client.produce.attempts import (
 )
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_queue import Pool, PutConnection
+from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.runs import encode_outgoing, frozen, list_messages
-from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_replies import (
     parse_pending,
     parse_vote,
