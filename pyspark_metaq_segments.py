@@ -1,7 +1,5 @@
 """Entry point of PySpark for `format("metaq-segments")`: it looks for this class."""
 
-from metaq.spark.segments.data_source import (
-    SegmentsDataSource as DefaultSource,
-)
+from metaq.spark.data_source import SegmentsDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

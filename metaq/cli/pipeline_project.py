@@ -121,7 +121,7 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
     from metaq.spark.declared.updates import PipelineRun, Refresh, read_project
     from metaq.spark.errors import JobError
     from metaq.spark.jobs.failures import job_errors, sentence_of
-    from metaq.spark.jobs.waiting import run_apart
+    from metaq.spark.jobs.session import run_apart
 
     counters = PipelineCounters()
 

@@ -62,8 +62,7 @@ def spark_session(
         KeyboardInterrupt: Ctrl-C, at the start or in the body.
     """
     require_spark()
-    from metaq.spark.jobs.session import start_session, stop_session
-    from metaq.spark.jobs.waiting import run_apart
+    from metaq.spark.jobs.session import run_apart, start_session, stop_session
 
     # Its warning, with a trace, is the failure that the job reports.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -106,8 +105,7 @@ def run_in_session(
     Raises:
         KeyboardInterrupt: Ctrl-C; the job ends when the session is stopped.
     """
-    from metaq.spark.jobs.session import activate
-    from metaq.spark.jobs.waiting import run_apart
+    from metaq.spark.jobs.session import activate, run_apart
 
     def run() -> T:
         activate(session)

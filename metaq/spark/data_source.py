@@ -1,11 +1,12 @@
-"""`format("metaq")`: topics as a source and a sink of Spark.
+"""The formats of Spark: topics as a source and a sink, and segment files as a source.
 
     spark.read.format("metaq").options(zookeeper="zk:2181", subscribe="logs").load()
     df.write.format("metaq").options(zookeeper="zk:2181", topic="logs").save()
+    spark.read.format("metaq-segments").load("/data/metaq")
 
-Spark makes one `MetaqDataSource` for each thing that it wants to know, also several for
-one query, in processes of their own: nothing is kept here, and each of these processes
-imports the part that it is asked for.
+Rows of both formats are the same. Spark makes one data source for each thing that it
+wants to know, also several for one query, in processes of their own: nothing is kept
+here, and each of these processes imports the part that it is asked for.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ from metaq.spark.errors import one_sentence
 
 
 class MetaqDataSource(DataSource):
-    """The format, on the driver.
+    """The format `metaq`, on the driver.
 
     Spark makes one for a plan, and keeps one in pickled form for what follows it: the
     commit of a micro-batch is the latter's.
@@ -100,3 +101,38 @@ class MetaqDataSource(DataSource):
 
         del overwrite
         return stream_writer(self.options, schema, is_planned=self._is_planning)
+
+
+class SegmentsDataSource(DataSource):
+    """The format `metaq-segments`; Spark makes one per query, on the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "metaq-segments"
+
+    @one_sentence
+    def schema(self) -> str:
+        """Return the columns of every row.
+
+        Raises:
+            OptionError: An option is wrong.
+        """
+        from metaq.spark.segments.segment_reader import (  # noqa: PLC0415  # see the top
+            declared_columns,
+        )
+
+        return declared_columns(self.options)
+
+    @one_sentence
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader that plans and reads.
+
+        Raises:
+            OptionError: An option is wrong, or the user asked for other columns.
+        """
+        from metaq.spark.segments.segment_reader import (  # noqa: PLC0415  # see the top
+            segments_reader,
+        )
+
+        return segments_reader(self.options, schema)

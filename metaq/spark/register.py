@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.utils import is_remote
 
-from metaq.spark.data_source import MetaqDataSource
-from metaq.spark.segments.data_source import SegmentsDataSource
+from metaq.spark.data_source import MetaqDataSource, SegmentsDataSource
 
 FORMATS: Final[tuple[type[DataSource], ...]] = (
     MetaqDataSource,

@@ -100,7 +100,7 @@ SHARED: dict[str, set[str]] = {
     },
     "spark": {
         "cluster", "clusters", "columns", "errors", "halving", "json_values", "offsets",
-        "option_table", "options", "plan", "pushed_filters", "record_bounds",
+        "option_table", "options", "plan", "record_bounds",
         "routing", "rows", "runs", "schema", "values", "versions",
     },
 }  # fmt: skip
@@ -155,7 +155,7 @@ LAZY: dict[tuple[str, str], str] = {
             ("spark.data_source", "spark.source.stream"),
             ("spark.data_source", "spark.sink.writer"),
             ("spark.data_source", "spark.sink.stream_writer"),
-            ("spark.segments.data_source", "spark.segments.segment_reader"),
+            ("spark.data_source", "spark.segments.segment_reader"),
         ],
         "Spark starts a process for each question, and forks one for each task",
     ),

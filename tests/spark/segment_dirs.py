@@ -14,11 +14,11 @@ from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, LogId, MessageId
 from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS
 from metaq.record.layout import encode_record
-from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.segments.segment_options import SegmentOptions
 from metaq.spark.segments.segment_plan import plan_query
-from metaq.spark.segments.segment_read import read_splits
+from metaq.spark.segments.segment_reader import read_splits
 from metaq.storage.listing import check_names
 from metaq.storage.retention_run import remove_segment
 from metaq.storage.segment import Segment, segment_file_name

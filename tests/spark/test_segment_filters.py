@@ -27,8 +27,7 @@ from pyspark.sql.datasource import (  # missing before 4.1
 
 from metaq.model import MAX_OFFSET, Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
-from metaq.spark.pushed_filters import PushedFilters, read_filters
-from metaq.spark.record_bounds import EVERYTHING, Bounds
+from metaq.spark.record_bounds import EVERYTHING, Bounds, PushedFilters, read_filters
 
 HERE = TopicPartition("logs", 7, 1)
 MOMENT = datetime(2024, 5, 1, 12, 0, 0, 250_500, tzinfo=UTC)

@@ -10,9 +10,9 @@ from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.spark.errors import OptionError
-from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.segments.segment_plan import plan_query
-from metaq.spark.segments.segment_read import PIECE_BYTES
+from metaq.spark.segments.segment_reader import PIECE_BYTES
 from metaq.storage.segment import META_SUFFIX, segment_file_name
 from metaq.storage.span_index import SPANS_SUFFIX, read_index
 from tests.spark.segment_dirs import (

@@ -25,7 +25,7 @@ from metaq.spark.jobs.archive_store import ArchiveStore, may_lose, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.day_files import Read
 from metaq.spark.jobs.failures import SPARK_ERRORS, job_errors
-from metaq.spark.jobs.waiting import run_apart
+from metaq.spark.jobs.session import run_apart
 from metaq.spark.offsets import Offsets
 from metaq.spark.options import SourceOptions, ValueFormat
 from metaq.spark.source.read_task import ReadTask, read_rows

@@ -1,13 +1,21 @@
-"""A Spark session for one job, and how far its tasks are."""
+"""A Spark session for one job: its start, its end, and waiting for it.
+
+A call to the JVM that is interrupted breaks off in the middle of its answer, and the
+call that should tidy up behind it fails, or waits for ever. So the call is made by
+another thread, and the thread that signals come to waits for that one (`run_apart`).
+"""
 
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from metaq.client.timeouts import SIGNAL_S
 from metaq.spark.errors import JobError
 from metaq.spark.jobs.failures import SPARK_ERRORS, sentence_of
 from metaq.spark.register import register
@@ -90,3 +98,50 @@ def count_tasks(session: SparkSession) -> tuple[int, int]:
     stages = [stage for stage in found if stage is not None]
     done = sum(stage.numCompletedTasks for stage in stages)
     return done, sum(stage.numTasks for stage in stages)
+
+
+T = TypeVar("T")
+
+
+def run_apart(
+    work: Callable[[], T], *, on_interrupt: Callable[[], None] | None = None
+) -> T:
+    """Run something that calls Spark, and wait for its end.
+
+    After a signal the work goes on by itself until Spark has ended it; its outcome is
+    not told then.
+
+    Args:
+        work: Run in a thread of its own; its exception is raised here.
+        on_interrupt: Called at the first signal, to tell the work to end; it is waited
+            for until the next one. None: the first one ends the wait.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, in the main thread.
+        SystemExit: SIGTERM, where a handler raises that.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # handed on, whatever it is
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="spark", daemon=True)
+    try:
+        thread.start()
+        return _result(outcome)
+    except (KeyboardInterrupt, SystemExit):
+        has_begun = thread.is_alive() or outcome.done()
+        if on_interrupt is None or not has_begun:
+            raise
+        on_interrupt()
+    return _result(outcome)
+
+
+def _result(outcome: Future[T]) -> T:
+    # As `metaq.client.timeouts.wait_for` does, for the same reason.
+    while not outcome.done():
+        wait([outcome], SIGNAL_S)
+    return outcome.result()

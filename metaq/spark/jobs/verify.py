@@ -18,7 +18,7 @@ from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import SizeBytes
 from metaq.spark.errors import OptionError
 from metaq.spark.jobs.failures import job_errors
-from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.segments.segment_files import (
     FileKind,
@@ -30,7 +30,7 @@ from metaq.spark.segments.segment_options import (
     SegmentOptions,
 )
 from metaq.spark.segments.segment_plan import plan_query
-from metaq.spark.segments.segment_read import read_split, tail_of
+from metaq.spark.segments.segment_reader import read_split, tail_of
 from metaq.spark.segments.segment_splits import Split
 from metaq.storage.damage import apart, check_parts
 from metaq.storage.listing import check_neighbours, index_of

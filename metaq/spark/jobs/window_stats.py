@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 from metaq.model import Millis
 from metaq.spark.errors import JobError, OptionError
 from metaq.spark.jobs.failures import job_errors
-from metaq.spark.jobs.waiting import run_apart
+from metaq.spark.jobs.session import run_apart
 from metaq.spark.options import SourceOptions
 
 WINDOW_S: Final = 60

@@ -8,8 +8,7 @@ from metaq.errors import CorruptRecordError
 from metaq.fs import FileSystem
 from metaq.model import BrokerId, LogId, SizeBytes, TopicPartition
 from metaq.spark.errors import OptionError
-from metaq.spark.pushed_filters import PushedFilters
-from metaq.spark.record_bounds import Bounds
+from metaq.spark.record_bounds import Bounds, PushedFilters
 from metaq.spark.segments.segment_files import (
     SegmentFile,
     find_segments,

@@ -1,37 +1,54 @@
 """The reader of `format("metaq-segments")`: lists files, cuts them, reads in tasks.
 
 The driver lists the files and cuts them into splits; each task reads its splits with
-no broker in between. A query reads the bytes that were there when it was planned: an
-active segment ends with its last whole record of that moment.
+no broker in between: pieces of the file in, Arrow batches out. A query reads the bytes
+that were there when it was planned: an active segment ends with its last whole record
+of that moment.
+
+A task holds one piece of a file, the batch made of it, and of a zip the piece behind
+it; a larger record is held whole. Files are read, not mapped, for the reason that
+`metaq/fs/` gives.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from metaq.fs import SystemFileSystem
-from metaq.spark.errors import one_sentence
-from metaq.spark.pushed_filters import PushedFilters, read_filters
-from metaq.spark.rows import OnCorrupt
+from metaq.errors import CorruptRecordError
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.model import Offset, Position, SizeBytes, TopicPartition
+from metaq.spark.errors import DamagedRecordError, one_sentence
+from metaq.spark.record_bounds import PushedFilters, read_filters
+from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.schema import row_ddl, value_type
+from metaq.spark.segments.segment_files import FileKind
 from metaq.spark.segments.segment_options import (
     SegmentOptions,
     parse_segment_options,
 )
 from metaq.spark.segments.segment_plan import (
+    BoundedSplit,
     plan_query,
     refuse_unreadable,
 )
-from metaq.spark.segments.segment_read import read_splits
+from metaq.spark.segments.segment_splits import Split
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
+from metaq.storage.damage import Tail, apart, check_tail
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
+from metaq.storage.segment import Damage, Segment
+from metaq.storage.segment_source import open_source
+from metaq.storage.walk import WINDOW_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
+
+PIECE_BYTES: Final = SizeBytes(WINDOW_BYTES)
+"""Read at a time, unless one record needs more; stays in a processor's cache."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,3 +132,119 @@ class PushingReader(SegmentsReader):
         """Take note of filters; all are returned, so that Spark evaluates them too."""
         self._pushed = read_filters(filters)
         return filters
+
+
+def read_splits(
+    fs: FileSystem, splits: Iterable[BoundedSplit], *, on_corrupt: OnCorrupt
+) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows of some splits, in order.
+
+    Args:
+        fs: The disk.
+        splits: One after the other; at most one file is open at a time.
+        on_corrupt: With SKIP damaged ranges are warnings in the task's log, at most
+            `DAMAGES_MAX` for each split.
+
+    Raises:
+        CorruptRecordError: Bytes are damaged and FAIL was said; the message names
+            file, offset and next good offset.
+        StorageError: The disk refused.
+    """
+    for bounded in splits:
+        damage: list[Damage] = []
+        batches = read_split(fs, bounded.split, on_corrupt=on_corrupt, damage=damage)
+        for batch in batches:
+            wanted = bounded.bounds.clip(batch)
+            if wanted.num_rows:
+                yield wanted
+        for found in apart(damage):
+            _log.warning("damaged bytes are left out: %s", found)
+
+
+def read_split(
+    fs: FileSystem, split: Split, *, on_corrupt: OnCorrupt, damage: list[Damage]
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of one split, in order of their offsets.
+
+    Args:
+        fs: The disk.
+        split: The split to read.
+        on_corrupt: Reaction to damage.
+        damage: With SKIP, skipped ranges are added here, in order.
+
+    Raises:
+        CorruptRecordError: See `read_splits`.
+        StorageError: The disk refused.
+    """
+    file = split.file
+    decoder = RowDecoder(
+        TopicPartition(file.log_id.topic, split.broker_id, file.log_id.partition),
+        split.start,
+        _readable_end(fs, split),
+        on_corrupt=on_corrupt,
+    )
+    try:
+        yield from _decode(fs, split, decoder)
+        decoder.finish()
+    except DamagedRecordError as error:
+        found = Damage(file.path, error.offset, error.next_good_offset, error.detail)
+        raise CorruptRecordError(
+            f"damaged record: {found}", next_good_offset=error.next_good_offset
+        ) from error
+    except CorruptRecordError as error:
+        # The archive around the records: bytes behind it cannot be unpacked.
+        rest = Damage(file.path, decoder.next_offset, split.end, str(error))
+        if on_corrupt is OnCorrupt.FAIL:
+            raise CorruptRecordError(str(rest)) from error
+        damage.append(rest)
+    damage[:0] = [
+        Damage(file.path, found.start, found.end, found.detail)
+        for found in decoder.damage
+    ]
+
+
+def _decode(
+    fs: FileSystem, split: Split, decoder: RowDecoder
+) -> Iterator[pa.RecordBatch]:
+    """Read the pieces that the decoder asks for, until it or the file ends."""
+    file = split.file
+    source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
+    seen = split.start
+    try:
+        while not decoder.is_done:
+            start = decoder.next_offset
+            size = min(max(PIECE_BYTES, decoder.needed_bytes), decoder.end - start)
+            piece = source.read_at(Position(start - file.base_offset), SizeBytes(size))
+            if start + len(piece) <= seen:
+                return  # the file is shorter than it was
+            seen = Offset(start + len(piece))
+            yield from decoder.decode(piece)
+    finally:
+        source.close()
+
+
+def _readable_end(fs: FileSystem, split: Split) -> Offset:
+    """Return where the last whole record ends, as a broker would find it at a start."""
+    return tail_of(fs, split).end if split.may_be_torn else split.end
+
+
+def tail_of(fs: FileSystem, split: Split) -> Tail:
+    """Judge bytes of an active segment that its index does not cover, as storage does.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    base = split.file.base_offset
+    segment = Segment(split.file.path, base, SizeBytes(split.end - base))
+    file = fs.open_read(segment.path)
+    try:
+        return check_tail(
+            file,
+            segment,
+            split.start,
+            unsynced_bytes_max=UNSYNCED_BYTES_MAX,
+            span_bytes_min=WINDOW_BYTES,
+            time_ms=file.mtime_ms(),
+        )
+    finally:
+        file.close()

@@ -19,8 +19,7 @@ from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, plan_reads
-from metaq.spark.pushed_filters import PushedFilters, read_filters
-from metaq.spark.record_bounds import Bounds
+from metaq.spark.record_bounds import Bounds, PushedFilters, read_filters
 from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle

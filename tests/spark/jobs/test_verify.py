@@ -19,7 +19,7 @@ from metaq.spark.jobs.verify import (
     find_holes,
     verify,
 )
-from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.segments.segment_files import find_segments
 from metaq.spark.segments.segment_plan import plan_query
 from tests.spark.segment_dirs import (

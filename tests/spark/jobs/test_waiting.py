@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from metaq.spark.jobs.waiting import run_apart
+from metaq.spark.jobs.session import run_apart
 
 
 def test_what_the_work_returns_or_raises_comes_back() -> None:
