@@ -4,7 +4,7 @@ What is here is decided: its commit record is in the journal. A batch that its p
 refuses is tried again, until it is there or the process ends; the next start finds it
 missing then.
 
-Transactions that are committed together (`together.py`) give a partition one append,
+Transactions that are committed together (`side_files.py`) give a partition one append,
 so that readers see the batches of all of them in the same moment.
 
 A batch lies at the bound of its commit record or behind. Where it is behind, its place

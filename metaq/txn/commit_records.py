@@ -18,8 +18,8 @@ from metaq.model import LogId
 from metaq.txn.journal import Gate, Journal, JournalEntry
 from metaq.txn.ports import MessageSink
 from metaq.txn.records import BatchPlace, RedoOperation, bounds_of, encode_operation
+from metaq.txn.side_files import write_together
 from metaq.txn.state import is_xa
-from metaq.txn.together import write_together
 from metaq.txn.transaction import BrokerTransaction
 
 

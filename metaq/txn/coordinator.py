@@ -12,9 +12,10 @@ records that its puts will be, one list for each partition, and a slot in the jo
               3. one batch to each partition; what one refuses is tried again
               4. all are stored as their partitions promise: it is answered
 
-Several that are prepared can be committed as one: `together.py` says how a start knows,
-and step 3 gives each partition one append for all of them. A time-out, a heuristic
-outcome or another verdict of one of them is met before step 1, or waits for the end.
+Several that are prepared can be committed as one: `side_files.py` says how a start
+knows, and step 3 gives each partition one append for all of them. A time-out, a
+heuristic outcome or another verdict of one of them is met before step 1, or waits for
+the end.
 
 So a reader never sees one partition's half of something that a crash could take back:
 what is appended is decided. A client that is told that a batch could not be appended
@@ -57,9 +58,9 @@ from metaq.txn.figures import (
 )
 from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.opening import OpenedJournal, tidy
-from metaq.txn.outcomes import KeptOutcome, write_outcomes
 from metaq.txn.ports import MessageSink
 from metaq.txn.records import RedoOperation, encode_operation
+from metaq.txn.side_files import KeptOutcome, write_outcomes
 from metaq.txn.state import (
     OPEN_STATES,
     ROLLED_BACK,

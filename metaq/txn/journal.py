@@ -47,9 +47,9 @@ from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset
 from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
-from metaq.txn.deletions import Deletions, write_deletions
 from metaq.txn.places import PlaceBlock
 from metaq.txn.redo_file import Bounds, RedoFile, create_redo_file, remove_files
+from metaq.txn.side_files import Deletions, write_deletions
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much

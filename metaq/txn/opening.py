@@ -23,14 +23,7 @@ from metaq.fs import FileSystem
 from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
 from metaq.txn.checkpoint import NOWHERE, read_checkpoint
-from metaq.txn.deletions import ends_in, read_deletions, remove_deletions
 from metaq.txn.journal import Journal, Slot
-from metaq.txn.outcomes import (
-    JAVA_OUTCOMES_FILE,
-    KeptOutcome,
-    has_java_outcomes,
-    read_outcomes,
-)
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
     RedoOperation,
@@ -45,9 +38,20 @@ from metaq.txn.recovery import (
     find_unapplied,
 )
 from metaq.txn.redo_file import FILE_NAME, remove_files
+from metaq.txn.side_files import (
+    JAVA_OUTCOMES_FILE,
+    KeptOutcome,
+    NamedGroup,
+    ends_in,
+    has_java_outcomes,
+    read_deletions,
+    read_outcomes,
+    read_together,
+    remove_deletions,
+    remove_together,
+)
 from metaq.txn.state import HeuristicOutcome, is_xa
 from metaq.txn.sums import Sums, decode_sums
-from metaq.txn.together import NamedGroup, read_together, remove_together
 
 NO_ID: Final = MessageId(-1)
 

@@ -24,8 +24,8 @@ first: where the readable log ended when the record was made, so each batch lies
 or behind. Without a side file the time of the first put is a bound. The batch is found
 (`locate`) by the id of its first record and its bytes. One that a crash has cut lies at
 the end of its log, and is completed there; until then the partition shows nothing of it
-(`cut_appends`), nor of what is one append with it (`together.py`). Source: broker spec
-5.7, 12 rows 3 and 5.
+(`cut_appends`), nor of what is one append with it (`side_files.py`). Source: broker
+spec 5.7, 12 rows 3 and 5.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -302,7 +302,7 @@ def find_unapplied(
     Args:
         commits: as replayed.
         reader: the partitions.
-        together: groups of them that are one append to a partition (`together.py`).
+        together: groups of them that are one append to a partition (`side_files.py`).
     """
     windows = _Windows(reader)
     missing: dict[MessageId, ReplayedTransaction] = {}

@@ -11,9 +11,9 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
-from metaq.txn.outcomes import KeptOutcome
 from metaq.txn.records import offset_positions
 from metaq.txn.recovery import make_batches
+from metaq.txn.side_files import KeptOutcome
 from metaq.txn.state import TxState
 
 PUT_OVERHEAD_BYTES: Final = 200

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from metaq.errors import StorageError, TransactionError
-from metaq.txn.deletions import (
+from metaq.txn.side_files import (
     DELETIONS_FILE,
     decode_deletions,
     encode_deletions,

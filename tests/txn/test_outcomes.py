@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from metaq.txn.outcomes import (
+from metaq.txn.side_files import (
     JAVA_OUTCOMES_FILE,
     KeptOutcome,
     decode_outcomes,

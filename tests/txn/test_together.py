@@ -6,15 +6,15 @@ import pytest
 
 from metaq.errors import StorageError
 from metaq.model import MessageId
-from metaq.txn.side_file import encode_fields
-from metaq.txn.state import HeuristicOutcome, XaCommandError
-from metaq.txn.together import (
+from metaq.txn.side_files import (
     TOGETHER_FILE,
     NamedGroup,
     decode_together,
+    encode_fields,
     encode_together,
     read_together,
 )
+from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
 from tests.txn.support import (
     JOURNAL,

@@ -1,0 +1,296 @@
+"""Small files of JSON beside the journal, replaced as a whole, with a checksum inside.
+
+    <journal>/outcomes    {"version": 1, "outcomes": [{"key": "XID:...",
+                           "outcome": "commit", "at_ms": 1700000000000}, ...], "crc": 9}
+    <journal>/together    {"version": 1, "together": [{"XID:...": 6755399441055744,
+                           "XID:...": ...}, ...], "crc": 9}
+    <journal>/deletions   {"version": 1, "topics": {"orders": {"3": 4711, "4": 0}, ...},
+                           "crc": 9}
+
+`crc` is the CRC-32 of all but itself: of the JSON with sorted keys.
+
+Outcomes are heuristic: which prepared transactions an operator has ended. An outcome is
+written before it is carried out, and stays until the coordinator of the transaction
+forgets it: whatever it asks is answered with code 6, 7 or 8 meanwhile. A Java broker
+keeps its own in `heuristic.log`, as a serialised Java object: that file is never read
+or written here.
+
+Commits together are one decision: which transactions a start has to commit as well. For
+each command the keys of its transactions that are not finished, and the largest message
+id of each. Every transaction has its commit record in the redo file of its puts, and
+these may be several files: a power cut may leave one record of two. So the file is
+written and synced before the first record. What it names is committed: a start makes
+the records that are missing. Batches are appended when all records are synced, so one
+that has none is nowhere yet. The file stays until the next command, start or stop. A
+name that is out of date says nothing: ids only grow, so a later transaction of that key
+has larger ones.
+
+Deletions of topics say which commits of the journal must not come back. Replay appends
+what a commit put and a partition lacks. A partition that was deleted lacks everything,
+and so does one that was made under its name again. So before the data of a topic goes,
+the end of each redo file is written down: of commits in front of it, the batches for
+that topic are over. What is committed behind it is for a topic that was made again. A
+start leaves none of the named files, and removes the record.
+
+Source: broker spec 5.6, 5.8.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from metaq.errors import DiskError, StorageError
+from metaq.fs import FileSystem
+from metaq.model import MessageId, Millis, SizeBytes
+from metaq.record.checksum import crc32
+from metaq.txn.state import HeuristicOutcome
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+_BYTES_MAX: Final = SizeBytes(64 << 20)
+
+
+def encode_fields(fields: Mapping[str, object]) -> bytes:
+    """Return the content of a file with these fields."""
+    all_fields = {"version": VERSION, **fields}
+    return json.dumps({**all_fields, "crc": _crc(all_fields)}, indent=1).encode()
+
+
+def decode_fields(data: bytes) -> dict[str, Any]:
+    """Return the fields of a file.
+
+    Raises:
+        ValueError: it has none, another version, or a checksum that does not fit.
+    """
+    try:
+        fields = json.loads(data)
+        if fields.pop("crc") == _crc(fields) and fields.pop("version") == VERSION:
+            return dict(fields)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no fields: {error!r}") from error
+    raise ValueError(f"expected version {VERSION} and a checksum that fits")
+
+
+def read_side_file(
+    fs: FileSystem, path: Path, decode: Callable[[bytes], T]
+) -> T | None:
+    """Return what a file says; None without one.
+
+    Args:
+        fs: the disk.
+        path: of the file.
+        decode: returns what a content says; ValueError: it makes no sense.
+
+    Raises:
+        StorageError: the disk refuses, or the file is damaged.
+    """
+    try:
+        return decode(fs.read_file(path, _BYTES_MAX))
+    except DiskError as error:
+        if error.errno_name != "ENOENT":
+            raise
+        return None
+    except ValueError as error:
+        raise StorageError(f"{path.name} damaged: file={path} {error}") from error
+
+
+def _crc(fields: Mapping[str, object]) -> int:
+    return crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+# -- outcomes -------------------------------------------------------------------------
+
+OUTCOMES_FILE: Final = "outcomes"
+JAVA_OUTCOMES_FILE: Final = "heuristic.log"
+JAVA_EMPTY_MAP_BYTES: Final = 135
+"""Length of Java's file that holds no outcome."""
+
+
+class KeptOutcome(NamedTuple):
+    """Decision of an operator."""
+
+    outcome: HeuristicOutcome
+    """The outcome decided on."""
+    at_ms: Millis
+    """Time of the decision, wall clock."""
+
+
+def encode_outcomes(outcomes: Mapping[str, KeptOutcome]) -> bytes:
+    """Return the content of the file."""
+    return encode_fields(
+        {
+            "outcomes": [
+                {"key": key, "outcome": kept.outcome.value, "at_ms": kept.at_ms}
+                for key, kept in outcomes.items()
+            ]
+        }
+    )
+
+
+def decode_outcomes(data: bytes) -> dict[str, KeptOutcome]:
+    """Return what the content says.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    try:
+        return {
+            str(each["key"]): KeptOutcome(
+                HeuristicOutcome(each["outcome"]), Millis(int(each["at_ms"]))
+            )
+            for each in decode_fields(data)["outcomes"]
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no outcomes: {error!r}") from error
+
+
+def read_outcomes(fs: FileSystem, directory: Path) -> dict[str, KeptOutcome]:
+    """Return the outcomes that are kept; none without a file.
+
+    Raises:
+        StorageError: the disk refuses, or the file is damaged.
+    """
+    return read_side_file(fs, directory / OUTCOMES_FILE, decode_outcomes) or {}
+
+
+def write_outcomes(
+    fs: FileSystem, directory: Path, outcomes: Mapping[str, KeptOutcome]
+) -> None:
+    """Replace the file.
+
+    Raises:
+        StorageError: the disk refuses; the old one is still there.
+    """
+    fs.write_atomically(directory / OUTCOMES_FILE, encode_outcomes(outcomes))
+
+
+def has_java_outcomes(fs: FileSystem, directory: Path) -> bool:
+    """Tell whether a Java broker left outcomes, which cannot be read here."""
+    path = directory / JAVA_OUTCOMES_FILE
+    if not fs.exists(path):
+        return False
+    file = fs.open_read(path)
+    try:
+        return file.size() > JAVA_EMPTY_MAP_BYTES
+    finally:
+        file.close()
+
+
+# -- commits together -----------------------------------------------------------------
+
+TOGETHER_FILE: Final = "together"
+
+NamedGroup: TypeAlias = Mapping[str, MessageId]
+"""Key of each transaction of one command → its largest message id."""
+
+
+def encode_together(groups: Sequence[NamedGroup]) -> bytes:
+    """Return the content of the file."""
+    return encode_fields({"together": [dict(group) for group in groups]})
+
+
+def decode_together(data: bytes) -> list[NamedGroup]:
+    """Return what the content says.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    try:
+        return [
+            {str(key): MessageId(int(last_id)) for key, last_id in group.items()}
+            for group in decode_fields(data)["together"]
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no transactions: {error!r}") from error
+
+
+def read_together(fs: FileSystem, directory: Path) -> list[NamedGroup]:
+    """Return what is committed together; nothing without a file.
+
+    Raises:
+        StorageError: the disk refuses, or the file is damaged.
+    """
+    return read_side_file(fs, directory / TOGETHER_FILE, decode_together) or []
+
+
+def write_together(
+    fs: FileSystem, directory: Path, groups: Sequence[NamedGroup]
+) -> None:
+    """Replace the file.
+
+    Raises:
+        NoSpaceError: the old one is still there.
+        StorageError: the disk refuses; which one is there, is unknown.
+    """
+    fs.write_atomically(directory / TOGETHER_FILE, encode_together(groups))
+
+
+def remove_together(fs: FileSystem, directory: Path) -> None:
+    """Remove the file, if there is one.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    fs.discard(directory / TOGETHER_FILE)
+
+
+# -- deletions ------------------------------------------------------------------------
+
+DELETIONS_FILE: Final = "deletions"
+
+Deletions: TypeAlias = dict[str, dict[int, int]]
+"""Topic → number of a redo file → its end when the topic was deleted."""
+
+
+def encode_deletions(deletions: Deletions) -> bytes:
+    """Return the content of the file."""
+    return encode_fields({"topics": deletions})
+
+
+def decode_deletions(data: bytes) -> Deletions:
+    """Return what the content says.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    try:
+        return {
+            str(topic): {int(number): int(end) for number, end in ends.items()}
+            for topic, ends in decode_fields(data)["topics"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no deletions: {error!r}") from error
+
+
+def read_deletions(fs: FileSystem, directory: Path) -> Deletions:
+    """Return the deletions since the last start; none without a file.
+
+    Raises:
+        StorageError: the disk refuses, or the file is damaged.
+    """
+    return read_side_file(fs, directory / DELETIONS_FILE, decode_deletions) or {}
+
+
+def write_deletions(fs: FileSystem, directory: Path, deletions: Deletions) -> None:
+    """Replace the file.
+
+    Raises:
+        StorageError: the disk refuses; the old one is still there.
+    """
+    fs.write_atomically(directory / DELETIONS_FILE, encode_deletions(deletions))
+
+
+def remove_deletions(fs: FileSystem, directory: Path) -> None:
+    """Remove the file, if there is one.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    fs.discard(directory / DELETIONS_FILE)
+
+
+def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
+    """Return topic → end in one redo file; no topic that was deleted before it."""
+    return {topic: ends[number] for topic, ends in deletions.items() if number in ends}
