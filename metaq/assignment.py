@@ -20,7 +20,7 @@ import bisect
 import enum
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 POINTS_PER_DIGEST: Final = 4
@@ -98,14 +98,29 @@ def hash_assignment(
         members: in string order; of two with an equal point the later one has it.
         partitions: in string order, without repetitions.
     """
-    if not members:
+    return ring_assignment(
+        {member: member_points(member) for member in members},
+        {partition: partition_hash(partition) for partition in partitions},
+    )
+
+
+def ring_assignment(
+    points: Mapping[str, Iterable[int]], hashes: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Return the partitions of the member at or behind each hash; the ring wraps.
+
+    Args:
+        points: by member; of two members with an equal point the later one has it.
+        hashes: by partition.
+    """
+    if not points:
         return {}
-    ring = {point: member for member in members for point in member_points(member)}
-    points = sorted(ring)
-    shares: dict[str, list[str]] = {member: [] for member in members}
-    for partition in partitions:
-        at = bisect.bisect_left(points, partition_hash(partition))
-        shares[ring[points[at % len(points)]]].append(partition)
+    ring = {point: member for member, some in points.items() for point in some}
+    order = sorted(ring)
+    shares: dict[str, list[str]] = {member: [] for member in points}
+    for partition, place in hashes.items():
+        at = bisect.bisect_left(order, place)
+        shares[ring[order[at % len(order)]]].append(partition)
     return {member: tuple(share) for member, share in shares.items()}
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from metaq.assignment import (
     Strategy,
     assign,
-    hash_assignment,
     member_points,
     partition_hash,
     partitions_of,
+    ring_assignment,
     string_order,
 )
 
@@ -86,15 +86,11 @@ def test_a_member_has_160_points() -> None:
     assert all(0 <= point < 2**32 for point in points)
 
 
-def test_a_partition_on_a_point_belongs_to_it_and_the_ring_wraps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_partition_on_a_point_belongs_to_it_and_the_ring_wraps() -> None:
     """At or behind the hash; behind the last point comes the first; later wins ties."""
     points = {"a": [10, 30], "b": [20, 30]}
     hashes = {"at": 10, "after": 11, "tie": 30, "wrap": 31}
-    monkeypatch.setattr("metaq.assignment.member_points", points.__getitem__)
-    monkeypatch.setattr("metaq.assignment.partition_hash", hashes.__getitem__)
-    plan = hash_assignment(["a", "b"], list(hashes))
+    plan = ring_assignment(points, hashes)
     assert plan == {"a": ("at", "wrap"), "b": ("after", "tie")}
 
 

@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 TORN_FILES_MAX: Final = 8
 """Torn tails kept per partition; the one with the smallest offset goes first."""
 
-REWRITE_BYTES_MAX: Final = 64 << 20
+REWRITTEN_BYTES_MAX: Final = 64 << 20
 """Written again at most, from the end (pass 5): several times one group commit."""
 
 COPY_BYTES: Final = 1 << 20
@@ -147,6 +147,7 @@ def recover_log(
     span_bytes_min: int,
     now_ms: Millis,
     noted: Sequence[StoredBatch] = (),
+    rewritten_bytes_max: int = REWRITTEN_BYTES_MAX,
 ) -> RecoveredLog:
     """Recover one partition; see the head of this file.
 
@@ -158,6 +159,7 @@ def recover_log(
         span_bytes_min: For the index that is made here, and for its writer.
         now_ms: Wall clock; records without a better time get at most this.
         noted: Batches that were written, or about to be (`producer_file.py`).
+        rewritten_bytes_max: How many of the bytes behind the index are written again.
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -191,7 +193,7 @@ def recover_log(
     if not damage_found:
         if active.flaw is not None:
             torn = _cut_torn_tail(fs, last, active.end, active.flaw)
-        _settle(fs, last, active)
+        _settle(fs, last, active, rewritten_bytes_max)
         # Last, so that no later error can leave it open.
         spans = _open_writer(fs, last, index, active.believed, span_bytes_min)
     last = replace(last, size_bytes=SizeBytes(active.end - last.base_offset))
@@ -387,7 +389,9 @@ def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
 # -- pass 5: settle -------------------------------------------------------------------
 
 
-def _settle(fs: FileSystem, segment: Segment, active: _Active) -> None:
+def _settle(
+    fs: FileSystem, segment: Segment, active: _Active, rewritten_bytes_max: int
+) -> None:
     """Make the bytes behind the believed index durable, and the segment's name."""
     fs.sync_directory(segment.path.parent)
     covered = segment.base_offset
@@ -395,7 +399,7 @@ def _settle(fs: FileSystem, segment: Segment, active: _Active) -> None:
         covered = active.believed.end_offset
     if active.end == covered:
         return
-    start = max(covered, active.end - REWRITE_BYTES_MAX)
+    start = max(covered, active.end - rewritten_bytes_max)
     position, end = start - segment.base_offset, segment.position_of(active.end)
     reader = fs.open_read(segment.path)
     try:

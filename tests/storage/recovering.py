@@ -2,6 +2,7 @@
 
 from metaq.model import Millis, Offset, SizeBytes
 from metaq.storage.recovery import (
+    REWRITTEN_BYTES_MAX,
     RecoveredLog,
     recover_log,
 )
@@ -27,7 +28,12 @@ META = segment_file_name(Offset(0))
 SPANS = META.replace(".meta", ".spans")
 
 
-def recover(disk: FaultyFileSystem, bound: SizeBytes | None = BOUND) -> RecoveredLog:
+def recover(
+    disk: FaultyFileSystem,
+    bound: SizeBytes | None = BOUND,
+    *,
+    rewritten_bytes_max: int = REWRITTEN_BYTES_MAX,
+) -> RecoveredLog:
     """Recover, and close the index writer that a log would own."""
     result = recover_log(
         disk,
@@ -35,6 +41,7 @@ def recover(disk: FaultyFileSystem, bound: SizeBytes | None = BOUND) -> Recovere
         unsynced_bytes_max=bound,
         span_bytes_min=SPAN,
         now_ms=Millis(10_000),
+        rewritten_bytes_max=rewritten_bytes_max,
     )
     if result.spans is not None:
         assert result.spans.end_offset == result.segments[-1].end_offset

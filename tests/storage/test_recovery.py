@@ -10,9 +10,9 @@ import pytest
 
 from metaq.model import MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import encode_record
-from metaq.storage import recovery
 from metaq.storage.listing import parse_base_offset
 from metaq.storage.recovery import (
+    COPY_BYTES,
     TORN_FILES_MAX,
     RecoveredLog,
     recover_log,
@@ -167,20 +167,19 @@ def test_bytes_that_a_failed_sync_dropped_are_written_again() -> None:
     assert content(disk.crash(), META) == BYTES + record(6)
 
 
-def test_only_the_end_of_a_long_tail_is_written_again(monkeypatch) -> None:
-    """The loss of one failed sync is bounded, and so is this work."""
-    monkeypatch.setattr(recovery, "REWRITE_BYTES_MAX", 50)
-    monkeypatch.setattr(recovery, "COPY_BYTES", 20)
-    disk = disk_with_log(indexed=False)
+def test_only_the_end_of_a_long_tail_is_written_again() -> None:
+    """The loss of one failed sync is bounded, and so is this work; piece by piece."""
+    tail = record(6, 3 * COPY_BYTES)
+    disk = disk_with_log(tail, indexed=False)
     calls = disk.calls
-    recover(disk)
+    recover(disk, rewritten_bytes_max=5 * COPY_BYTES // 2)
     sizes = [
         call.size
         for call in disk.log[calls:]
         if call.name == "write" and call.path.name == META
     ]
-    assert sizes == [20, 20, 10]
-    assert content(disk, META) == BYTES
+    assert sizes == [COPY_BYTES, COPY_BYTES, COPY_BYTES // 2]
+    assert content(disk, META) == BYTES + tail
 
 
 def test_a_bounded_number_of_torn_tails_is_kept() -> None:

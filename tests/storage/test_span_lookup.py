@@ -1,6 +1,7 @@
 """Spans looked up in an index: right whatever is damaged, and with little work."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from metaq.model import MessageId, Millis, Offset, SizeBytes
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER_BYTES, encode_record
-from metaq.storage import span_lookup
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import (
     ENTRY_BYTES,
@@ -163,59 +163,82 @@ def flip(disk: FaultyFileSystem, segment: Segment, bits: Sequence[int]) -> None:
         disk.flip_bit(path, bit % size)
 
 
+FIRST_PLACES = [0, BLOCK_ENTRIES - 20, 2 * BLOCK_ENTRIES - 20]
+THREE_BLOCKS = {
+    is_sealed: log(2 * BLOCK_ENTRIES + 20, is_sealed=is_sealed)
+    for is_sealed in (True, False)
+}
+"""Sealed or not. What is damaged in an example is restored behind it."""
+places = st.builds(int.__add__, st.sampled_from(FIRST_PLACES), st.integers(0, 39))
+"""Of spans at the begin and the end, and on both sides of the ends of blocks."""
+bits_of_entries = st.builds(
+    lambda place, bit: 8 * ENTRY_BYTES * place + bit,
+    places,
+    st.integers(0, 8 * 2 * ENTRY_BYTES - 1),
+)
+offsets_of_records = st.builds(
+    lambda place, number: Offset(place * SPAN_BYTES + number * RECORD),
+    places,
+    st.integers(0, EACH),
+)
+
+
+@contextmanager
+def damaged(
+    is_sealed: bool, bits: Sequence[int]
+) -> Iterator[tuple[FaultyFileSystem, list[Segment], tuple[Span, ...]]]:
+    disk, segments, spans = THREE_BLOCKS[is_sealed]
+    flip(disk, segments[0], bits)
+    yield disk, segments, spans
+    flip(disk, segments[0], bits)
+    assert disk.open_paths() == []
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.booleans(),
-    st.lists(st.integers(0, 8 * 45 * ENTRY_BYTES), max_size=6),
-    st.integers(0, 40 * EACH),
-    st.integers(0, 40 * EACH),
+    st.lists(bits_of_entries, max_size=6),
+    offsets_of_records,
+    offsets_of_records,
     st.integers(2, 30),
 )
 def test_answers_are_right_whatever_is_damaged(
-    is_sealed: bool, bits: list[int], first: int, behind: int, count: int
+    is_sealed: bool, bits: list[int], start: Offset, end: Offset, count: int
 ) -> None:
     """A damaged entry costs a walk, not the answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(span_lookup, "BLOCK_ENTRIES", 4)
-        patch.setattr(span_lookup, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
-        disk, segments, spans = log(40, is_sealed=is_sealed)
-        flip(disk, segments[0], bits)
-        first, behind = sorted((first, behind))
-        start, end = Offset(first * RECORD), Offset(behind * RECORD)
+    start, end = sorted((start, end))
+    with damaged(is_sealed, bits) as (disk, segments, spans):
+        size = segments[0].size_bytes
+        start, end = Offset(min(start, size)), Offset(min(end, size))
         assert is_boundary(disk, segments, start)
         assert not is_boundary(disk, segments, Offset(start + 1))
-        assert count_records(disk, segments, start, end) == behind - first
+        assert count_records(disk, segments, start, end) == (end - start) // RECORD
         found = split_range(disk, segments, start, end, count)
         assert all(at % RECORD == 0 for at in found)
         assert (found[0], found[-1]) == (start, end)
         if not bits:
-            number = min(first // EACH, 39)
+            number = min(start // SPAN_BYTES, len(spans) - 1)
             time_ms = spans[number].append_time_ms
             assert offset_for_time(disk, segments, time_ms) == number * SPAN_BYTES
-        assert disk.open_paths() == []
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    st.lists(st.integers(0, 8 * 22 * ENTRY_BYTES), max_size=4),
-    st.integers(0, 20 * SPAN_BYTES - 1),
-    st.integers(1, 20 * SPAN_BYTES),
+    st.lists(bits_of_entries, max_size=4),
+    offsets_of_records,
+    st.integers(0, SPAN_BYTES - 1),
+    st.integers(1, 20 * SPAN_BYTES) | st.integers(1, 2 * BLOCK_ENTRIES * SPAN_BYTES),
     st.booleans(),
 )
 def test_pieces_cover_a_range_without_a_gap(
-    bits: list[int], start: int, size: int, is_merged: bool
+    bits: list[int], start: Offset, within: int, size: int, is_merged: bool
 ) -> None:
     """They begin at records, and what has no records was damaged."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(span_lookup, "BLOCK_ENTRIES", 4)
-        patch.setattr(span_lookup, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
-        disk, segments, _spans = log(20)
-        flip(disk, segments[0], bits)
-        end = min(start + size, 20 * SPAN_BYTES)
+    with damaged(True, bits) as (disk, segments, _spans):
+        start = Offset(min(start + within, segments[0].size_bytes - 1))
+        end = Offset(min(start + size, segments[0].size_bytes))
         with open_spans(disk, segments[0]) as lookup:
-            pieces = list(
-                lookup.pieces(Offset(start), Offset(end), is_merged=is_merged)
-            )
+            pieces = list(lookup.pieces(start, end, is_merged=is_merged))
     assert pieces[0].base_offset <= start
     assert pieces[-1].end_offset >= end
     assert all(a.end_offset == b.base_offset for a, b in pairwise(pieces))
