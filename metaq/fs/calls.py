@@ -9,6 +9,7 @@ Keep in step: `tests/rigs/faulty_calls.py` implements `SystemCalls` in memory.
 
 import errno
 import fcntl
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,11 @@ LOCK_OR_REFUSE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 """Operation of flock: sole ownership, without waiting."""
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+WARM_CALL_BYTES: Final = 4 * 1024 * 1024
+"""Bytes asked of one sendfile while warming."""
+
+_PROBE: Final = (memoryview(bytearray(1)),)
 
 Buffer = bytes | bytearray | memoryview
 """Bytes to write; a memoryview has items of one byte each."""
@@ -97,6 +103,14 @@ class SystemCalls(Protocol):
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
         """Fill some of the buffers from `position`; return the count of bytes."""
+        ...
+
+    def is_cached(self, fd: int, position: int, size: int, /) -> bool:
+        """Tell whether `size` bytes, 1 or more, can be read without the device."""
+        ...
+
+    def warm(self, fd: int, position: int, size: int, /) -> None:
+        """Read bytes into the page cache, and not into this process; blocks."""
         ...
 
     def fdatasync(self, fd: int, /) -> None:
@@ -173,6 +187,37 @@ class LinuxCalls:
     rmdir = staticmethod(os.rmdir)
     flock = staticmethod(fcntl.flock)
 
+    def is_cached(self, fd: int, position: int, size: int, /) -> bool:
+        """Tell whether reading a range would not wait for the disk.
+
+        The question is about the first and the last page only. Pages between them may
+        have been dropped alone; that costs the caller one disk read.
+
+        Returns:
+            False when one of the two is not in the page cache, or not in the file at
+            all. Where the file system cannot say (tmpfs), whether the range is in the
+            file: warming would not help with the rest.
+        """
+        try:
+            for at in (position, position + size - 1):
+                if not self.preadv(fd, _PROBE, at, os.RWF_NOWAIT):
+                    return False
+        except BlockingIOError:
+            return False
+        except OSError:
+            return self.fstat(fd).st_size >= position + size
+        return True
+
+    def warm(self, fd: int, position: int, size: int, /) -> None:
+        """Send a range to the null device: the kernel reads its pages in."""
+        end = position + size
+        while position < end:
+            count = min(end - position, WARM_CALL_BYTES)
+            sent = os.sendfile(_null_device(), fd, position, count)
+            if not sent:
+                return
+            position += sent
+
     @staticmethod
     def listdir(path: Path) -> list[str]:
         """Return the names in a directory, in no order."""
@@ -182,6 +227,11 @@ class LinuxCalls:
     def descriptor(fd: int) -> int:
         """Return the descriptor itself: it is a real one."""
         return fd
+
+
+@functools.cache
+def _null_device() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 class Translated:

@@ -202,6 +202,22 @@ class ReadFile(_OpenFile):
                 got += count
         return got
 
+    def is_cached(self, position: Position, size: SizeBytes) -> bool:
+        """Tell whether a range, of 1 byte or more, is in the page cache.
+
+        Only its ends are looked at. It is not, when the file ends before the range.
+        """
+        return self._calls.is_cached(self._fd, position, size)
+
+    def warm(self, position: Position, size: SizeBytes) -> None:
+        """Read a range into the page cache, as far as the file goes; blocks.
+
+        Raises:
+            DiskError: The disk does not give it.
+        """
+        with Translated("read", self.path):
+            self._calls.warm(self._fd, position, size)
+
     def mtime_ms(self) -> Millis:
         """Return the time of the last change, in milliseconds since 1970."""
         with Translated("stat", self.path):

@@ -9,9 +9,9 @@ unit that crosses this module is a group of commands and a group of replies:
   system call for a whole group; a lone reply leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range whose file is not open, or that is not in the page
-  cache, is opened and warmed on a reader thread first (see `file_range.py`); everything
-  queued behind it waits, which keeps the order. A file that is too short is met there,
-  and answered; one that is cut behind its header's back ends the connection.
+  cache, is opened and warmed on a reader thread first; everything queued behind it
+  waits, which keeps the order. A file that is too short is met there, and answered; one
+  that is cut behind its header's back ends the connection.
 
 The owner bounds the queue: `queued_bytes` says how much has not left, `on_room` calls
 back once it is below half of `room_bytes`, or when it has left after `want_empty`, and
@@ -46,14 +46,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.net.file_range import (
-    Explain,
-    FileRange,
-    QueuedRange,
-    ShortRangeError,
-    is_cached,
-    warm,
-)
+from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeError
 from metaq.net.poller import Readers
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -138,6 +131,7 @@ class Channel:
         clock: Clock,
         room_bytes: int,
         readers: Readers | None = None,
+        linger_s: float = LINGER_S,
     ) -> None:
         """Take over a connected socket; nothing is read before `start`.
 
@@ -148,6 +142,7 @@ class Channel:
             room_bytes: `on_room` is called when the queue was at least so long and
                 has fallen below half of it.
             readers: tells when there is something to receive; None: `loop` does.
+            linger_s: bound on the wait for the peer's close behind ours.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -156,6 +151,7 @@ class Channel:
         self._readers: Readers = loop if readers is None else readers
         self._clock = clock
         self._room_bytes = room_bytes
+        self._linger_s = linger_s
         self._state = ChannelState.OPEN
         self._on_data: Callable[[bytes], None] = _ignore_data
         self._on_end: Callable[[], None] = _ignore
@@ -555,10 +551,7 @@ class Channel:
         """Return True if a range may be sent now; else it is being warmed."""
         file = item.file
         if file.is_open and (
-            item.is_warm
-            or is_cached(
-                file.fileno(), position=item.position, size_bytes=item.left_bytes
-            )
+            item.is_warm or file.is_cached(item.position, item.left_bytes)
         ):
             item.is_warm = True
             return True
@@ -605,7 +598,7 @@ class Channel:
             return
         self._readers.add_reader(self._fd, self._on_discard)
         self._is_reading = True
-        self._linger = self._loop.call_later(LINGER_S, self._close, self._reason)
+        self._linger = self._loop.call_later(self._linger_s, self._close, self._reason)
 
     def _on_discard(self) -> None:
         try:
@@ -648,7 +641,7 @@ class Channel:
 
 def _open_and_warm(item: QueuedRange) -> None:
     item.file.open()
-    warm(item.file.fileno(), position=item.position, size_bytes=item.left_bytes)
+    item.file.warm(item.position, item.left_bytes)
 
 
 def _name_of(sock: socket.socket) -> str:

@@ -195,9 +195,24 @@ class Slice:
 
     def fileno(self) -> int:
         """Return the descriptor for sendfile, of a file that is open."""
+        return self._file().fileno()
+
+    def is_cached(self, position: int, size_bytes: int) -> bool:
+        """Tell whether a part of the open file is in the page cache."""
+        return self._file().is_cached(Position(position), SizeBytes(size_bytes))
+
+    def warm(self, position: int, size_bytes: int) -> None:
+        """Read a part of the open file into the page cache; blocks.
+
+        Raises:
+            DiskError: the disk does not give it.
+        """
+        self._file().warm(Position(position), SizeBytes(size_bytes))
+
+    def _file(self) -> ReadFile:
         file = self._open_file.file
         assert file is not None, "a slice is opened before it is sent"
-        return file.fileno()
+        return file
 
     def read(self) -> bytes:
         """Return a copy of the bytes, for tests, tools and the replay check; blocks.

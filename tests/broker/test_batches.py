@@ -191,14 +191,8 @@ def test_the_number_of_producers_is_bounded(data_dir: Path) -> None:
     run(data_dir, scenario, overrides={"producerCountMax": "2"})
 
 
-def test_whoever_joined_a_batch_that_fails_is_told(monkeypatch) -> None:
+def test_whoever_joined_a_batch_that_fails_is_told(fs: FaultyFileSystem) -> None:
     """The disk refuses; both hear it, and the broker remembers nothing."""
-
-    async def nothing(_self: object) -> None:
-        return None
-
-    monkeypatch.setattr("metaq.broker.admin.AdminServer.on_start", nothing)
-    fs = FaultyFileSystem()
 
     async def scenario(broker, peer) -> None:
         await peer.ask(mput(0))

@@ -19,7 +19,7 @@ from metaq.broker.acks import LIGHT_BYTES
 from metaq.broker.batches import append_batch
 from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
-from metaq.broker.waiters import Waiter
+from metaq.broker.waiters import Waiter, Waiters
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.net.channel import RECEIVE_BYTES, RECEIVE_FRAME_BYTES
 from metaq.protocol.codec import encode
@@ -744,15 +744,19 @@ class BusyLoop:
         return self._loop.time() + self._spent_s
 
 
-def test_waits_that_end_together_end_turn_by_turn(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_that_end_together_end_turn_by_turn(data_dir: Path) -> None:
     """A put that wakes thousands costs the loop a piece of them at a time."""
+    finished: list[int] = []
+    asked: list[int] = []
+
+    class Noted(Turns):
+        def ask(self, go_on: Callable[[], None]) -> None:
+            asked.append(len(finished))
+            super().ask(go_on)
 
     async def scenario(broker) -> None:
-        waiters = broker.context.waiters
-        monkeypatch.setattr(waiters, "_loop", BusyLoop(waiters._loop))
-        finished: list[int] = []
+        loop = asyncio.get_running_loop()
+        waiters = Waiters(BusyLoop(loop), Noted(loop.call_soon))
         async with Peer(broker) as peer:
             await peer.ask(put(b"x"))
             log = broker.context.topics.find_log("test", 0)
@@ -764,12 +768,6 @@ def test_waits_that_end_together_end_turn_by_turn(
                 )
                 waiters.add(waiter, log=log, wait_ms=30_000)
             assert log.statistics().waiter_count == 1
-            ask, asked = broker.context.turns.ask, []
-            monkeypatch.setattr(
-                broker.context.turns,
-                "ask",
-                lambda go_on: (asked.append(len(finished)), ask(go_on)),
-            )
             await peer.ask(put(b"x"))
             await until(lambda: len(finished) == 100)
             assert len(asked) >= 100 // 3

@@ -36,17 +36,6 @@ def run(scenario, fs: FaultyFileSystem, overrides=None) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def fs(monkeypatch: pytest.MonkeyPatch) -> FaultyFileSystem:
-    """A disk in memory; the admin socket, which needs a real one, stays away."""
-
-    async def nothing(_self: object) -> None:
-        return None
-
-    monkeypatch.setattr("metaq.broker.admin.AdminServer.on_start", nothing)
-    return FaultyFileSystem()
-
-
 def fail_syncs(fs: FaultyFileSystem) -> None:
     """Make every sync of a file fail from now on."""
 
@@ -421,13 +410,18 @@ def test_a_sealed_segment_that_is_cut_fails_its_gets_and_nothing_else(
 
 
 def test_a_file_that_is_cut_behind_its_header_ends_that_connection(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reply cannot be mended; the damage is recorded, and told once."""
-    monkeypatch.setattr("metaq.net.channel.is_cached", lambda *_a, **_k: True)
+
+    class Late(LinuxCalls):
+        def is_cached(self, *_range: int) -> bool:
+            return True
 
     async def scenario() -> None:
-        async with running_broker(tmp_path, {"maxSegmentSize": "50"}) as broker:
+        async with running_broker(
+            tmp_path, {"maxSegmentSize": "50"}, fs=FileSystem(Late())
+        ) as broker:
             async with Peer(broker) as peer:
                 for _ in range(5):
                     await peer.ask(HELLO)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from metaq.broker import session
+from metaq.fs import FileSystem
+from metaq.fs.calls import LinuxCalls
 from metaq.protocol import texts
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
@@ -211,16 +213,24 @@ def test_what_ends_a_wait_leaves_in_the_call_that_tells_of_it(
     Both are on one connection: a get that waits does not hold up the reply to a put.
     """
 
-    def refuse(*_args, **_kwargs) -> None:
-        raise AssertionError("nothing here is queued, and nothing is looked up")
+    asked = []
 
-    async def scenario(broker) -> None:
-        async with Peer(broker) as peer:
+    class Kernel(LinuxCalls):
+        def is_cached(self, *place: int) -> bool:
+            asked.append(place)
+            return super().is_cached(*place)
+
+    def refuse(*_args, **_kwargs) -> None:
+        raise AssertionError("nothing here is queued")
+
+    async def scenario() -> None:
+        kernel = FileSystem(Kernel())
+        async with running_broker(data_dir, fs=kernel) as broker, Peer(broker) as peer:
             await peer.ask(PUT)
             # The first get of a segment opens its file.
             await peer.ask(b"get test g 0 0 1024 8\r\n")
             await begin(broker, peer, b"get test g 0 25 1024 9 wait=30000\r\n")
-            monkeypatch.setattr("metaq.net.channel.is_cached", refuse)
+            question_count = len(asked)
             monkeypatch.setattr("metaq.net.channel.Channel._flush_soon", refuse)
             peer.writer.write(PUT)
             got = b""
@@ -228,5 +238,6 @@ def test_what_ends_a_wait_leaves_in_the_call_that_tells_of_it(
                 got += await peer.read_some()
             assert got.startswith(b"result 200 ")
             assert b"value 25 9\r\n" in got
+            assert len(asked) == question_count
 
-    run(data_dir, scenario)
+    asyncio.run(scenario())

@@ -23,12 +23,6 @@ CHANCE = {
     "metaq/storage/log_manager.py", "metaq/spark/jobs/day_files.py",
 }  # fmt: skip
 DISK = {"metaq/fs/calls.py"}
-# Calls made for a socket's sake, which take no byte of a file: asking the page cache
-# and opening the null device.
-EXEMPT_CALLS = {
-    ("metaq/net/file_range.py", "os.open"),
-    ("metaq/net/file_range.py", "os.preadv"),
-}
 EXEMPT_ROOMS = ("metaq/testing/", "metaq/cli/", "metaq/zk/embedded.py")
 
 MODULE_DOORS = {
@@ -118,7 +112,7 @@ def door_faults(tree: Tree) -> list[str]:
             continue
         for node in tree.nodes(path):
             for used, rooms in uses(node):
-                if name not in rooms and (name, used) not in EXEMPT_CALLS:
+                if name not in rooms:
                     faults.append(f"{name} uses {used}")
     return faults
 

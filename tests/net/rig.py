@@ -1,12 +1,14 @@
 """A channel with the other end of its socket, and ranges that count their releases."""
 
 import asyncio
+import os
 import socket
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from metaq.net.channel import Channel
+from metaq.net.channel import LINGER_S, Channel
 from metaq.testing.clock import ManualClock
 
 ROOM = 1000
@@ -33,10 +35,36 @@ class Range:
         assert self.is_open
         return self._file.fileno()
 
+    def is_cached(self, position: int, size_bytes: int) -> bool:
+        return os.fstat(self.fileno()).st_size >= position + size_bytes
+
+    def warm(self, position: int, size_bytes: int) -> None:
+        pass
+
     def release(self) -> None:
         self.release_count += 1
         self._file.close()
         self.reader.shutdown(wait=False)
+
+
+class ColdRange(Range):
+    """A range that the page cache has once it was warmed."""
+
+    def __init__(self, data: bytes, position: int = 0, size: int | None = None) -> None:
+        super().__init__(data, position, size)
+        self.question_count = 0
+        self.warmed: list[tuple[int, int]] = []
+        """Position and size of the parts."""
+        self.warmers: set[int] = set()
+        """Threads that read them in."""
+
+    def is_cached(self, position: int, size_bytes: int) -> bool:
+        self.question_count += 1
+        return bool(self.warmed)
+
+    def warm(self, position: int, size_bytes: int) -> None:
+        self.warmers.add(threading.get_ident())
+        self.warmed.append((position, size_bytes))
 
 
 def sorry(error: BaseException) -> bytes:
@@ -46,7 +74,7 @@ def sorry(error: BaseException) -> bytes:
 class Rig:
     """A channel, the other end of its socket, and what was called back."""
 
-    def __init__(self) -> None:
+    def __init__(self, linger_s: float = LINGER_S) -> None:
         ours, self.peer = socket.socketpair()
         self.peer.settimeout(30)
         self.clock = ManualClock()
@@ -55,6 +83,7 @@ class Rig:
             loop=asyncio.get_running_loop(),
             clock=self.clock,
             room_bytes=ROOM,
+            linger_s=linger_s,
         )
         self.received: list[bytes] = []
         self.events: list[str] = []
@@ -83,9 +112,11 @@ class Rig:
                 await asyncio.sleep(0.0005)
 
 
-def run(scenario: Callable[[Rig], Awaitable[None]]) -> None:
+def run(
+    scenario: Callable[[Rig], Awaitable[None]], *, linger_s: float = LINGER_S
+) -> None:
     async def main() -> None:
-        rig = Rig()
+        rig = Rig(linger_s)
         try:
             await scenario(rig)
         finally:

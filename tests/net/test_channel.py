@@ -1,7 +1,6 @@
 """A channel over a socket pair: order, bounds, ranges, and how it ends."""
 
 import asyncio
-import os
 import socket
 import threading
 
@@ -9,13 +8,11 @@ import pytest
 
 from metaq.net import channel as channel_module
 from metaq.net.channel import ChannelState
-from tests.net.rig import ROOM, Range, Rig, run, sorry
+from tests.net.rig import ROOM, ColdRange, Range, Rig, run, sorry
 from tests.rigs.inside import wrap_socket
 
 
-def test_replies_of_one_turn_leave_in_one_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_replies_of_one_turn_leave_in_one_write() -> None:
     """A group of replies is one system call."""
 
     async def scenario(rig: Rig) -> None:
@@ -182,41 +179,32 @@ def test_bytes_and_ranges_keep_their_order() -> None:
     run(scenario)
 
 
-def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place() -> None:
     """A range outside the page cache never goes to sendfile on the loop's thread."""
-    warmed = []
-    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: bool(warmed))
-    monkeypatch.setattr(
-        channel_module, "warm", lambda fd, **where: warmed.append(where)
-    )
 
     async def scenario(rig: Rig) -> None:
-        rig.channel.send_range(b"head:", Range(b"payload"), explain=sorry)
+        cold = ColdRange(b"payload")
+        rig.channel.send_range(b"head:", cold, explain=sorry)
         rig.channel.send(b"after")
         assert await rig.read(17) == b"head:payloadafter"
-        assert warmed == [{"position": 0, "size_bytes": 7}]
+        assert cold.warmed == [(0, 7)]
+        assert threading.get_ident() not in cold.warmers
         assert rig.channel.statistics().cold_range_count == 1
 
     run(scenario)
 
 
-def test_a_fresh_range_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_range_leaves_at_once() -> None:
     """Without a check of the cache, and without a wait for the end of the turn."""
 
-    def ask(_fd: int, **_where: int) -> bool:
-        raise AssertionError("a fresh range is in the page cache")
-
-    monkeypatch.setattr(channel_module, "is_cached", ask)
-
     async def scenario(rig: Rig) -> None:
-        fresh = Range(b"0123456789", 2, 5)
+        fresh = ColdRange(b"0123456789", 2, 5)
         rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
         assert fresh.release_count == 1
         assert rig.channel.queued_bytes == 0
         assert rig.channel.statistics().sent_bytes == 10
         assert rig.peer.recv(100) == b"head:23456"
+        assert not fresh.question_count
 
     run(scenario)
 
@@ -272,19 +260,15 @@ def test_a_fresh_range_to_a_peer_that_is_gone_calls_nothing_back() -> None:
     run(scenario)
 
 
-def test_a_range_that_the_disk_cannot_read_becomes_its_substitute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_range_that_the_disk_cannot_read_becomes_its_substitute() -> None:
     """An unreadable range is answered with an error, and the stream stays in step."""
 
-    def fail(_fd: int, **_where: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: False)
-    monkeypatch.setattr(channel_module, "warm", fail)
+    class Broken(ColdRange):
+        def warm(self, position: int, size_bytes: int) -> None:
+            raise OSError(5, "Input/output error")
 
     async def scenario(rig: Rig) -> None:
-        broken = Range(b"payload")
+        broken = Broken(b"payload")
         rig.channel.send_range(b"head:", broken, explain=sorry)
         rig.channel.send(b"after")
         expected = b"sorry: [Errno 5] Input/output errorafter"
@@ -381,16 +365,15 @@ def test_unread_input_does_not_destroy_the_last_replies() -> None:
     run(scenario)
 
 
-def test_lingering_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lingering_is_bounded() -> None:
     """A peer that never closes does not keep the socket."""
-    monkeypatch.setattr(channel_module, "LINGER_S", 0.01)
 
     async def scenario(rig: Rig) -> None:
         rig.channel.close_after_flush("done")
         await rig.until(lambda: rig.events)
         assert rig.events == ["closed: done"]
 
-    run(scenario)
+    run(scenario, linger_s=0.01)
 
 
 class NoMemory:
@@ -462,29 +445,25 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
     run(scenario)
 
 
-def test_abort_while_a_range_is_being_warmed_releases_it_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_abort_while_a_range_is_being_warmed_releases_it_once() -> None:
     """The file stays open for the thread that reads it, and no longer."""
-    release, wait = os.pipe()
-    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: False)
-    monkeypatch.setattr(channel_module, "warm", lambda _fd, **_k: os.read(release, 1))
+    answers = threading.Event()
+
+    class Slow(ColdRange):
+        def warm(self, position: int, size_bytes: int) -> None:
+            answers.wait(30)
 
     async def scenario(rig: Rig) -> None:
-        file = Range(b"payload")
+        file = Slow(b"payload")
         rig.channel.send_range(b"head:", file, explain=sorry)
         await rig.until(lambda: rig.channel.statistics().cold_range_count)
         rig.channel.abort("enough")
         assert file.release_count == 0
-        os.write(wait, b"x")
+        answers.set()
         await rig.until(lambda: file.release_count)
         assert file.release_count == 1
 
-    try:
-        run(scenario)
-    finally:
-        os.close(release)
-        os.close(wait)
+    run(scenario)
 
 
 def test_silence_and_stalls_are_measured() -> None:

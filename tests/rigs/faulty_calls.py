@@ -308,6 +308,15 @@ class FaultyCalls:
                 break
         return got
 
+    def is_cached(self, fd: int, position: int, size: int, /) -> bool:
+        """Tell whether the range is in the file: all of it is in memory."""
+        with self._lock:
+            _opened, file = self._file(fd)
+            return position + size <= len(file.content)
+
+    def warm(self, fd: int, position: int, size: int, /) -> None:
+        """Do nothing: it is in memory."""
+
     def fdatasync(self, fd: int, /) -> None:
         """Bring a file's bytes and size to the device."""
         with self._lock:

@@ -8,8 +8,9 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from metaq.net.file_range import is_cached, warm
+from metaq.fs.calls import LinuxCalls
 
+CALLS = LinuxCalls()
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,34 +25,35 @@ def fd() -> Iterator[int]:
 
 def test_what_was_just_written_is_cached(fd: int) -> None:
     """The tail of a log is never taken for cold."""
-    assert is_cached(fd, position=0, size_bytes=1_000_000)
-    assert is_cached(fd, position=999_999, size_bytes=1)
+    assert CALLS.is_cached(fd, 0, 1_000_000)
+    assert CALLS.is_cached(fd, 999_999, 1)
 
 
 def test_a_dropped_file_is_cold_until_it_was_warmed(fd: int) -> None:
     """Warming brings in what the cache had dropped."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if is_cached(fd, position=0, size_bytes=1_000_000):
+    if CALLS.is_cached(fd, 0, 1_000_000):
         pytest.skip("this file system keeps its pages, or cannot say")
-    warm(fd, position=0, size_bytes=1_000_000)
-    assert is_cached(fd, position=0, size_bytes=1_000_000)
+    CALLS.warm(fd, 0, 1_000_000)
+    assert CALLS.is_cached(fd, 0, 1_000_000)
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "expected"), [(100_000, True), (100_001, False)]
 )
 def test_where_it_cannot_be_asked_what_lies_in_the_file_is_cached(
-    fd: int, monkeypatch: pytest.MonkeyPatch, size_bytes: int, expected: bool
+    fd: int, size_bytes: int, expected: bool
 ) -> None:
     """As on tmpfs. What a file has lost is found before its reply has begun."""
 
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EOPNOTSUPP, "cannot say")
+    class Refusing(LinuxCalls):
+        @staticmethod
+        def preadv(*_arguments: object) -> int:
+            raise OSError(errno.EOPNOTSUPP, "cannot say")
 
-    monkeypatch.setattr(os, "preadv", refuse)
-    assert is_cached(fd, position=900_000, size_bytes=size_bytes) is expected
+    assert Refusing().is_cached(fd, 900_000, size_bytes) is expected
 
 
 def test_warming_behind_the_end_of_a_file_ends(fd: int) -> None:
     """A file that got shorter is no endless loop."""
-    warm(fd, position=900_000, size_bytes=500_000)
+    CALLS.warm(fd, 900_000, 500_000)
