@@ -58,7 +58,12 @@ def file_system(root: str) -> FileSystem:
 
 @one_sentence
 def write_task(
-    task: ReadTask, *, read: Read, root: str, staging: str
+    task: ReadTask,
+    *,
+    read: Read,
+    root: str,
+    staging: str,
+    row_group_bytes: int = ROW_GROUP_BYTES,
 ) -> list[DataFile]:
     """Write the rows of a task as new files.
 
@@ -67,13 +72,15 @@ def write_task(
         read: Reads it.
         root: Directory of the archive, as `ArchiveStore` has it.
         staging: Directory below, of which the files have their paths.
+        row_group_bytes: Rows of that size, of all open files, wait in memory.
 
     Raises:
         ArchiveError: The file system refused.
         MetaqError: As `read`.
     """
     try:
-        days = _Days(file_system(root), staging, task.range.partition.topic)
+        topic = task.range.partition.topic
+        days = _Days(file_system(root), staging, topic, row_group_bytes)
         for batch in read(task):
             days.add(batch)
         return days.close()
@@ -84,8 +91,11 @@ def write_task(
 class _Days:
     """Open files of one task. One thread."""
 
-    def __init__(self, there: FileSystem, staging: str, topic: str) -> None:
+    def __init__(
+        self, there: FileSystem, staging: str, topic: str, row_group_bytes: int
+    ) -> None:
         """Write nothing yet."""
+        self._row_group_bytes = row_group_bytes
         self._begin = partial(_DayFile, there, staging, topic)
         self._open: dict[date | None, _DayFile] = {}
         self._done: list[DataFile] = []
@@ -98,7 +108,8 @@ class _Days:
             self._open[day] = file  # the last one is the one used last
             if len(self._open) > OPEN_MAX:
                 self._done.append(self._open.pop(next(iter(self._open))).close())
-        if sum(file.waiting_bytes for file in self._open.values()) >= ROW_GROUP_BYTES:
+        waiting_bytes = sum(file.waiting_bytes for file in self._open.values())
+        if waiting_bytes >= self._row_group_bytes:
             for file in self._open.values():
                 file.flush()
 

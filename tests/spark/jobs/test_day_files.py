@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +11,6 @@ import pytest
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs import day_files
 from metaq.spark.jobs.data_files import DataFile, directory_of
 from metaq.spark.jobs.day_files import OPEN_MAX, write_task
 from metaq.spark.plan import ReadRange
@@ -21,7 +21,9 @@ ONE_DAY = 24 * 3600 * SECOND
 STAGING = "_metaq/staging/0"
 
 
-def write(root: Path, rows: list[Row], *, piece_rows: int = 1) -> list[DataFile]:
+def write(
+    root: Path, rows: list[Row], *, piece_rows: int = 1, **more: Any
+) -> list[DataFile]:
     """Write rows of one partition, so many at a time."""
     topic, broker_id, number = rows[0][:3]
     place = TopicPartition(topic, BrokerId(broker_id), number)
@@ -32,7 +34,7 @@ def write(root: Path, rows: list[Row], *, piece_rows: int = 1) -> list[DataFile]
         for first in range(0, batch.num_rows, piece_rows):
             yield batch.slice(first, piece_rows)
 
-    return write_task(task, read=read, root=str(root), staging=STAGING)
+    return write_task(task, read=read, root=str(root), staging=STAGING, **more)
 
 
 def rows_of(root: Path, file: DataFile) -> pa.Table:
@@ -74,14 +76,11 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
         assert sorted(chain.from_iterable(found)) == list(range(len(rows)))
 
 
-def test_no_more_waits_than_a_row_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_waits_than_a_row_group(tmp_path: Path) -> None:
     """However large the task is, and however its rows are shared out."""
     rows = [row("logs", 0, n, b"x" * 1000, time=DAY) for n in range(100)]
     each_bytes = arrow(rows[:1]).nbytes
-    monkeypatch.setattr(day_files, "ROW_GROUP_BYTES", 10 * each_bytes)
-    (file,) = write(tmp_path, rows)
+    (file,) = write(tmp_path, rows, row_group_bytes=10 * each_bytes)
     footer = pq.read_metadata(tmp_path / STAGING / file.path)
     groups = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
     assert groups == [10] * 10

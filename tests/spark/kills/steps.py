@@ -29,7 +29,7 @@ from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_verdicts import Verdicts
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
-from metaq.spark.jobs import archive, archive_store, day_files
+from metaq.spark.jobs import archive, archive_store
 from metaq.spark.jobs.archive_store import ArchiveStore
 from metaq.spark.jobs.data_files import DataFile
 from metaq.spark.jobs.day_files import write_task
@@ -337,8 +337,7 @@ def dying_read(task: ReadTask, *, options: SourceOptions) -> Iterator[pa.RecordB
 
 def dying_write(task: ReadTask, **words: Any) -> list[DataFile]:
     """Write the files of a task of an archive, and maybe die."""
-    with mock.patch.object(day_files, "ROW_GROUP_BYTES", 1):
-        found = write_task(task, **words)
+    found = write_task(task, **words, row_group_bytes=1)
     reach("files closed")
     return found
 
