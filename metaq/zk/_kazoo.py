@@ -137,18 +137,27 @@ class KazooCoordinator:
     a stop that could not finish in time leaves them to end with the process.
     """
 
-    def __init__(self, hosts: str, *, session_timeout_ms: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        session_timeout_ms: int,
+        clock: Clock,
+        revive_delay_s: float = REVIVE_DELAY_S,
+    ) -> None:
         """Prepare a coordinator; nothing is connected before `start`.
 
         Args:
             hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
             session_timeout_ms: the wanted time-out; the server may shorten it.
             clock: gives meaning to deadlines.
+            revive_delay_s: time between two looks at whether kazoo's thread lives.
 
         Raises:
             ConfigError: `hosts` is not of that form.
         """
         self._hosts = hosts
+        self._revive_delay_s = revive_delay_s
         self._session_timeout_s = session_timeout_ms / 1000
         self._clock = clock
         self._tracker = SessionTracker()
@@ -184,7 +193,7 @@ class KazooCoordinator:
     def start(self) -> None:
         """Begin to connect, and go on trying until `stop`."""
         self._loop = asyncio.get_running_loop()
-        self._schedule_check(REVIVE_DELAY_S)
+        self._schedule_check(self._revive_delay_s)
         self._begin()
 
     def _begin(self) -> None:
@@ -270,7 +279,7 @@ class KazooCoordinator:
             for watch in tuple(self._watches):
                 watch.refresh()
         if not self._is_stopped:
-            self._schedule_check(0.0 if is_connected else REVIVE_DELAY_S)
+            self._schedule_check(0.0 if is_connected else self._revive_delay_s)
 
     def _check_client(self) -> None:
         """Ask whether the session lives; replace a client beyond hope."""
@@ -284,7 +293,7 @@ class KazooCoordinator:
         elif is_dead:
             self._replace("it died")
         else:
-            self._schedule_check(REVIVE_DELAY_S)
+            self._schedule_check(self._revive_delay_s)
 
     def _replace(self, reason: str) -> None:
         log.warning("zookeeper client replaced, %s: hosts=%s", reason, self._hosts)
@@ -298,7 +307,7 @@ class KazooCoordinator:
         patience_s = self.status.timeout_s or self._session_timeout_s
         self._loop.call_soon(close, CloseOrder(lambda: None, patience_s))
         self._begin()
-        self._schedule_check(REVIVE_DELAY_S)
+        self._schedule_check(self._revive_delay_s)
 
     def _beat(self) -> None:
         if self._is_beating:

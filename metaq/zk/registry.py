@@ -157,6 +157,7 @@ class BrokerRegistry:
         *,
         clock: Clock,
         takeover_wait_s: float = 0.0,
+        check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
         """Prepare a registry.
 
@@ -168,8 +169,10 @@ class BrokerRegistry:
                 under our id to vanish. A broker that may come back on another port
                 (`metaq local` with port 0) passes a little more than the session
                 time-out, others refuse to start at once.
+            check_interval_s: time between two looks at everything.
         """
         self._coordinator = coordinator
+        self._check_interval_s = check_interval_s
         self._paths = paths
         self._clock = clock
         self._takeover_wait_s = takeover_wait_s
@@ -338,7 +341,7 @@ class BrokerRegistry:
         if self._snapshot is None:
             return None
         if status.state is not SessionState.CONNECTED:
-            return CHECK_INTERVAL_S
+            return self._check_interval_s
         try:
             await self._reconcile(wanted, status)
         except BrokerIdTakenError as error:
@@ -348,7 +351,7 @@ class BrokerRegistry:
         if self._wanted is not wanted or self._coordinator.status != status:
             return 0.0
         self._on_success()
-        return CHECK_INTERVAL_S
+        return self._check_interval_s
 
     async def _reconcile(
         self, wanted: tuple[DesiredGroup, ...], status: SessionStatus

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.cluster import metadata as metadata_module
 from metaq.client.cluster.broker_facts import BrokerFacts
 from metaq.client.cluster.metadata import (
     AddressMetadata,
@@ -76,6 +75,7 @@ def run(
         [ScriptedBroker, ScriptedBroker, AddressMetadata], Awaitable[None]
     ],
     options: ClientOptions = OPTIONS,
+    **bounds_s: float,
 ) -> None:
     """Run with two brokers, 0 and 1, and metadata that was told of both."""
 
@@ -87,6 +87,7 @@ def run(
                 [zero.address, one.address],
                 lambda metadata: scenario(zero, one, metadata),
                 options,
+                **bounds_s,
             )
 
     asyncio.run(main())
@@ -96,10 +97,13 @@ async def with_addresses(
     addresses: list[BrokerAddress],
     scenario: Callable[[AddressMetadata], Awaitable[None]],
     options: ClientOptions = OPTIONS,
+    **bounds_s: float,
 ) -> None:
     loop = asyncio.get_running_loop()
     pool = ConnectionPool(clock=CLOCK, options=options, loop=loop)
-    metadata = AddressMetadata(addresses, pool=pool, clock=CLOCK, options=options)
+    metadata = AddressMetadata(
+        addresses, pool=pool, clock=CLOCK, options=options, **bounds_s
+    )
     await metadata.start()
     try:
         await scenario(metadata)
@@ -160,9 +164,8 @@ def test_brokers_are_asked_again_and_only_changes_are_news() -> None:
     run(scenario)
 
 
-def test_a_refresh_is_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_is_soon_and_not_at_once() -> None:
     """A thousand requests for news get one answer per pause."""
-    monkeypatch.setattr(metadata_module, "ASK_PAUSE_S", 0.02)
 
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
@@ -177,14 +180,13 @@ def test_a_refresh_is_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         rounds = (len(zero.commands) - asked) / 4
         assert 1 <= rounds <= 1 + (CLOCK.monotonic_s() - start_s) / 0.02
 
-    run(scenario, RARELY)
+    run(scenario, RARELY, ask_pause_s=0.02)
 
 
 def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its partitions are not gone: their address is unknown at the moment."""
-    monkeypatch.setattr(metadata_module, "UNREACHABLE_S", 0.02)
 
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
@@ -200,7 +202,7 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
             third = await metadata.wait_newer(second.version, deadline_s=soon())
             assert set(third.brokers) == {0, 1}
 
-    run(scenario)
+    run(scenario, unreachable_s=0.02)
     assert caplog.text.count("broker gives no metadata") == 1
 
 
@@ -219,11 +221,8 @@ def test_another_broker_at_the_same_address_takes_the_place() -> None:
     run(scenario)
 
 
-def test_a_silent_broker_does_not_delay_the_others_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_broker_does_not_delay_the_others_for_ever() -> None:
     """The first snapshot waits a bounded time, then speaks of those that answered."""
-    monkeypatch.setattr(metadata_module, "SETTLE_S", 0.05)
 
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
@@ -237,7 +236,7 @@ def test_a_silent_broker_does_not_delay_the_others_for_ever(
         assert set(second.brokers) == {0, 1}
 
     options = ClientOptions(metadata_s=0.01, request_timeout_s=0.2)
-    run(scenario, options)
+    run(scenario, options, settle_s=0.05)
 
 
 def test_a_topic_that_only_a_pattern_takes_has_one_partition_when_asked_for() -> None:

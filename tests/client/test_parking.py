@@ -173,6 +173,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
 
     async def handler(message: Message) -> None:
         seen.append(message.data)
+        fs.set_capacity(1)
         raise Reject("not now")
 
     async def scenario() -> None:
@@ -187,13 +188,11 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
             policy=options,
             clock=ManualClock(),
             make_producer=lambda: pytest.fail("no dead letters here"),
+            fs=fs,
         )
-        handling._retry_store = LocalRetryStore(
-            feed, group="g", topics=["t"], policy=options, fs=fs
+        task = asyncio.create_task(
+            handling.run(handler, 1, timeout_s=None, grace_s=0.0)
         )
-        await handling.start(None)
-        fs.set_capacity(1)
-        task = asyncio.create_task(handling._work(handler))
         await until(lambda: any("takes it" in p for p in handling.problems()))
         assert feed.handled()[PLACE].offset == 0
         fs.set_capacity(1 << 20)
@@ -203,7 +202,6 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         assert handling.statistics().waiting_count == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await handling.close()
 
     asyncio.run(scenario())
     assert seen == [b"0"]
@@ -282,10 +280,10 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
         Client(**broker.client_options) as client,
         client.consumer("g", ["test"]) as consumer,
     ):
-        monkeypatch.setattr(Spool, "open", open_slowly)
-        with pytest.raises(RequestTimeoutError, match="opening the local retry store"):
-            run(consumer, timeout=0.05)
-        monkeypatch.setattr(Spool, "open", open_now)
+        with monkeypatch.context() as patched:
+            patched.setattr(Spool, "open", open_slowly)
+            with pytest.raises(RequestTimeoutError, match="opening the local retry"):
+                run(consumer, timeout=0.05)
         answers.set()
         asyncio.run(until(lambda: has_opened.is_set() and is_free(tmp_path)))
         answers.clear()

@@ -5,15 +5,16 @@ import contextlib
 import logging
 import socket
 import threading
+from typing import Any
 
 import pytest
+from kazoo.protocol.connection import ConnectionHandler
 
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, CoordinationError
 from metaq.testing.ports import reserved_port
 from metaq.testing.proxy import Proxy
-from metaq.zk import _kazoo, _kazoo_client
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk._kazoo import LIFE, KazooCoordinator
 from metaq.zk.errors import NoNodeError
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
@@ -27,9 +28,13 @@ def in_s(seconds: float = PATIENCE_S) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
-def coordinator_on(hosts: str, *, session_timeout_ms: int = 20_000) -> KazooCoordinator:
+def coordinator_on(
+    hosts: str, *, session_timeout_ms: int = 20_000, **more: Any
+) -> KazooCoordinator:
     """Return one whose session does not end by itself, if it is not told to."""
-    return KazooCoordinator(hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK)
+    return KazooCoordinator(
+        hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK, **more
+    )
 
 
 @pytest.mark.parametrize("hosts", ["", "host:port", ":2181", "a:99999", "[::1:2181"])
@@ -119,7 +124,7 @@ def test_a_session_is_believed_in_for_the_time_that_the_server_chose(
         life_left_s = coordinator._life_left_s()
         timeout_s = coordinator.status.timeout_s
         await coordinator.stop(deadline_s=in_s())
-        assert life_left_s <= _kazoo.LIFE * timeout_s
+        assert life_left_s <= LIFE * timeout_s
         return timeout_s
 
     timeout_s = asyncio.run(scenario())
@@ -209,9 +214,7 @@ def test_a_client_whose_thread_died_is_replaced(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that kills kazoo's connection thread does not end the coordinator."""
-    monkeypatch.setattr(_kazoo, "REVIVE_DELAY_S", 0.05)
-    handler = _kazoo_client.KazooClient.__init__.__globals__["ConnectionHandler"]
-    connect = handler._connect
+    connect = ConnectionHandler._connect
     failures = iter([ValueError("unreadable answer")])
 
     def fail_once(*args: object) -> object:
@@ -219,10 +222,10 @@ def test_a_client_whose_thread_died_is_replaced(
             raise error
         return connect(*args)
 
-    monkeypatch.setattr(handler, "_connect", fail_once)
+    monkeypatch.setattr(ConnectionHandler, "_connect", fail_once)
 
     async def scenario() -> None:
-        coordinator = coordinator_on(zookeeper)
+        coordinator = coordinator_on(zookeeper, revive_delay_s=0.05)
         seen: list[bytes | None] = []
         coordinator.start()
         coordinator.watch_data("/w", seen.append)

@@ -16,7 +16,6 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-import metaq.zk.registry as registry_module
 from metaq.clock import SystemClock
 from metaq.model import BrokerAddress, BrokerId
 from metaq.zk._kazoo import KazooCoordinator
@@ -108,12 +107,12 @@ async def until_tree(hosts: str, expected: Tree) -> None:
 
 @asynccontextmanager
 async def broker_on(
-    hosts: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    hosts: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS, **more: Any
 ) -> AsyncIterator[tuple[BrokerRegistry, KazooCoordinator]]:
     coordinator = KazooCoordinator(
         hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK
     )
-    registry = BrokerRegistry(coordinator, PATHS, clock=CLOCK)
+    registry = BrokerRegistry(coordinator, PATHS, clock=CLOCK, **more)
     coordinator.start()
     registry.start()
     try:
@@ -218,10 +217,9 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
 
 
 def test_nodes_that_others_delete_or_overwrite_come_back_by_a_watch(
-    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+    zookeeper: str,
 ) -> None:
     """Under a living session, long before the next check would find them gone."""
-    monkeypatch.setattr(registry_module, "CHECK_INTERVAL_S", 3600.0)
     wanted = recorded("after_broker_start")
     ours = [
         path for path, (data, _) in wanted.items() if data and "catalog" not in path
@@ -241,7 +239,7 @@ def test_nodes_that_others_delete_or_overwrite_come_back_by_a_watch(
             client.close()
 
     async def scenario() -> None:
-        async with broker_on(zookeeper) as (registry, one):
+        async with broker_on(zookeeper, check_interval_s=3600.0) as (registry, one):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             for deletes in (True, False):
                 repairs = registry.statistics().repair_count

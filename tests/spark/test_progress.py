@@ -233,13 +233,11 @@ def test_queries_with_other_patterns_have_topics_of_their_own(
         assert query.start().keys() == chosen
 
 
-def test_an_idle_query_asks_nobody(
-    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
-) -> None:
+def test_an_idle_query_asks_nobody(broker: EmbeddedBroker) -> None:
     """Neither broker nor ZooKeeper, however often Spark wants to know."""
     publish(broker, numbered(10), partition=P0)
-    monkeypatch.setattr(stream, "IDLE_WAIT_S", 0.0)
-    query = progress(broker, zookeeper="memory", progressGroup="idle")
+    options = source_options(broker, zookeeper="memory", progressGroup="idle")
+    query = StreamProgress(options, idle_wait_s=0.0)
     stand = query.advance(query.advance(query.start()))
     cluster = shared_cluster(source_options(broker, zookeeper="memory").wire)
     before = request_count(cluster), len(broker.zookeeper.calls)

@@ -22,6 +22,7 @@ from metaq.spark.sink import writer as sinks
 from metaq.spark.sink.outbox import WriteName
 from metaq.spark.sink.stream_writer import StreamWriter, routes_name
 from metaq.spark.sink.writer import BatchWriter
+from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
@@ -96,6 +97,17 @@ def sink_options(**more: Any) -> SinkOptions:
     return SinkOptions.from_map(texts)
 
 
+def as_spark_gives(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    """Return what the writer of a micro-batch is given: rows, before Spark 4.2."""
+    if HAS_ARROW_STREAM_WRITER:
+        return batches
+    return (
+        row
+        for batch in batches
+        for row in zip(*batch.to_pydict().values(), strict=True)
+    )
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what runs a micro-batch of one task, as a driver that has just started."""
@@ -132,9 +144,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         # Spark makes one for the tasks and another one for the commit.
         if breaks:
             with pytest.raises(RuntimeError, match="dies"):
-                writer._sink.write_rows(feed())
+                writer.write(as_spark_gives(feed()))
             return
-        done = writer._sink.write_rows(feed())
+        done = writer.write(as_spark_gives(feed()))
         assert bool(done.written.doubtful_count) == may_double
         if ends:
             StreamWriter(options, schema, CHECKPOINT).commit([done], batch)
@@ -244,17 +256,17 @@ def test_without_zookeeper_all_named_brokers_have_to_be_there(
         return replace(snapshot, silent=frozenset({BrokerAddress("h", 7)}))
 
     describe = cluster_module.describe_absent
-    monkeypatch.setattr(
-        cluster_module,
-        "describe_absent",
-        lambda snapshot, topics: describe(silence(snapshot), topics),
-    )
-    with pytest.raises(NoBrokerError) as found:
-        cluster.whole_outlets([TOPIC])
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            cluster_module,
+            "describe_absent",
+            lambda snapshot, topics: describe(silence(snapshot), topics),
+        )
+        with pytest.raises(NoBrokerError) as found:
+            cluster.whole_outlets([TOPIC])
     assert str(found.value).startswith(
         "broker meta://h:7 has never answered: without ZooKeeper a batch goes to all"
     )
-    monkeypatch.setattr(cluster_module, "describe_absent", describe)
     run(0, zookeeper=None, brokers=both)
     assert brokers.values() == numbered(COUNT)
 

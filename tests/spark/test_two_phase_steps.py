@@ -41,7 +41,7 @@ from metaq.spark.sink.decisions import (
     WriteTerms,
     branch_xid,
 )
-from metaq.spark.sink.exactly_once import TransactionManager
+from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
@@ -73,6 +73,7 @@ class Steps:
         step: Callable[[TransactionManager], Awaitable[T]],
         *,
         patience_s: float = PATIENCE_S,
+        foreign_start_s: float = FOREIGN_START_S,
     ) -> T:
         """Run one step of a driver."""
 
@@ -89,6 +90,7 @@ class Steps:
                     name=NAME,
                     place="here",
                     draw_turn=lambda: uuid.uuid4().hex,
+                    foreign_start_s=foreign_start_s,
                 )
             )
 
@@ -577,9 +579,8 @@ def test_metaq_1_4_keeps_a_batch_over_its_restart(
     assert broker.payloads("copy") == []
     broker.come_back()
     assert steps.run(lambda manager: manager.begin([BrokerId(0)])).covers(query, 0)
-    with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.2):
-        steps.run(lambda manager: manager.complete())
-        steps.run(lambda manager: manager.complete())
+    steps.run(lambda manager: manager.complete(), foreign_start_s=0.2)
+    steps.run(lambda manager: manager.complete(), foreign_start_s=0.2)
     assert broker.payloads("copy") == [b"1", b"2", b"3"]
 
 
@@ -590,10 +591,9 @@ def test_a_broker_that_forgot_what_it_promised_is_an_error_once(
     _, steps = foreign
     decision = Decision(str(uuid.uuid4()), 0, (TaskBranch(0, 1, (BrokerId(0),)),))
     turn = steps.run(lambda manager: manager.decide(decision, WriteTerms("")))
-    with mock.patch.object(exactly_once, "FOREIGN_START_S", 0.0):
-        with pytest.raises(IncompleteError, match=r"rows of 1 of 1 branches.*missing"):
-            steps.run(lambda manager: manager.complete(decision, turn))
-        steps.run(lambda manager: manager.complete())
+    with pytest.raises(IncompleteError, match=r"rows of 1 of 1 branches.*missing"):
+        steps.run(lambda manager: manager.complete(decision, turn), foreign_start_s=0.0)
+    steps.run(lambda manager: manager.complete(), foreign_start_s=0.0)
 
 
 def test_a_broker_that_refuses_transactions_is_named_at_the_start(

@@ -288,6 +288,9 @@ class AddressMetadata(Service):
         pool: ConnectionPool,
         clock: Clock,
         options: ClientOptions,
+        settle_s: float = SETTLE_S,
+        ask_pause_s: float = ASK_PAUSE_S,
+        unreachable_s: float = UNREACHABLE_S,
     ) -> None:
         """Prepare to ask.
 
@@ -296,13 +299,18 @@ class AddressMetadata(Service):
             pool: whose connections carry the questions; belongs to the caller.
             clock: gives meaning to deadlines.
             options: `metadata_s` and time-outs.
+            settle_s: see `SETTLE_S`.
+            ask_pause_s: see `ASK_PAUSE_S`.
+            unreachable_s: see `UNREACHABLE_S`.
         """
         super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
         self._pool = pool
         self._clock = clock
         self._metadata_s = options.metadata_s
         self._timeout_s = options.request_timeout_s
-        self._pause_s = min(ASK_PAUSE_S, options.metadata_s)
+        self._settle_s = settle_s
+        self._pause_s = min(ask_pause_s, options.metadata_s)
+        self._unreachable_s = unreachable_s
         self._places = [_Place(address) for address in dict.fromkeys(addresses)]
         self._watched: set[str] = set()
         self._is_settled = False
@@ -393,7 +401,7 @@ class AddressMetadata(Service):
             raise ClosedError("the client's metadata is closed")
 
     async def _run_settling(self) -> None:
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(self._settle_s)
         self._is_settled = True
         self._publish()
 
@@ -421,7 +429,8 @@ class AddressMetadata(Service):
 
     async def _ask(self, address: BrokerAddress) -> BrokerFacts:
         now_s = self._clock.monotonic_s()
-        connection = await self._pool.get(address, deadline_s=now_s + UNREACHABLE_S)
+        deadline_s = now_s + self._unreachable_s
+        connection = await self._pool.get(address, deadline_s=deadline_s)
         broker, topics, offsets, config = await asyncio.gather(
             self._stats(connection, ""),
             self._stats(connection, "topics"),

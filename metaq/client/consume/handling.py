@@ -43,6 +43,7 @@ from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.errors import ClosedError, LocalProtocolError, MetaqError
+from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.stats import counter, gauge, total_of
@@ -139,6 +140,7 @@ class Handling:
         policy: RetryPolicy,
         clock: Clock,
         make_producer: Callable[[], MessageSender],
+        fs: FileSystem | None = None,
     ) -> None:
         """Prepare; call it on the loop.
 
@@ -149,6 +151,7 @@ class Handling:
             policy: policy chosen by the user.
             clock: for deadlines, and for the times in dead letters.
             make_producer: makes the producer of dead letters, when there is one.
+            fs: the disk of parked messages; None: this machine's.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
@@ -162,7 +165,7 @@ class Handling:
         self._retry_store = None
         if policy.then == "park":
             self._retry_store = LocalRetryStore(
-                fetch_buffer, group=group, topics=topics, policy=policy
+                fetch_buffer, group=group, topics=topics, policy=policy, fs=fs
             )
         self._troubles: dict[TopicPartition, Trouble] = {}
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}

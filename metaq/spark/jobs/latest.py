@@ -53,17 +53,19 @@ class LatestTable:
     deletes the row of its key.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, file_bytes: int = FILE_BYTES) -> None:
         """Name the table, which need not exist yet.
 
         Args:
             path: path or URL of its directory.
+            file_bytes: many small files are put together up to about that size.
 
         Raises:
             ArchiveError: it is none that Spark and the table's library can read.
         """
         self.root: Final = root_of(path)
         """The directory: a whole path on a local disk, or a URL."""
+        self._file_bytes = file_bytes
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Take in one batch; one that the table has already is left out.
@@ -94,7 +96,7 @@ class LatestTable:
             with told(self.root):
                 _merge(table, rows, Transaction(name, number))
             with may_lose(self.root):
-                _compact(table, self.root)
+                _compact(table, self.root, self._file_bytes)
 
 
 def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
@@ -118,12 +120,12 @@ def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
     table.update_incremental()
 
 
-def _compact(table: DeltaTable, root: str) -> None:
+def _compact(table: DeltaTable, root: str, file_bytes: int) -> None:
     """Put files together when there are many small ones."""
     sizes = pa.table(table.get_add_actions())["size_bytes"]
-    small_count = pc.sum(pc.less(sizes, FILE_BYTES)).as_py() or 0
+    small_count = pc.sum(pc.less(sizes, file_bytes)).as_py() or 0
     if small_count >= SMALL_FILES_MAX:
-        compact_table(table, root, FILE_BYTES)
+        compact_table(table, root, file_bytes)
         table.vacuum(dry_run=False)
 
 

@@ -100,6 +100,7 @@ class TransactionManager:
         name: str,
         place: str,
         draw_turn: Callable[[], str],
+        foreign_start_s: float = FOREIGN_START_S,
     ) -> None:
         """Prepare a step; nothing is asked.
 
@@ -109,8 +110,10 @@ class TransactionManager:
             name: of the query's nodes, and its qualifier at brokers.
             place: names the query to people; "" keeps what the node says.
             draw_turn: returns a text that it never returned before.
+            foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
         """
         self._context = context
+        self._foreign_start_s = foreign_start_s
         self._deadline_s = deadline_s
         self._name = name
         self._place = place
@@ -458,7 +461,8 @@ class TransactionManager:
             connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
         except MetaqError as error:
             return told | dict.fromkeys(unknown, error), 0.0
-        return told, 0.0 if connection.capabilities.has_mput else FOREIGN_START_S
+        is_ours = connection.capabilities.has_mput
+        return told, 0.0 if is_ours else self._foreign_start_s
 
     async def _say(
         self,

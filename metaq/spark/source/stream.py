@@ -68,9 +68,17 @@ class Behind(NamedTuple):
 class StreamProgress:
     """The offsets of one query, on the driver. One thread."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        """Know nothing yet; nothing is asked."""
+    def __init__(
+        self, options: SourceOptions, *, idle_wait_s: float = IDLE_WAIT_S
+    ) -> None:
+        """Know nothing yet; nothing is asked.
+
+        Args:
+            options: of the query.
+            idle_wait_s: longest delay of the answer that nothing is new.
+        """
         self._options = options
+        self._idle_wait_s = idle_wait_s
         self._cluster = shared_cluster(options.wire)
         self._facts = PlanningFacts(self._cluster)
         self._limits = options.limits
@@ -186,7 +194,7 @@ class StreamProgress:
         backlog = self._backlog(stand)
         if self._target is None and not any(s.size_bytes for s in backlog.values()):
             self._waiting_since_s = None
-            self._cluster.wait_news(IDLE_WAIT_S)
+            self._cluster.wait_news(self._idle_wait_s)
             backlog = self._backlog(stand)
         limits = self._limits if has_limits else BatchLimits()
         waited_s = 0.0
@@ -201,7 +209,7 @@ class StreamProgress:
         if not is_held:
             self._waiting_since_s = None
         elif limits.messages_min is not None and backlog:
-            self._cluster.wait_news(IDLE_WAIT_S)
+            self._cluster.wait_news(self._idle_wait_s)
         self._planned = {**stand, **ends}
         return self._planned
 

@@ -2,14 +2,17 @@
 
 import datetime as dt
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.table import TableOptimizer
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
@@ -172,3 +175,17 @@ def places_elsewhere(path: str) -> dict[str, list[Place]]:
         "Arrow": places(messages.to_table().to_pylist()),
         "DuckDB": duckdb.sql(query).fetchall(),
     }
+
+
+@contextmanager
+def overtaken_by(other: Callable[[], object]) -> Iterator[None]:
+    """Have another one go in between the next compaction and its commit."""
+    compact, others = TableOptimizer.compact, iter([other])
+
+    def late(optimizer: TableOptimizer, **named: Any) -> object:
+        for call in others:
+            call()
+        return compact(optimizer, **named)
+
+    with mock.patch.object(TableOptimizer, "compact", late):
+        yield

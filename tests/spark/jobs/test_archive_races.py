@@ -1,11 +1,9 @@
 """Several jobs on one archive: each batch is in it once."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from deltalake.table import TableOptimizer
 from pyspark.sql import SparkSession
 
 from metaq.model import BrokerId, Offset, TopicPartition
@@ -14,7 +12,14 @@ from metaq.spark.jobs.archive import SMALL_FILES_MAX
 from metaq.spark.jobs.archive_store import STAGING, ArchiveStore, read_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact
 from metaq.spark.jobs.data_files import DataFile
-from tests.spark.jobs.archives import Feed, archive_feed, log_rows, places, places_of
+from tests.spark.jobs.archives import (
+    Feed,
+    archive_feed,
+    log_rows,
+    overtaken_by,
+    places,
+    places_of,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -107,22 +112,18 @@ def test_a_batch_counts_though_its_compaction_loses_a_race(
     spark: SparkSession,
     feed: Feed,
     path: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The next batch puts the files together."""
     numbers = range(SMALL_FILES_MAX)
     rows = [row for number in numbers for row in log_rows("orders", number, 1)]
-    compact_now = TableOptimizer.compact
 
-    def overtaken(optimizer: TableOptimizer, **named: Any) -> object:
-        alter = DeltaTable(path).alter
-        alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
-        return compact_now(optimizer, **named)
+    def alter() -> None:
+        days = {"delta.logRetentionDuration": "interval 8 days"}
+        DeltaTable(path).alter.set_table_properties(days)
 
     feed.add(rows)
-    with monkeypatch.context() as patched:
-        patched.setattr(TableOptimizer, "compact", overtaken)
+    with overtaken_by(alter):
         found = archive_feed(spark, feed, path)
     assert (found.message_count, found.compacted_count) == (len(rows), 0)
     assert "small files stay until the next batch" in caplog.text

@@ -1,14 +1,11 @@
 """Two that put files of an archive together at once; without Spark."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from deltalake.table import TableOptimizer
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError, CommitRaceError
@@ -18,7 +15,7 @@ from metaq.spark.jobs.data_files import DataFile
 from metaq.spark.jobs.day_files import write_task
 from metaq.spark.plan import ReadRange
 from metaq.spark.source.read_task import ReadTask
-from tests.spark.jobs.archives import arrow, log_rows
+from tests.spark.jobs.archives import arrow, log_rows, overtaken_by
 
 pytestmark = pytest.mark.spark
 
@@ -58,43 +55,29 @@ def offsets(store: ArchiveStore) -> list[int]:
     return sorted(found)
 
 
-@pytest.fixture
-def overtake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Return what has another one go in between the next compaction and its commit."""
-    compact = TableOptimizer.compact
-
-    def overtake(other: Callable[[], object]) -> None:
-        def late(optimizer: TableOptimizer, **named: Any) -> object:
-            monkeypatch.setattr(TableOptimizer, "compact", compact)
-            other()
-            return compact(optimizer, **named)
-
-        monkeypatch.setattr(TableOptimizer, "compact", late)
-
-    return overtake
-
-
 WANTED = [50 * number for number in range(COUNT)]
 
 
-def test_of_two_jobs_that_put_files_together_one_does(
-    store: ArchiveStore, overtake: Callable[[Callable[[], object]], None]
-) -> None:
+def test_of_two_jobs_that_put_files_together_one_does(store: ArchiveStore) -> None:
     """Both would replace the same files, and every message be there twice."""
     other = ArchiveStore(store.root)
-    overtake(lambda: other.compact(FILE_BYTES))
-    with pytest.raises(CommitRaceError, match="another job writes this archive"):
+    with (
+        overtaken_by(lambda: other.compact(FILE_BYTES)),
+        pytest.raises(CommitRaceError, match="another job writes this archive"),
+    ):
         store.compact(FILE_BYTES)
     assert offsets(store) == WANTED
     assert store.compact(FILE_BYTES) == (0, 0)
 
 
 def test_what_another_engine_has_put_together_meanwhile_is_told(
-    store: ArchiveStore, overtake: Callable[[Callable[[], object]], None]
+    store: ArchiveStore,
 ) -> None:
     """It changes no property; the table as it was has every message once."""
-    overtake(lambda: DeltaTable(store.root).optimize.z_order(["offset"]))
-    with pytest.raises(ArchiveError, match="set the table back to version 2"):
+    with (
+        overtaken_by(lambda: DeltaTable(store.root).optimize.z_order(["offset"])),
+        pytest.raises(ArchiveError, match="set the table back to version 2"),
+    ):
         store.compact(FILE_BYTES)
     DeltaTable(store.root).restore(2)
     assert offsets(store) == WANTED

@@ -3,19 +3,16 @@
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from deltalake.table import TableOptimizer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.client import Client, OutgoingMessage
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, RowError
-from metaq.spark.jobs import latest
 from metaq.spark.jobs.archive_store import compact_table
 from metaq.spark.jobs.compact import FILE_BYTES
 from metaq.spark.jobs.latest import SMALL_FILES_MAX, LatestTable, read_latest
@@ -23,6 +20,7 @@ from metaq.spark.schema import ROW_DDL
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, options_of, stored
+from tests.spark.jobs.archives import overtaken_by
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -209,29 +207,28 @@ def test_small_files_are_put_together(spark: SparkSession, tmp_path: Path) -> No
 def test_of_two_that_put_files_together_one_does(
     spark: SparkSession,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_ours: bool,
 ) -> None:
     """A job goes on without; of another engine it says what that may have done."""
-    compact, others = TableOptimizer.compact, iter([DeltaTable])
 
-    def overtaken(optimizer: TableOptimizer, **named: Any) -> object:
-        for open_table in others:
-            if is_ours:
-                compact_table(open_table(tmp_path), str(tmp_path), FILE_BYTES)
-            else:
-                open_table(tmp_path).optimize.compact()
-        return compact(optimizer, **named)
+    def compact() -> None:
+        if is_ours:
+            compact_table(DeltaTable(tmp_path), str(tmp_path), FILE_BYTES)
+        else:
+            DeltaTable(tmp_path).optimize.compact()
 
-    monkeypatch.setattr(TableOptimizer, "compact", overtaken)
     table, last = small_files(spark, tmp_path, SMALL_FILES_MAX), SMALL_FILES_MAX
     batch = rows(spark, (b"%d" % last, 0, last, 0, b"x"))
     if not is_ours:
-        with pytest.raises(ArchiveError, match="set the table back to version"):
+        with (
+            overtaken_by(compact),
+            pytest.raises(ArchiveError, match="set the table back to version"),
+        ):
             table.write(batch, 1)
         return
-    table.write(batch, 1)
+    with overtaken_by(compact):
+        table.write(batch, 1)
     assert "small files stay until the next batch" in caplog.text
     assert len(held(spark, tmp_path)) == last + 1
     table.write(rows(spark, (b"more", 0, last + 1, 0, b"x")), 2)
@@ -239,14 +236,13 @@ def test_of_two_that_put_files_together_one_does(
 
 
 def test_files_that_are_large_enough_are_left_alone(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """Or a table of many files would be looked through with each batch."""
-    monkeypatch.setattr(latest, "SMALL_FILES_MAX", 2)
-    monkeypatch.setattr(latest, "FILE_BYTES", 1)
-    table = LatestTable(str(tmp_path))
-    for number in range(4):
-        table.write(rows(spark, (b"%d" % number, 0, number, 0, b"x")), number)
+    last = SMALL_FILES_MAX
+    small_files(spark, tmp_path, last)
+    table = LatestTable(str(tmp_path), file_bytes=1)
+    table.write(rows(spark, (b"%d" % last, 0, last, 0, b"x")), 1)
     history = DeltaTable(tmp_path).history()
     assert "OPTIMIZE" not in {commit["operation"] for commit in history}
 

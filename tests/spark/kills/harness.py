@@ -61,7 +61,9 @@ class DriverDied(Exception):
 class Driver:
     """A Spark driver in a process of its own."""
 
-    def __init__(self, directory: Path, master: str) -> None:
+    def __init__(
+        self, directory: Path, master: str, *, python: str = sys.executable
+    ) -> None:
         self._directory = directory
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -72,7 +74,7 @@ class Driver:
         }
         with (directory / ERRORS).open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.kills.driver", master],
+                [python, "-m", "tests.spark.kills.driver", master],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.PIPE,
