@@ -1,8 +1,11 @@
 """Partitions, offsets, and stores that are opened for one call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import sqlalchemy as sa
 
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.clock import SystemClock
@@ -43,3 +46,13 @@ def commit(
     store: OffsetStore, group: str, offsets: dict[TopicPartition, GroupOffset]
 ) -> Any:
     return run(store, lambda s: s.commit(group, offsets, fence=None, deadline_s=soon()))
+
+
+@contextmanager
+def listening(target: Any, event: str, listener: Callable[..., Any]) -> Iterator[None]:
+    """Have SQLAlchemy call `listener` at an event, inside the block."""
+    sa.event.listen(target, event, listener)
+    try:
+        yield
+    finally:
+        sa.event.remove(target, event, listener)

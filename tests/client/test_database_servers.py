@@ -9,12 +9,22 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
 
 from metaq.client.errors import OffsetStoreError
 from metaq.client.sql_offsets import TABLE, SqlOffsets
 from metaq.model import MAX_OFFSET, BrokerId, TopicPartition
 from tests.client.database_servers import DatabaseServer, mariadb, postgresql
-from tests.client.stored_offsets import FAR, ONE, ZERO, at, commit, load, soon
+from tests.client.stored_offsets import (
+    FAR,
+    ONE,
+    ZERO,
+    at,
+    commit,
+    listening,
+    load,
+    soon,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -61,10 +71,12 @@ def test_members_that_commit_at_once_all_get_through(
     gate = threading.Barrier(MEMBERS)
     errors: list[Exception] = []
 
+    def isolate(connection: sa.Connection) -> None:
+        if isolation:
+            connection.execution_options(isolation_level=isolation)
+
     def write(member: int) -> None:
         store = SqlOffsets(server.url, create=True)
-        if isolation:
-            store._engine = store._engine.execution_options(isolation_level=isolation)
         first = 0 if is_shared else 4 * member
         numbers = range(first, first + 4)
         partitions = [TopicPartition("t", BrokerId(0), number) for number in numbers]
@@ -77,10 +89,11 @@ def test_members_that_commit_at_once_all_get_through(
                 errors.append(error)
 
     members = [threading.Thread(target=write, args=(one,)) for one in range(MEMBERS)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join(100)
+    with listening(sa.Engine, "engine_connect", isolate):
+        for member in members:
+            member.start()
+        for member in members:
+            member.join(100)
     assert errors == []
     rows = server.execute(f"SELECT group_id, msg_id FROM {TABLE}")
     counts = Counter(rows)
@@ -91,15 +104,16 @@ def test_members_that_commit_at_once_all_get_through(
 def test_a_server_that_was_restarted_is_found_again(server: DatabaseServer) -> None:
     """Between two calls, and under a transaction, which is made again."""
     store = SqlOffsets(server.url, create=True)
-    upsert = store._upsert
-    is_due = [True]
+    updates = list[str]()
 
-    def restart_behind(*args: object) -> None:
-        upsert(*args)  # type: ignore[arg-type]
-        if is_due.pop():
-            server.end()
-            server.start()
-            is_due.append(False)
+    def restart_behind(
+        _connection: object, _cursor: object, statement: str, *_more: object
+    ) -> None:
+        if statement.startswith("UPDATE"):
+            updates.append(statement)
+            if len(updates) == 1:
+                server.end()
+                server.start()
 
     async def scenario() -> None:
         await store.commit("g", {ZERO: at(1)}, fence=None, deadline_s=soon())
@@ -108,8 +122,9 @@ def test_a_server_that_was_restarted_is_found_again(server: DatabaseServer) -> N
             await store.commit("g", {ZERO: at(2)}, fence=None, deadline_s=soon())
         server.start()
         assert await store.load("g", ZERO, deadline_s=soon()) == at(1)
-        store._upsert = restart_behind  # type: ignore[method-assign]
-        await store.commit("g", {ZERO: at(3)}, fence=None, deadline_s=soon() + 50)
+        with listening(sa.Engine, "after_cursor_execute", restart_behind):
+            await store.commit("g", {ZERO: at(3)}, fence=None, deadline_s=soon() + 50)
+        assert len(updates) == 2
         assert await store.load("g", ZERO, deadline_s=soon()) == at(3)
         await store.close()
 

@@ -37,6 +37,7 @@ from tests.client.stored_offsets import (
     ZERO,
     at,
     commit,
+    listening,
     load,
     run,
     soon,
@@ -228,39 +229,43 @@ def test_a_commit_is_one_transaction(database: tuple[str, sa.Engine]) -> None:
 
 
 def test_a_row_that_another_process_inserts_meanwhile_is_updated(
-    database: tuple[str, sa.Engine], monkeypatch: pytest.MonkeyPatch
+    database: tuple[str, sa.Engine],
 ) -> None:
     url, _engine = database
     store = SqlOffsets(url, create=True)
-    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    real = sa.Connection.execute
+    commit(store, "other", {ZERO: at(1)})
     updates = []
 
-    def blind_once(self: sa.Connection, statement: Any, *args: Any) -> Any:
-        result = real(self, statement, *args)
-        if isinstance(statement, sa.Update):
+    def insert_behind_the_first(
+        connection: sa.Connection, _cursor: Any, statement: str, *_more: Any
+    ) -> None:
+        if statement.startswith("UPDATE"):
             updates.append(statement)
             if len(updates) == 1:
-                return type("Result", (), {"rowcount": 0})()
-        return result
+                connection.exec_driver_sql(
+                    f"INSERT INTO {TABLE} VALUES ('t', '0-0', 'g', 1, -1)"
+                )
 
-    monkeypatch.setattr(sa.Connection, "execute", blind_once)
-    commit(store, "g", {ZERO: at(2)})
+    with listening(sa.Engine, "after_cursor_execute", insert_behind_the_first):
+        commit(store, "g", {ZERO: at(2)})
     assert len(updates) == 2
     assert load(store, "g", ZERO) == at(2)
 
 
 def test_two_that_create_the_table_at_once_both_go_on(
-    database: tuple[str, sa.Engine], monkeypatch: pytest.MonkeyPatch
+    database: tuple[str, sa.Engine],
 ) -> None:
     url, _engine = database
-    store = SqlOffsets(url, create=True)
-    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    real = sa.Table.create
-    monkeypatch.setattr(
-        sa.Table, "create", lambda *args, **_: real(*args, checkfirst=False)
-    )
-    assert load(store, "g", ZERO) == at(1)
+    other, seen = SqlOffsets(url, create=True), []
+
+    def create_first(table: sa.Table, *_more: Any, **_named: Any) -> None:
+        seen.append(table.name)
+        if len(seen) == 1:
+            commit(other, "g", {ZERO: at(1)})
+
+    with listening(sa.Table, "before_create", create_first):
+        assert load(SqlOffsets(url, create=True), "g", ZERO) == at(1)
+    assert seen == [TABLE, TABLE]
 
 
 def test_a_value_that_is_no_offset_is_an_error(

@@ -2,7 +2,8 @@
 
 import asyncio
 import multiprocessing
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql
 from sqlalchemy.dialects.mysql import mariadb
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import (
     DBAPIError,
     IntegrityError,
@@ -33,7 +35,9 @@ from metaq.clock import SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.retry import Backoff
+from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
+from tests.client.stored_offsets import listening
 
 CLOCK = SystemClock()
 PARTITIONS = [TopicPartition("t", BrokerId(0), number) for number in range(8)]
@@ -170,32 +174,43 @@ def test_a_table_that_takes_one_group_for_another_is_refused(url: str) -> None:
     assert load(SqlOffsets(url), "G", ZERO) == at(1)
 
 
-def test_decimals_are_read_as_numbers(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit(SqlOffsets(url, create=True), "g", {ZERO: at(2**62, 7)})
-    monkeypatch.setattr(
-        sa.CursorResult,
-        "first",
-        lambda _self: ("t", "0-0", "g", Decimal(2**62), Decimal(7)),
-    )
-    found = load(SqlOffsets(url), "g", ZERO)
+def test_decimals_are_read_as_numbers(url: str) -> None:
+    sqlite3.register_converter("NUMBER", lambda text: Decimal(text.decode()))
+    execute(url, columns_of("TEXT").format("NUMBER"))
+    commit(SqlOffsets(url), "g", {ZERO: at(2**62, 7)})
+    found = load(SqlOffsets(f"{url}?detect_types={sqlite3.PARSE_DECLTYPES}"), "g", ZERO)
     assert found == at(2**62, 7)
     assert type(found.offset) is int
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_count_of_updated_rows_that_says_nothing_is_checked(
-    url: str, monkeypatch: pytest.MonkeyPatch, count: int
+    url: str, count: int
 ) -> None:
     """Some databases count what became different, and some drivers do not count."""
     commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    monkeypatch.setattr(sa.CursorResult, "rowcount", count)
+    asked: list[str] = []
+
+    class Cursor(sqlite3.Cursor):
+        @property
+        def rowcount(self) -> int:
+            asked.append("rowcount")
+            return count
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, *_factory: Any) -> Any:
+            return super().cursor(Cursor)
+
+    def connect(_dialect: Any, _record: Any, places: Any, options: Any) -> Connection:
+        return sqlite3.connect(*places, **options, factory=Connection)
+
     store = SqlOffsets(url)
-    for offsets in ({ZERO: at(1)}, {ZERO: at(2), PARTITIONS[1]: at(5)}):
-        commit(store, "g", offsets)
-        for partition, offset in offsets.items():
-            assert load(store, "g", partition) == offset
+    with listening(sa.Engine, "do_connect", connect):
+        for offsets in ({ZERO: at(1)}, {ZERO: at(2), PARTITIONS[1]: at(5)}):
+            commit(store, "g", offsets)
+            for partition, offset in offsets.items():
+                assert load(store, "g", partition) == offset
+    assert asked
 
 
 class Failing(SqlOffsets):
@@ -208,8 +223,10 @@ class Failing(SqlOffsets):
         self.times = times
         self.error = error or OperationalError("", {}, Exception("deadlock found"))
         self.tries = 0
+        self.before: Callable[[], object] = lambda: None
 
     def _upsert(self, *args: Any) -> None:
+        self.before()
         self.tries += 1
         if self.tries <= self.times:
             raise self.error
@@ -240,45 +257,48 @@ def test_a_database_that_goes_on_failing_is_an_error(url: str) -> None:
 
 def test_no_transaction_begins_behind_the_deadline(url: str) -> None:
     """Its caller has gone, and it would write an old offset."""
-    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    store = Failing(url, 1)
+    clock = ManualClock(monotonic_s=CLOCK.monotonic_s())
+    store = Failing(url, 2, create=True, clock=clock)
+    store.before = lambda: clock.advance_s(60)
     with pytest.raises(OffsetStoreError, match="deadlock found"):
-        store._commit("g", {ZERO: at(2)}, CLOCK.monotonic_s())
+        commit(store, "g", {ZERO: at(2)})
     assert store.tries == 1
 
 
-def test_whatever_a_driver_raises_is_an_error_of_the_store(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_driver_raises_is_an_error_of_the_store(url: str) -> None:
     """PyMySQL without its package for a server's kind of password, for one."""
     commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
 
     def refuse(*_arguments: Any) -> None:
         raise RuntimeError("'cryptography' package is required")
 
-    monkeypatch.setattr(sa.Engine, "connect", refuse)
     for call in (
         lambda: load(SqlOffsets(url), "g", ZERO),
         lambda: commit(SqlOffsets(url), "g", {ZERO: at(2)}),
     ):
-        with pytest.raises(OffsetStoreError, match="'cryptography' package"):
+        with (
+            listening(sa.Engine, "do_connect", refuse),
+            pytest.raises(OffsetStoreError, match="'cryptography' package"),
+        ):
             call()
 
 
-def test_a_driver_for_asyncio_is_refused(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class AsyncDriver(SQLiteDialect_pysqlite):
+    """A driver as SQLAlchemy has them for asyncio."""
+
+    driver = "aio"
+    is_async = True
+
+    @classmethod
+    def get_pool_class(cls, _url: sa.URL) -> type[sa.Pool]:
+        return sa.AsyncAdaptedQueuePool
+
+
+def test_a_driver_for_asyncio_is_refused() -> None:
     """Also for an `AsyncClient`: the store has a thread of its own."""
-    create = sa.create_engine
-
-    def create_another(*arguments: Any, **options: Any) -> sa.Engine:
-        engine = create(*arguments, **options)
-        engine.dialect.is_async = True
-        return engine
-
-    monkeypatch.setattr(sa, "create_engine", create_another)
-    with pytest.raises(ConfigError, match=r"a driver that blocks.*got pysqlite"):
-        SqlOffsets(url)
+    sa.dialects.registry.register("sqlite.aio", __name__, AsyncDriver.__name__)
+    with pytest.raises(ConfigError, match=r"a driver that blocks.*got aio"):
+        SqlOffsets("sqlite+aio:///offsets.db")
 
 
 def test_no_error_tells_the_options_of_a_driver() -> None:
