@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -245,10 +246,13 @@ def test_a_task_that_ends_is_forgotten() -> None:
     async def main() -> None:
         service = Scripted("top", [])
         await service.start()
+        before = asyncio.all_tasks()
         for number in range(100):
             service.spawn(turns(1), name=f"task-{number}")
+        tasks = weakref.WeakSet(asyncio.all_tasks() - before)
+        assert len(tasks) == 100
         await turns()
-        assert not service._stack
+        assert not tasks
         assert service.state is State.RUNNING
         await service.stop()
 

@@ -19,7 +19,7 @@ HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 
 
 def test_signals_during_the_start_are_obeyed_behind_it(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SIGHUP while a broker recovers reloads later, and does not kill; its end is
     logged.
@@ -28,15 +28,6 @@ def test_signals_during_the_start_are_obeyed_behind_it(
     ini = data_dir.with_suffix(".ini")
     ini.write_text(CONFIG.replace("{data}", str(data_dir)))
     config = load_config(str(ini), lambda path: Path(path).read_bytes())
-    start = Broker.on_start
-
-    async def on_start(broker: Broker) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        await start(broker)
-        assert broker.control.status().reload_count == 0
-
-    monkeypatch.setattr(Broker, "on_start", on_start)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: None)
     reloads: list[int] = []
 
     async def wait_for_reload(broker: Broker) -> None:
@@ -46,13 +37,22 @@ def test_signals_during_the_start_are_obeyed_behind_it(
 
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
-            await run_broker(
-                config,
-                on_ready=lambda broker: group.create_task(wait_for_reload(broker)),
-            )
 
-    asyncio.run(scenario())
-    assert reloads == [1]
+            def on_ready(broker: Broker) -> None:
+                reloads.append(broker.control.status().reload_count)
+                group.create_task(wait_for_reload(broker))
+
+            # In the turn in which the start begins.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(os.kill, os.getpid(), signal.SIGHUP)
+            await run_broker(config, on_ready=on_ready)
+
+    interval_s = sys.getswitchinterval()
+    try:
+        asyncio.run(scenario())
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert reloads == [0, 1]
     assert "broker stopped: broker=0" in caplog.text
 
 

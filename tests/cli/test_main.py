@@ -10,11 +10,10 @@ from typing import IO, Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from metaq import __version__
-from metaq.cli import main as module
-from metaq.cli.main import main
+from metaq.cli.main import MetaqGroup, main
 from metaq.errors import ConfigError
 from tests.brokers import StartBroker
 from tests.cases import for_each
@@ -182,47 +181,44 @@ def test_the_version_is_told() -> None:
     assert run("--version").output == f"metaq, version {__version__}\n"
 
 
-def invoke(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    def fail(*_args: object, **_kwargs: object) -> None:
+def invoke(error: BaseException) -> Result:
+    """Run a command that fails, of a group like that of all commands."""
+    assert type(main) is MetaqGroup
+    group = MetaqGroup()
+
+    @group.command("fail")
+    def fail() -> None:
         raise error
 
-    monkeypatch.setattr(module, "topics", fail)
-    result = CliRunner().invoke(main, ["topics"])
+    return CliRunner().invoke(group, ["fail"])
+
+
+def told(error: BaseException) -> tuple[int, str]:
+    result = invoke(error)
     return result.exit_code, result.stderr
 
 
-def test_an_error_is_one_sentence_and_exit_code_1(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_is_one_sentence_and_exit_code_1() -> None:
     """No traceback; an error of several lines becomes one."""
     error = ConfigError("server.ini: wrong\nvery wrong")
-    assert invoke(error, monkeypatch) == (1, "metaq: server.ini: wrong very wrong\n")
+    assert told(error) == (1, "metaq: server.ini: wrong very wrong\n")
 
 
-def test_an_error_of_the_system_is_one_sentence_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_of_the_system_is_one_sentence_too() -> None:
     """The file that it is about is named."""
     error = PermissionError(13, "Permission denied", "some/file")
-    assert invoke(error, monkeypatch) == (1, "metaq: some/file: Permission denied\n")
+    assert told(error) == (1, "metaq: some/file: Permission denied\n")
 
 
-def test_ctrl_c_is_exit_code_130_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_is_exit_code_130_without_a_word() -> None:
     """An interrupt is no error to report."""
-    assert invoke(KeyboardInterrupt(), monkeypatch) == (130, "")
+    assert told(KeyboardInterrupt()) == (130, "")
 
 
-def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_not_hidden() -> None:
     """An error that is not one of ours keeps its traceback."""
-
-    def fail(*_args: object, **_kwargs: object) -> None:
-        raise AssertionError("a bug")
-
-    monkeypatch.setattr(module, "topics", fail)
-    result = CliRunner().invoke(main, ["topics"])
-    assert isinstance(result.exception, AssertionError)
+    error = AssertionError("a bug")
+    assert invoke(error).exception is error
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from metaq.cli import pipeline_jobs
 from metaq.cli.cluster import Target
 from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
@@ -66,16 +68,21 @@ def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_ctrl_c_before_spark_starts_is_told_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_before_spark_starts_is_told_as_well() -> None:
     """Brokers that are away are asked for a while."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
 
-    def interrupted(*_arguments: object, **_options: object) -> None:
-        raise KeyboardInterrupt
+        def interrupt() -> None:
+            with silent.accept()[0]:
+                os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(pipeline_jobs, "find_topic", interrupted)
-    result = run("pipeline", "archive", "t", "--to", "x")
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        words = ("archive", "t", "--to", "x", "--broker", address)
+        result = run("pipeline", *words)
+        thread.join()
     assert (result.exit_code, result.output) == (130, "metaq: interrupted\n")
 
 

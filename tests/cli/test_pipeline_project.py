@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli import pipeline_project
 from metaq.cli.pipeline_project import FlowStatus, flows_of
 from metaq.model import Millis
 from tests.cli.runner import run
@@ -130,12 +129,17 @@ def test_a_pyspark_that_is_too_old_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the one that it takes; before Spark starts and before a file is written."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline_project, "installed_version", lambda _name: installed)
+    packages = tmp_path / "packages" / f"pyspark-{installed}.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text(f"Name: pyspark\nVersion: {installed}\n")
+    monkeypatch.syspath_prepend(packages.parent)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     result = run("pipeline", *words)
     assert result.exit_code == 1
     assert sentence in result.output
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.spark

@@ -1,11 +1,14 @@
 """`metaq topics create|alter|delete|describe`."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from metaq.cli import topic_commands
 from metaq.cli.cluster import Target
@@ -91,12 +94,21 @@ def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
         topic_commands.describe(target, "t", as_json=False)
 
 
-def test_the_name_may_be_typed_at_a_terminal(
-    target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+class Terminal(io.BytesIO):
+    """Input that is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     """The name is asked for only at a terminal."""
     topic_commands.create(target, "orders", wishes(1), as_json=False)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(topic_commands.click, "prompt", lambda *_a, **_k: "orders")
-    topic_commands.delete(target, "orders", None, as_json=False)
-    assert capsys.readouterr().err == "metaq: topic orders is deleted\n"
+
+    @click.command
+    def delete() -> None:
+        topic_commands.delete(target, "orders", None, as_json=False)
+
+    done = CliRunner().invoke(delete, input=Terminal(b"orders\n"))
+    assert "All messages of orders will be removed. Its name again: " in done.stderr
+    assert done.stderr.endswith("metaq: topic orders is deleted\n")

@@ -24,6 +24,7 @@ from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import TIMEOUT_S
 from tests.rigs.inside import twin_of
+from tests.rigs.threads import refused_threads
 from tests.rigs.waiting import until
 
 SOON = RetryPolicy(attempts_max=3, first_s=0.001, max_s=0.002)
@@ -596,18 +597,8 @@ def test_threads_stop_at_a_message_given_up(broker: AnyBroker) -> None:
     assert log.seen == {0: [b"bad"] * 3}
 
 
-def test_a_thread_that_cannot_be_started_is_not_waited_for(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_be_started_is_not_waited_for(broker: AnyBroker) -> None:
     """The others end, and the call says what the system said."""
-    start = threading.Thread.start
-
-    def start_others(thread: threading.Thread) -> None:
-        if thread.name == "metaq-handler-1":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_others)
     ends: list[BaseException] = []
 
     def run(consumer: Any) -> None:
@@ -619,6 +610,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for(
     with (
         Client(**broker.client_options) as client,
         client.consumer("g", ["test"], revoke_timeout_s=3600) as consumer,
+        refused_threads(lambda thread: thread.name == "metaq-handler-1"),
     ):
         caller = threading.Thread(target=run, args=[consumer], daemon=True)
         caller.start()

@@ -11,6 +11,7 @@ import pytest
 
 from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
 from metaq.loop_thread import LoopThread
+from tests.rigs.threads import refused_threads
 
 
 @pytest.fixture
@@ -208,10 +209,9 @@ print("closed")
     assert (ended.stdout, ended.stderr) == ("closed\n", "")
 
 
-def test_without_a_thread_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(NoResourcesError, match="test: no thread can begin"):
+def test_without_a_thread_it_says_so() -> None:
+    with (
+        refused_threads(lambda _thread: True),
+        pytest.raises(NoResourcesError, match="test: no thread can begin"),
+    ):
         LoopThread("test")

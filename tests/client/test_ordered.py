@@ -28,8 +28,9 @@ from metaq.errors import (
     LogDirLockedError,
     StorageError,
 )
-from metaq.fs import SystemFileSystem
-from metaq.model import BrokerId, Message, TopicPartition
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.calls import LinuxCalls
+from metaq.model import BrokerId, TopicPartition
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.rigs.fs import FaultyFileSystem
@@ -312,24 +313,28 @@ def test_a_cancelled_send_leaves_order_and_turn_intact(
 
 
 def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
-    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     """Its message is spooled all the same, and goes before what comes then."""
-    begun, go_on, append_now = threading.Event(), threading.Event(), Spool.append
+    is_slow, begun, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def append_slowly(spool: Spool, message: Message) -> int:
-        begun.set()
-        assert go_on.wait(20)
-        return append_now(spool, message)
-
-    monkeypatch.setattr(Spool, "append", append_slowly)
+    class Kernel(LinuxCalls):
+        def writev(self, fd: int, buffers: Any, /) -> int:
+            if is_slow.is_set():
+                begun.set()
+                assert go_on.wait(20)
+            return LinuxCalls.writev(fd, buffers)
 
     async def scenario() -> None:
-        async with (
-            client_of(broker) as client,
-            client.ordered_producer("test", "0:1", tmp_path) as producer,
-        ):
+        async with client_of(broker) as client:
+            producer = client.ordered_producer("test", "0:1", tmp_path)
+            use_disk(producer, FileSystem(Kernel()))
+            await check(client, producer)
+
+    async def check(client: AsyncClient, producer: AsyncOrderedProducer) -> None:
+        async with producer:
             await producer.send(b"0")
+            is_slow.set()
             broker.close_partition("test", 0)
 
             async def send_until_spooled() -> None:

@@ -11,13 +11,14 @@ import pytest
 from metaq.client import Client, FileOffsets, Spooled
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.client.spool import Spool
 from metaq.errors import ClosedError, RequestTimeoutError
+from metaq.fs import FileSystem
+from metaq.fs.calls import LinuxCalls
 from metaq.model import Message, Offset
 from metaq.testing.clock import ManualClock
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
-from tests.rigs.inside import loop_thread_of, twin_of
+from tests.rigs.inside import loop_thread_of, twin_of, use_disk
 
 SHORT_S = 0.05
 """Of calls that are bound to time out."""
@@ -331,33 +332,35 @@ def test_a_browser_does_not_wait_longer_than_it_was_told_to(
 # -- the ordered producer -------------------------------------------------------------
 
 
-class Disk:
-    """Holds up what spools do with it, while it is told to."""
+class Kernel(LinuxCalls):
+    """Holds up who locks a directory or closes a file, while it does not answer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def __init__(self) -> None:
         self.answers = threading.Event()
-        for name in names:
-            monkeypatch.setattr(Spool, name, self._slow(getattr(Spool, name)))
+        self.answers.set()
 
-    def _slow(self, function: Any) -> Any:
-        def wait(*args: Any, **named: Any) -> Any:
-            assert self.answers.wait(TIMEOUT_S)
-            return function(*args, **named)
+    def flock(self, fd: int, operation: int, /) -> None:
+        assert self.answers.wait(TIMEOUT_S)
+        LinuxCalls.flock(fd, operation)
 
-        return wait
+    def close(self, fd: int, /) -> None:
+        assert self.answers.wait(TIMEOUT_S)
+        LinuxCalls.close(fd)
 
 
 def test_spools_that_open_too_late_are_closed_again(
-    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     """A disk that hangs ends the start, and holds no other up afterwards."""
+    kernel = Kernel()
     with Client(brokers=[broker.address], **QUICK) as client:
-        disk = Disk(monkeypatch, "open")
         producer = client.ordered_producer("test", "0:1", tmp_path)
+        use_disk(twin_of(producer), FileSystem(kernel))
+        kernel.answers.clear()
         with pytest.raises(RequestTimeoutError, match="spools of topic test"):
             producer.start(SHORT_S)
         assert producer.is_closed
-        disk.answers.set()
+        kernel.answers.set()
 
         def opens() -> bool:
             try:
@@ -370,16 +373,18 @@ def test_spools_that_open_too_late_are_closed_again(
 
 
 def test_a_disk_that_hangs_is_closed_behind_our_back(
-    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
+    kernel = Kernel()
     with Client(brokers=[broker.address], **QUICK) as client:
         producer = client.ordered_producer("test", "0:1", tmp_path)
+        use_disk(twin_of(producer), FileSystem(kernel))
         producer.start()
-        disk = Disk(monkeypatch, "close")
+        kernel.answers.clear()
         producer.close(SHORT_S)
         with pytest.raises(ClosedError):
             producer.send(b"x")
-        disk.answers.set()
+        kernel.answers.set()
         other = client.ordered_producer("test", "0:1", tmp_path)
         until(lambda: twin_of(producer).has_ended)
         with other:

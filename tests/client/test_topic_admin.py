@@ -32,6 +32,7 @@ from metaq.zk.errors import CoordinationTimeoutError
 from tests.brokers import until
 from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.inside import change_settings, running_inside
+from tests.zk.meddling import MeddledZooKeeper
 
 ONE_BROKER = {"Cluster": "a MetaQ 1.4 broker takes no definitions"}
 MORE = {"unflushInterval": "5000", "deletePolicy": "delete,72h"}
@@ -41,7 +42,7 @@ class Cluster:
     """Brokers of ours on one ZooKeeper in memory."""
 
     def __init__(self, directory: Path) -> None:
-        self.zookeeper = MemoryZooKeeper()
+        self.zookeeper = MeddledZooKeeper()
         self.brokers = [
             EmbeddedBroker(
                 directory / str(number),
@@ -278,22 +279,19 @@ def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) 
 
 
 def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
-    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, client: Client
 ) -> None:
     """Not that ZooKeeper was late, which it was not."""
     cluster.brokers[1].stop()
     until(lambda: 1 not in client.context.metadata.snapshot.brokers)
-    coordinator = client.context.coordinator
-    assert coordinator is not None
-    children, looks = coordinator.children, Counter[str]()
+    looks = Counter[str]()
 
-    async def end_in_the_second_look(path: str, **named: Any) -> Any:
+    async def end_in_the_second_look(path: str) -> None:
         looks[path] += 1
         if looks[path] > 1:
             raise CoordinationTimeoutError("no time was left")
-        return await children(path, **named)
 
-    monkeypatch.setattr(coordinator, "children", end_in_the_second_look)
+    cluster.zookeeper.before["children"] = end_in_the_second_look
     with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=30)
 

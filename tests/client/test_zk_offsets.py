@@ -1,6 +1,7 @@
 """Offsets in ZooKeeper as a consumer's store; the fence is the group's."""
 
 import asyncio
+from typing import Any
 
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
@@ -103,20 +104,31 @@ def test_what_waits_for_another_commit_keeps_its_fence() -> None:
         server = MemoryZooKeeper()
         serve(server, 1)
         one = await Member(server).join()
+        may_end = asyncio.Event()
+
+        class Slow(ZooKeeperOffsets):
+            async def commit(self, *words: Any, **named: Any) -> Any:
+                if not may_end.is_set():
+                    await may_end.wait()
+                    return {}
+                return await super().commit(*words, **named)
+
         committer = Committer(
-            ZooKeeperOffsets(one.coordinator, PATHS),
+            Slow(one.coordinator, PATHS),
             group=GROUP,
             clock=CLOCK,
             timeout_s=5.0,
             fence=lambda: one.source.fence,
         )
-        async with committer._lock:
-            commit = asyncio.create_task(committer.commit({part(0): AT_10}))
-            await asyncio.sleep(0)
-            server.expire(one.coordinator)
-            await until(
-                lambda: one.is_settled and one.source.fence.session_version == 2
-            )
+        at_5 = GroupOffset(Offset(5), NO_MESSAGE)
+        earlier = asyncio.create_task(committer.commit({part(0): at_5}))
+        await asyncio.sleep(0)
+        commit = asyncio.create_task(committer.commit({part(0): AT_10}))
+        await asyncio.sleep(0)
+        server.expire(one.coordinator)
+        await until(lambda: one.is_settled and one.source.fence.session_version == 2)
+        may_end.set()
+        assert await earlier == {}
         failed = await commit
         assert isinstance(failed[part(0)], OwnershipLostError)
         await one.leave()

@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from metaq.fs.helper_threads import HelperThreads
+from tests.rigs.threads import refused_threads
 
 
 @pytest.fixture
@@ -66,22 +67,19 @@ def test_a_shutdown_may_cancel_what_has_not_begun() -> None:
     assert running.result(30)
 
 
-def test_a_system_without_room_for_threads_is_found_out_at_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_system_without_room_for_threads_is_found_out_at_the_start() -> None:
     """No call fails for it later, and the threads that have begun end."""
     threads = HelperThreads(2, "helper").begin()
     begun: list[threading.Thread] = []
-    start = threading.Thread.start
 
-    def start_one(thread: threading.Thread) -> None:
-        if begun:
-            raise RuntimeError("can't start new thread")
+    def is_second(thread: threading.Thread) -> bool:
         begun.append(thread)
-        start(thread)
+        return len(begun) > 1
 
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    with pytest.raises(RuntimeError, match="can't start"):
+    with (
+        refused_threads(is_second),
+        pytest.raises(RuntimeError, match="can't start"),
+    ):
         HelperThreads(2, "more").begin()
     begun[0].join(30)
     assert not begun[0].is_alive()

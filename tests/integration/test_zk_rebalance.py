@@ -233,7 +233,12 @@ def test_owner_and_member_nodes_that_were_deleted_come_back(zookeeper: str) -> N
             await until(lambda: two.sink.fence_count)
             path = PATHS.member("g", two.name)
             await one.coordinator.delete(path, deadline_s=in_s())
-            await until(lambda: two.name in one.source._members)
+            members = PATHS.members("g")
+            async with asyncio.timeout(PATIENCE_S):
+                while two.name not in await one.coordinator.children(
+                    members, deadline_s=in_s()
+                ):
+                    await asyncio.sleep(0.05)
             await shared(one, two)
 
     asyncio.run(scenario())

@@ -184,8 +184,11 @@ def test_what_is_damaged_is_named_by_all_and_nothing_else(
     chance = random.Random(seed)
     bench, log = stored(tmp_path, seed)
     data, injected = content_of(log), Injected()
-    # Gets open no file that is cut later: each one finds out by itself.
-    log._files.close()
+    # No file is open that is cut later: each get finds out by itself.
+    bench.close()
+    bench = StorageBench(FS, bench.config)
+    bench.open()
+    log = log_of(bench)
     sealed = list(log.segments.sealed[1:])
     chance.shuffle(sealed)
     kinds = [flip, flip, zero, truncate, remove, lengthen, overlap]

@@ -299,9 +299,9 @@ class AddressMetadata(Service):
             pool: whose connections carry the questions; belongs to the caller.
             clock: gives meaning to deadlines.
             options: `metadata_s` and time-outs.
-            settle_s: see `SETTLE_S`.
-            ask_pause_s: see `ASK_PAUSE_S`.
-            unreachable_s: see `UNREACHABLE_S`.
+            settle_s: longest wait of the first snapshot for a silent broker.
+            ask_pause_s: least time between two requests to one broker.
+            unreachable_s: how long a broker may take to be connected to.
         """
         super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
         self._pool = pool

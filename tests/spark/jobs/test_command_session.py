@@ -24,13 +24,21 @@ class Session:
         self.calls["stop"] = threading.current_thread()
 
 
-def test_no_call_is_made_where_ctrl_c_would_break_it_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Start such sessions in place of Spark; return the address that each is given."""
+    seen: list[str | None] = []
+
+    def start(*_arguments: Any, **_more: Any) -> Session:
+        seen.append(os.environ.get("SPARK_LOCAL_IP"))
+        return Session()
+
+    monkeypatch.setattr(jobs_session, "start_session", start)
+    return seen
+
+
+def test_no_call_is_made_where_ctrl_c_would_break_it_off() -> None:
     """Signals come to the main thread; the job's thread has the session active."""
-    monkeypatch.setattr(
-        jobs_session, "start_session", lambda *_arguments, **_more: Session()
-    )
     with spark_session("yarn", {}, None) as session:
         at_work = run_in_session(session, threading.current_thread)
     assert set(session.calls) == {"start", "activate", "stop"}
@@ -47,20 +55,17 @@ def test_no_call_is_made_where_ctrl_c_would_break_it_off(
     ],
 )
 def test_a_local_spark_needs_no_name_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, master: str, given: str | None, wanted: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    addresses: list[str | None],
+    master: str,
+    given: str | None,
+    wanted: str | None,
 ) -> None:
     """Spark looks it up, and ends where it is unknown; a cluster has to find it."""
-    seen: list[str | None] = []
-
-    def start(*_arguments: Any, **_more: Any) -> Session:
-        seen.append(os.environ.get("SPARK_LOCAL_IP"))
-        return Session()
-
-    monkeypatch.setattr(jobs_session, "start_session", start)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     # Whatever was there before comes back behind the test.
     monkeypatch.setenv("SPARK_LOCAL_IP", given or "")
     if given is None:
         del os.environ["SPARK_LOCAL_IP"]
     with spark_session(master, {}, None):
-        assert seen == [wanted]
+        assert addresses == [wanted]
