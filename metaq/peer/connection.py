@@ -585,6 +585,9 @@ class BrokerConnection:
             wake_s = min(wake_s, deadline_s)
         for run in self._runs:
             wake_s = min(wake_s, run.deadline_s)
+        if self._late_count >= LATE_COUNT_MAX:
+            # Not deaf yet, see `_expire`.
+            wake_s = min(wake_s, self._answered_s + self._heartbeat_timeout_s)
         self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
 
     def _expire(self, now_s: float) -> None:

@@ -32,8 +32,9 @@ def on_time(
 ) -> None:
     """Run on a clock that only the test moves: heartbeats after 10 s, 5 s to answer."""
 
+    clock = ManualClock()
+
     async def main() -> None:
-        clock = ManualClock()
         async with ScriptedBroker() as broker:
             connection = await open_connection(
                 broker.address, clock=clock, deadline_s=clock.monotonic_s() + 5,
@@ -44,12 +45,25 @@ def on_time(
             finally:
                 connection.close("test over")
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=lambda: DrivenLoop(clock)) as runner:
+        runner.run(main())
 
 
-def pass_time(connection: BrokerConnection, clock: ManualClock, seconds: float) -> None:
+class DrivenLoop(asyncio.SelectorEventLoop):
+    """Its timers are due when a clock says so that the test moves."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self._clock.monotonic_s()
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
     clock.advance_s(seconds)
-    connection._on_timer()
+    for _ in range(3):  # turns in which timers that are due are called
+        await asyncio.sleep(0)
 
 
 def test_an_idle_connection_is_asked_and_stays_when_it_answers() -> None:
@@ -59,12 +73,12 @@ def test_an_idle_connection_is_asked_and_stays_when_it_answers() -> None:
         _broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
     ) -> None:
         for count in range(3):
-            pass_time(connection, clock, 9.9)
+            await pass_time(clock, 9.9)
             assert connection.statistics().heartbeat_count == count
-            pass_time(connection, clock, 0.2)
+            await pass_time(clock, 0.2)
             assert connection.statistics().heartbeat_count == count + 1
             await until(lambda: not connection.in_flight_count)
-        pass_time(connection, clock, 5)
+        await pass_time(clock, 5)
         assert connection.is_open
         assert connection.statistics().unknown_reply_count == 0
 
@@ -89,11 +103,11 @@ def test_a_broker_that_answers_no_heartbeat_is_lost() -> None:
         reasons: list[str] = []
         connection.on_closed(reasons.append)
         broker.answer = lambda _command: None
-        pass_time(connection, clock, 10)
+        await pass_time(clock, 10)
         await until(lambda: len(broker.commands) == 2)
-        pass_time(connection, clock, 4.9)
+        await pass_time(clock, 4.9)
         assert connection.is_open
-        pass_time(connection, clock, 0.2)
+        await pass_time(clock, 0.2)
         assert reasons == ["no answer to a heartbeat within 5 s"]
 
     on_time(scenario)
@@ -109,7 +123,7 @@ def test_a_slow_large_reply_is_no_missing_heartbeat() -> None:
         asker = Asker(connection, clock)
         asker.ask(1, seconds=1000)
         await until(lambda: len(broker.commands) == 2)
-        pass_time(connection, clock, 10)
+        await pass_time(clock, 10)
         data = encode(Value(b"", 2))
         for index in range(len(data)):
             received = connection.statistics().received_bytes
@@ -117,10 +131,10 @@ def test_a_slow_large_reply_is_no_missing_heartbeat() -> None:
             await until(
                 lambda seen=received: connection.statistics().received_bytes > seen
             )
-            pass_time(connection, clock, 4)
+            await pass_time(clock, 4)
             assert connection.is_open
         assert asker.outcomes == [(1, Value(b"", 2))]
-        pass_time(connection, clock, 4)
+        await pass_time(clock, 4)
         assert not connection.is_open
 
     on_time(scenario)
@@ -138,9 +152,9 @@ def test_deadlines_missed_in_a_row_end_a_connection_that_answers_nothing() -> No
             asker.ask(number, seconds=12)
         asker.ask(3, seconds=60)
         await until(lambda: len(broker.commands) == 5)
-        pass_time(connection, clock, 10)
+        await pass_time(clock, 10)
         await until(lambda: connection.in_flight_count == 4)
-        pass_time(connection, clock, 2)
+        await pass_time(clock, 2)
         assert not connection.is_open
         kinds = [type(outcome) for _, outcome in asker.outcomes]
         assert kinds == [RequestTimeoutError] * 3 + [ConnectionLostError]
@@ -159,7 +173,7 @@ def test_impatient_requests_do_not_end_a_connection_that_answers_late() -> None:
         for number in range(10):
             asker.ask(number, seconds=1)
         await until(lambda: len(broker.commands) == 11)
-        pass_time(connection, clock, 4.9)
+        await pass_time(clock, 4.9)
         assert len(asker.outcomes) == 10
         assert connection.is_open
         last = broker.commands[-1]
@@ -168,10 +182,10 @@ def test_impatient_requests_do_not_end_a_connection_that_answers_late() -> None:
         await until(lambda: connection.statistics().unknown_reply_count)
         for number in range(3):
             asker.ask(number, seconds=1)
-        pass_time(connection, clock, 4.9)
+        await pass_time(clock, 4.9)
         assert connection.is_open
         assert connection.statistics().timeout_count == 13
-        pass_time(connection, clock, 0.2)
+        await pass_time(clock, 0.2)
         assert not connection.is_open
 
     on_time(scenario)
