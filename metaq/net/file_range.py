@@ -34,7 +34,11 @@ class FileRange(Protocol):
         ...
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
-        """Tell whether a part of the open file can be sent without its disk."""
+        """Tell whether a part of the open file can be sent without its disk.
+
+        `sendfile` of bytes that are not in memory blocks its thread until the disk has
+        delivered them, whatever the socket says: a loop asks first.
+        """
         ...
 
     def warm(self, position: int, size_bytes: int) -> None:

@@ -409,6 +409,31 @@ def test_a_sealed_segment_that_is_cut_fails_its_gets_and_nothing_else(
     asyncio.run(scenario())
 
 
+def test_a_cold_range_that_the_disk_does_not_give_is_told_with_its_file(
+    tmp_path: Path,
+) -> None:
+    """The connection goes on, and so do puts."""
+
+    class Broken(LinuxCalls):
+        def is_cached(self, *_range: int) -> bool:
+            return False
+
+        def warm(self, *_range: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario() -> None:
+        disk = FileSystem(Broken())
+        async with running_broker(tmp_path, fs=disk) as broker, Peer(broker) as peer:
+            await peer.ask(HELLO)
+            answer = await peer.ask(GET)
+            assert answer.startswith(b"result 500 ")
+            file = tmp_path / "test-0" / f"{0:020d}.meta"
+            assert f"read failed: path={file} error=EIO".encode() in answer
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+
+    asyncio.run(scenario())
+
+
 def test_a_file_that_is_cut_behind_its_header_ends_that_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
