@@ -1,8 +1,10 @@
 """Fixtures for every test: one printed seed, a data directory, no leaks."""
 
+import atexit
 import contextlib
 import gc
 import itertools
+import os
 import random
 import re
 import signal
@@ -20,7 +22,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
 from tests.pace import Pace
 from tests.rigs.zookeeper import use_quiet_server
-from tests.sampling import SEED, examples, unchosen
+from tests.sampling import IS_QUICK, SEED, examples, is_omitted, unchosen
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES_MAX = examples(50)
@@ -54,8 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
     use_quiet_server()
     # What is frozen when Python ends is not freed, and duckdb says so.
     config.add_cleanup(gc.unfreeze)
+    if IS_QUICK and hasattr(config, "workerinput"):
+        # It has told all: to take apart what it imported is a second of each worker.
+        atexit.register(os._exit, 0)
     # Behind a shell's `&` it is ignored, and children of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no file, and no PySpark for it, of which a quick run has nothing."""
+    is_test = collection_path.match("test_*.py")
+    return (IS_QUICK and is_test and is_omitted(collection_path.read_text())) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -129,9 +140,10 @@ def pytest_sessionfinish() -> None:
     """Let one collection see what tests left behind for later.
 
     Pytest makes five more, each of which takes long where so much is there: they look
-    at what this one leaves behind.
+    at what this one leaves behind. In a quick run it looks at what the last tests left.
     """
-    gc.unfreeze()
+    if not IS_QUICK:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
 

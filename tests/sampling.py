@@ -4,7 +4,8 @@ Tests of one function that is marked `sampled(count)` are a matrix: one run has 
 of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them. In other runs
 properties try fewer examples, and a quarter of the moments at which a crash may come or
 a call may fail are tried, each call with one error. METAQ_QUICK=1 halves the examples
-once more, and runs one of two tests that differ in nothing but broker or world.
+once more, and runs one of two tests that differ in nothing but broker or world; files
+that are slow as a whole, or need a server, are not even imported.
 """
 
 import os
@@ -32,6 +33,13 @@ IS_QUICK = bool(os.environ.get("METAQ_QUICK"))
 TWIN_WORDS = {"metaq-python": 0, "metaq-1.4": 1, "sync": 0, "async": 1}
 """Values of a parameter that tell twins apart: kind of broker, world of the client."""
 _TWIN_WORD = re.compile(rf"(?<=[\[-])({'|'.join(map(re.escape, TWIN_WORDS))})(?=[-\]])")
+
+QUICK_OMITS = ("slow", "crash", "zookeeper", "spark", "java")
+"""Marks of tests that a quick run leaves out: `-m` of scripts/test."""
+_OMITTED_FILE = re.compile(
+    rf"^pytestmark = (?:\[[^\]]*|.*)\bpytest\.mark\.(?:{'|'.join(QUICK_OMITS)})\b",
+    re.MULTILINE,
+)
 
 T = TypeVar("T")
 
@@ -65,6 +73,11 @@ def failures(call_count: int, errors: Sequence[int]) -> Iterator[tuple[int, int]
     for number in sorted(calls):
         for error in errors if IS_WHOLE else [next(turns)]:
             yield number, error
+
+
+def is_omitted(text: str) -> bool:
+    """Return True for the text of a test file of which a quick run has nothing."""
+    return bool(_OMITTED_FILE.search(text))
 
 
 def unchosen(items: Sequence[pytest.Item]) -> set[pytest.Item]:

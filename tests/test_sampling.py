@@ -1,10 +1,13 @@
-"""Which tests a quick run leaves out: half of the twins, and no other."""
+"""Which tests a quick run leaves out: half of the twins, and what is marked so."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from tests.cases import for_each
-from tests.sampling import twins_left_out
+from tests.sampling import QUICK_OMITS, is_omitted, twins_left_out
+
+ROOT = Path(__file__).parents[1]
 
 BROKERS = ("metaq-python", "metaq-1.4")
 WORLDS = ("sync", "async")
@@ -53,3 +56,37 @@ def test_cases_of_a_function_take_turns() -> None:
 def test_a_test_without_a_twin_is_kept(names: tuple[str, ...]) -> None:
     """One whose twin is slow, or that was asked for alone."""
     assert kept(*names) == [*names]
+
+
+@for_each(
+    "text",
+    [
+        "pytestmark = pytest.mark.slow\n",
+        "import pytest\n\npytestmark = [pytest.mark.timeout(9), pytest.mark.spark]\n",
+        "pytestmark = [\n    pytest.mark.timeout(9),\n    pytest.mark.java,\n]\n",
+    ],
+)
+def test_a_file_that_is_marked_as_a_whole_is_not_imported(text: str) -> None:
+    """One mark of those is enough."""
+    assert is_omitted(text)
+
+
+@for_each(
+    "text",
+    [
+        "@pytest.mark.slow\ndef test_one() -> None: ...\n",
+        "pytestmark = pytest.mark.timeout(9)\n\n@pytest.mark.slow\ndef ...\n",
+        "pytestmark = [pytest.mark.timeout(9)]\n\n@pytest.mark.slow\ndef ...\n",
+        "pytestmark = pytest.mark.slowly\n",
+        "# pytestmark = pytest.mark.slow\n",
+    ],
+)
+def test_a_file_with_a_test_that_is_quick_is_imported(text: str) -> None:
+    """Its other tests are left out one by one."""
+    assert not is_omitted(text)
+
+
+def test_marks_are_those_of_the_command() -> None:
+    """What is not imported would not run."""
+    asked_for = f'-m "not ({" or ".join(QUICK_OMITS)})"'
+    assert asked_for in (ROOT / "scripts" / "test").read_text()
