@@ -12,7 +12,7 @@ from tests.house.tree import ROOT
 # Brackets keep these patterns from matching their own text.
 FORBIDDEN = {
     "a path of one machine": re.compile(
-        r"(?<![\w.$}/-])/(?:[w]ork|[r]oot|[h]ome/[a-z]\w*|[U]sers/\w+)(?=/|\b)(?![\w-])"
+        r"/(?<![\w.$}/-]/)(?:[w]ork|[r]oot|[h]ome/[a-z]\w*|[U]sers/\w+)(?=/|\b)(?![\w-])"
     ),
     "a package registry's host": re.compile(
         r"[p]ypi\.org|files\.[p]ythonhosted\.org|[r]epo1?\.maven\.org"

@@ -7,7 +7,7 @@ has the ways into private parts that several tests share.
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,14 @@ OWN = {"self", "cls"}
 PATCHES = {"setattr", "delattr", "object", "multiple"}
 """Methods of `monkeypatch`, and of `mock.patch`."""
 SUSPECT = re.compile(
-    r"(?<!\bself)(?<!\bcls)\._[a-zA-Z]"
+    r"\._(?<!\bself\._)(?<!\bcls\._)[a-zA-Z]"
     r"|^ *from metaq.*\b_[a-zA-Z]|^ +_[a-zA-Z]\w*(?: as \w+)?,$"
     r"|setattr|delattr|patch",
     re.MULTILINE,
 )
 """In the text of each file that has a line of either kind. Few have: parsing all tests
-takes longer than what is found in them.
+takes longer than what is found in them. An expression that begins with letters, and
+then looks back, is found ten times as fast.
 """
 
 
@@ -42,7 +43,7 @@ def private_lines(tree: Tree) -> list[str]:
     """Return the lines of tests that name something private of something else."""
     return [
         f"{tree.rel(path)}:{line}"
-        for path in _tests(tree)
+        for path in _tests(tree.root)
         for line in sorted({n.lineno for n in tree.nodes(path) if _is_private(n)})
     ]
 
@@ -51,16 +52,19 @@ def patches(tree: Tree) -> list[str]:
     """Return the places where tests put something in the place of an attribute."""
     return [
         f"{tree.rel(path)}:{node.lineno}"
-        for path in _tests(tree)
+        for path in _tests(tree.root)
         for node in tree.nodes(path)
         if isinstance(node, ast.Call) and _is_patch(node.func)
     ]
 
 
-def _tests(tree: Tree) -> Iterator[Path]:
-    for path in sorted((tree.root / "tests").rglob("*.py")):
-        if tree.rel(path) != INSIDE and SUSPECT.search(path.read_text()):
-            yield path
+@lru_cache(maxsize=1)
+def _tests(root: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted((root / "tests").rglob("*.py"))
+        if path != root / INSIDE and SUSPECT.search(path.read_text())
+    ]
 
 
 def _is_private(node: ast.AST) -> bool:

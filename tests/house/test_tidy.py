@@ -151,8 +151,9 @@ def receiver_is_path(func: ast.expr) -> bool:
 
 def leftover_faults(tree: Tree) -> list[str]:
     faults = []
-    # Written so that this file does not accuse itself.
-    reminder = re.compile(r"\b(TO[D]O|FIX[M]E)\b|\bX[X]X\b(?!\()")
+    # Written so that this file does not accuse itself, and begins with letters: fast.
+    words = "TO[D]O", "FIX[M]E", r"X[X]X(?!\()"
+    reminder = re.compile("|".join(rf"{word}\b(?<=\b{word})" for word in words))
     for path in tree.sources + tree.others:
         name, text = tree.rel(path), path.read_text()
         if found := reminder.search(text):
