@@ -3,9 +3,9 @@
 Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
 of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them. In other runs
 properties try fewer examples, and a quarter of the moments at which a crash may come or
-a call may fail are tried, each call with one error. METAQ_QUICK=1 halves the examples
-once more, and runs one of two tests that differ in nothing but broker or world; files
-that are slow as a whole, or need a server, are not even imported.
+a call may fail are tried, each call with one error. METAQ_QUICK=1 halves examples and
+moments once more, and runs one of two tests that differ in nothing but broker or world;
+files that are slow as a whole, or need a server, are not even imported.
 """
 
 import os
@@ -28,7 +28,7 @@ IS_WHOLE = bool(os.environ.get("METAQ_WHOLE"))
 """Everything is tried, however long it takes."""
 
 IS_QUICK = bool(os.environ.get("METAQ_QUICK"))
-"""Properties try half as many examples as else, and half of the twins run."""
+"""Half as many examples and moments are tried as else, and half of the twins run."""
 
 TWIN_WORDS = {"metaq-python": 0, "metaq-1.4": 1, "sync": 0, "async": 1}
 """Values of a parameter that tell twins apart: kind of broker, world of the client."""
@@ -51,8 +51,11 @@ def sample(cells: Sequence[T], count: int, rng: random.Random) -> list[T]:
 
 
 def quarter(cells: Sequence[T], rng: random.Random) -> list[T]:
-    """Return a quarter of the cells in any order, all of them in a whole run."""
-    return sample(cells, -(-len(cells) // 4), rng)
+    """Return a quarter of the cells in any order, all of them in a whole run.
+
+    In a quick run it is half of that.
+    """
+    return sample(cells, -(-len(cells) // (8 if IS_QUICK else 4)), rng)
 
 
 def examples(count: int) -> int:
