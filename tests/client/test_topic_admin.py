@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,9 @@ class Cluster:
         }
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path)
+@contextmanager
+def running(directory: Path) -> Iterator[Cluster]:
+    found = Cluster(directory)
     with ExitStack() as stack:
         for broker in found.brokers:
             stack.enter_context(broker)
@@ -80,8 +80,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(coordinator=cluster.zookeeper.coordinator, **QUICK) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Return a client of brokers with topic orders, for what changes nothing."""
+    with (
+        running(tmp_path_factory.mktemp("refused")) as found,
+        Client(coordinator=found.zookeeper.coordinator, **QUICK) as made,
+    ):
+        made.admin().create_topic("orders", partitions=2)
         yield made
 
 
@@ -185,8 +202,6 @@ def _put_brokers(client: Client) -> set[str]:
         (lambda a: a.delete_topic("oders"), NoTopicError, "did you mean orders"),
         (lambda a: a.delete_topic("mine"), TopicRefusedError,
          "topic 'mine' is not deleted: server.ini of broker 0 defines it (/"),
-        (lambda a: a.alter_topic("mine", partitions=2), TopicRefusedError,
-         "topic 'mine': server.ini of broker 0 wins"),
         (lambda a: a.create_topic("a,b", partitions=1), ConfigError,
          "expected names without blanks, commas and slashes, got 'a,b'"),
         (lambda a: a.create_topic("new", partitions=1, brokers=["0"]), ConfigError,
@@ -202,21 +217,29 @@ def _put_brokers(client: Client) -> set[str]:
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_sentence(
-    client: Client, call: Callable[[Any], Any], error: type[Exception], wanted: str
+    refused: Client, call: Callable[[Any], Any], error: type[Exception], wanted: str
 ) -> None:
     """It names topic, broker, file and numbers."""
-    client.admin().create_topic("orders", partitions=2)
-    with pytest.raises(error) as refused:
-        call(client.admin())
-    assert wanted in str(refused.value)
+    before = refused.admin().topics()
+    with pytest.raises(error) as caught:
+        call(refused.admin())
+    assert wanted in str(caught.value)
+    assert refused.admin().topics() == before
+
+
+def test_what_a_file_defines_is_not_altered(client: Client) -> None:
+    """The definition is there for the day on which the file has the topic no more."""
+    with pytest.raises(TopicRefusedError) as caught:
+        client.admin().alter_topic("mine", partitions=2)
+    assert "topic 'mine': server.ini of broker 0 wins" in str(caught.value)
 
 
 @pytest.mark.parametrize("call", ["describe_topic", "alter_topic", "delete_topic"])
-def test_what_is_no_name_costs_the_client_nothing(client: Client, call: str) -> None:
+def test_what_is_no_name_costs_the_client_nothing(refused: Client, call: str) -> None:
     """Its topics are sorted by name for each snapshot of the cluster."""
     with pytest.raises(TypeError, match="topic: expected str, got NoneType"):
-        getattr(client.admin(), call)(None)
-    made = client.admin().create_topic("orders", partitions=1)
+        getattr(refused.admin(), call)(None)
+    made = refused.admin().create_topic(f"after_{call}", partitions=1)
     assert [b.partitions for b in made.brokers] == [1, 1]
 
 
