@@ -1,4 +1,4 @@
-"""What a log's two sides exchange: requests one way, outcomes the other.
+"""Requests and outcomes: the values that the two sides of a log exchange.
 
     partition_log.py   ── AppendRequest, Task ─────────>   appender.py
     loop's thread      <── WriterProgress, refusal ─────   storage thread

@@ -16,7 +16,7 @@ from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.progress import ConsumerState
 from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import BrokerAddress, BrokerId, Message, TopicPartition
-from metaq.net.own_host import own_host
+from metaq.net.dial import own_host
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import (
