@@ -172,6 +172,11 @@ class DiskError(StorageError):
         self.errno_name = errno_name
         """The symbol of the error number: "EIO", "EROFS", "ENOENT" ..."""
 
+    @property
+    def lacks_descriptors(self) -> bool:
+        """Tell whether no file could be opened for want of descriptors; that passes."""
+        return self.operation == "open" and self.errno_name in {"EMFILE", "ENFILE"}
+
 
 class CorruptRecordError(StorageError):
     """Bytes contradict a checksum or an invariant where no crash can explain it."""

@@ -69,8 +69,6 @@ class Pause(enum.Enum):
 Step: TypeAlias = AppendFile | Pause
 """Step of a commit: a file that is to be synced before the next step, or a pause."""
 
-_FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
-
 _log = logging.getLogger(__name__)
 
 
@@ -550,7 +548,7 @@ def _few_descriptors_are_no_space() -> Iterator[None]:
 
 
 def _raise_if_passing(error: DiskError) -> None:
-    if error.operation == "open" and error.errno_name in _FEW_DESCRIPTORS:
+    if error.lacks_descriptors:
         raise NoSpaceError(f"no descriptor for a segment: {error}") from error
 
 

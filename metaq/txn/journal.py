@@ -61,8 +61,6 @@ QUESTION_INTERVAL_S: Final = 30.0
 SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
 """Values of flushTxLogAtCommit."""
 
-_FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
-
 Task: TypeAlias = Callable[[], None]
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a callback on the loop's thread, in the order of the calls."""
@@ -713,9 +711,7 @@ class Journal:
 def _is_passing(error: StorageError) -> bool:
     """Tell whether a file could not be made for want of what may be there again."""
     return isinstance(error, NoSpaceError) or (
-        isinstance(error, DiskError)
-        and error.operation == "open"
-        and error.errno_name in _FEW_DESCRIPTORS
+        isinstance(error, DiskError) and error.lacks_descriptors
     )
 
 
