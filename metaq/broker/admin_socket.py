@@ -35,7 +35,6 @@ REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 ADDRESS_BYTES_MAX: Final = 107
 """Longest path the kernel takes as the address of a Unix socket."""
 
-
 RECEIVE_BYTES: Final = 256 * 1024
 
 _CLOCK: Final = SystemClock()

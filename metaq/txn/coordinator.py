@@ -12,10 +12,9 @@ records that its puts will be, one list for each partition, and a slot in the jo
               3. one batch to each partition; what one refuses is tried again
               4. all are stored as their partitions promise: it is answered
 
-Several that are prepared can be committed as one: `side_files.py` says how a start
-knows, and step 3 gives each partition one append for all of them. A time-out, a
-heuristic outcome or another verdict of one of them is met before step 1, or waits for
-the end.
+Several prepared ones can be committed as one: `side_files.py` says how a start knows,
+and step 3 gives each partition one append for all of them. A time-out, a heuristic
+outcome or another verdict of one of them is met before step 1, or waits for the end.
 
 So a reader never sees one partition's half of something that a crash could take back:
 what is appended is decided. A client that is told that a batch could not be appended

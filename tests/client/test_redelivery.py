@@ -28,7 +28,6 @@ from tests.client.worlds import IDLE, QUICK, WORLDS
 
 POLICY = RetryPolicy(attempts_max=4, first_s=1.0, max_s=3.0)
 
-
 LOG = logging.getLogger("handlers")
 
 

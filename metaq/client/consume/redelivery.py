@@ -31,7 +31,6 @@ LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
 _LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
 _PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
 
-
 KINDS_MAX: Final = 100
 """Kinds that are remembered; errors of code that is made anew all the time are many."""
 
