@@ -15,6 +15,7 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError
 from metaq.testing.loop_thread import BoundedLoopThread
+from metaq.testing.proxy import Proxy
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import (
@@ -119,23 +120,36 @@ class ThreadsWorld:
 
 
 class RealWorld:
+    """A server, and a proxy before it for each client."""
+
     def __init__(self, hosts: str) -> None:
+        address, slash, root = hosts.partition("/")
         self.hosts = hosts
+        self.host, _, port = address.partition(":")
+        self.port = int(port)
+        self.root = slash + root
+        self.proxies: dict[KazooCoordinator, Proxy] = {}
 
     def coordinator(self) -> KazooCoordinator:
-        return KazooCoordinator(
-            self.hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+        proxy = Proxy(self.host, self.port)
+        proxy.start()
+        hosts = f"{proxy.address.host}:{proxy.address.port}{self.root}"
+        coordinator = KazooCoordinator(
+            hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
         )
+        self.proxies[coordinator] = proxy
+        return coordinator
 
     async def drop(self, coordinator: KazooCoordinator) -> None:
-        coordinator._client._connection._socket.shutdown(2)
+        self.proxies[coordinator].cut()
 
     async def expire(self, coordinator: KazooCoordinator) -> None:
         identity = kazoo_session(coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
     def close(self) -> None:
-        pass
+        for proxy in self.proxies.values():
+            proxy.stop()
 
 
 @pytest.fixture(
