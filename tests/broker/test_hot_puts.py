@@ -114,24 +114,37 @@ FRAMES = st.builds(
 
 async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
     """Return everything that a broker answered and stored."""
+    ((answer, is_closed),), rest = await run_all(data, [pieces], is_hot=is_hot)
+    return [answer, is_closed, *rest]
+
+
+async def run_all(
+    data: Path, talks: list[list[bytes]], *, is_hot: bool
+) -> tuple[list[tuple[bytes, bool]], list[object]]:
+    """Return what a broker answered on each connection, and what it stored in all.
+
+    The connections come one after the other, each with its pieces. Of each it is told
+    whether the broker closed it as well.
+    """
     clock = ManualClock(wall_ms=NOW_MS)
-    async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
-        if not is_hot:
-            take_nothing(peer.session)
-        answers = []
-        for piece in pieces:
-            answers.append(await peer.ask(piece))
-            if peer.is_closed():
-                break
+    async with running_broker(data, clock=clock) as broker:
+        replies = []
+        for pieces in talks:
+            async with Peer(broker) as peer:
+                if not is_hot:
+                    take_nothing(peer.session)
+                answers = []
+                for piece in pieces:
+                    answers.append(await peer.ask(piece))
+                    if peer.is_closed():
+                        break
+                answer = b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
+                replies.append((answer, peer.is_closed()))
         found: list[object] = [
-            b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
-        ]
-        found.append(peer.is_closed())
-        found.append(
             sorted(
                 (log.log_id, log.high_watermark) for log in broker.context.topics.logs()
             )
-        )
+        ]
         counters = broker.context.counters
         found += [counters.cmd_put, counters.put_failed]
         found += [
@@ -139,7 +152,7 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
         ]
     for path in sorted({*data.glob("*/*.meta"), *data.glob("*/producers")}):
         found += [path.name, path.read_bytes()]
-    return found
+    return replies, found
 
 
 def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
@@ -184,44 +197,48 @@ def test_puts_received_alone_are_answered_and_stored_the_same(
     assert hot == general
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        put(opaque="2147483648"),
-        put(opaque="9" * 19),
-        put(opaque="1_0"),
-        put(opaque="٣"),
-        put(opaque="-"),
-        put(opaque="-0"),
-        put(checksum=1),
-        put(checksum=-1),
-        put(checksum="0907060870"),
-        put(checksum="TX:a:1"),
-        put(partition=-1),
-        put(partition="00"),
-        put(partition=2),
-        put(flag="2147483648"),
-        put(flag="+7"),
-        put(length=-1),
-        put(length="05"),
-        put(topic=""),
-        put(topic="nosuch"),
-        b"\r\n",
-        b"put  0 5 0 907060870 7\r\nhello",
-        b"put test 0 5 0 907060870 7 \r\nhello",
-        b"put test 0 5 0 907060870 7\nhello",
-    ],
-)
+ODD_ONES = [
+    put(opaque="2147483648"),
+    put(opaque="9" * 19),
+    put(opaque="1_0"),
+    put(opaque="٣"),
+    put(opaque="-"),
+    put(opaque="-0"),
+    put(checksum=1),
+    put(checksum=-1),
+    put(checksum="0907060870"),
+    put(checksum="TX:a:1"),
+    put(partition=-1),
+    put(partition="00"),
+    put(partition=2),
+    put(flag="2147483648"),
+    put(flag="+7"),
+    put(length=-1),
+    put(length="05"),
+    put(topic=""),
+    put(topic="nosuch"),
+    b"\r\n",
+    b"put  0 5 0 907060870 7\r\nhello",
+    b"put test 0 5 0 907060870 7 \r\nhello",
+    b"put test 0 5 0 907060870 7\nhello",
+]
+
+
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_each_oddity_is_treated_the_same(
-    frame: bytes, is_alone: bool, tmp_path: Path
-) -> None:
+def test_each_oddity_is_treated_the_same(is_alone: bool, tmp_path: Path) -> None:
     """One odd frame between ordinary ones, or alone: same replies, bytes and fate."""
-    pieces = [put(), put(), frame] if is_alone else [put(), put() + frame + put()]
-    hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
-    general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
-    assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
-    assert hot[1:] == general[1:]
+    talks = [
+        [put(), put(), frame] if is_alone else [put(), put() + frame + put()]
+        for frame in ODD_ONES
+    ]
+    hot, general = (
+        asyncio.run(run_all(tmp_path / name, talks, is_hot=name == "hot"))
+        for name in ("hot", "general")
+    )
+    for frame, one, other in zip(ODD_ONES, hot[0], general[0], strict=True):
+        assert sorted(_frames(one[0])) == sorted(_frames(other[0])), frame
+        assert one[1] == other[1], frame
+    assert hot[1] == general[1]
 
 
 @pytest.mark.slow
