@@ -29,6 +29,7 @@ from tests.java.jars import (
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.sampling import IS_QUICK
 
 __all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
 
@@ -54,6 +55,9 @@ TOPICS = dict.fromkeys(
     1,
 ) | dict.fromkeys(["browsed", "rounds"], 3)
 """Of the shared broker: most tests have one of their own."""
+
+
+collect_ignore_glob = ["test_*.py"] if IS_QUICK else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

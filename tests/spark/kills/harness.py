@@ -38,14 +38,13 @@ OWN_FORMAT = pytest.mark.skipif(
 )
 """Of tests that use it."""
 DRIVER_MARKS = [
-    pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.crash,
     OWN_FORMAT,
     pytest.mark.zookeeper,
     pytest.mark.timeout(2400 * ROUNDS),
 ]
-"""Of tests that kill drivers."""
+"""Of tests that kill drivers of Spark, whose mark stands in their files."""
 MEND_S = 0.05
 """How often servers are looked after."""
 MASTER = "local[2,3]"

@@ -36,7 +36,7 @@ from tests.spark.kills.steps import (
 )
 from tests.spark.test_executors import RealZooKeeper
 
-pytestmark = DRIVER_MARKS
+pytestmark = [pytest.mark.spark, *DRIVER_MARKS]
 
 BROKER, ZOOKEEPER = "broker", "zookeeper"
 STEPS = (*WRITE_STEPS, *DECISION_STEPS)

@@ -27,7 +27,7 @@ from tests.spark.kills.steps import (
     WRITE_STEPS,
 )
 
-pytestmark = DRIVER_MARKS
+pytestmark = [pytest.mark.spark, *DRIVER_MARKS]
 
 SINK_STEPS = (*WRITE_STEPS, *COMMIT_STEPS)
 STEPS = {

@@ -45,7 +45,7 @@ from tests.spark.kills.steps import (
 
 __all__ = ["broker"]
 
-pytestmark = DRIVER_MARKS
+pytestmark = [pytest.mark.spark, *DRIVER_MARKS]
 
 Death: TypeAlias = tuple[str, str]
 """A step, and who dies there."""

@@ -6,6 +6,8 @@ of them; METAQ_KILL_ROUNDS makes it longer, METAQ_SEED repeats it.
 
 from pathlib import Path
 
+import pytest
+
 from metaq.testing.embedded import embedded_broker
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.kills.harness import (
@@ -27,7 +29,7 @@ from tests.spark.kills.steps import (
 )
 from tests.spark.test_executors import RealZooKeeper
 
-pytestmark = DRIVER_MARKS
+pytestmark = [pytest.mark.spark, *DRIVER_MARKS]
 
 
 def test_a_stream_whose_driver_dies_loses_and_doubles_nothing(
