@@ -240,8 +240,10 @@ class Broker(Service):
             self._loop.add_reader(syncs.fileno(), syncs.reap)
 
             async def close() -> None:
-                self._loop.remove_reader(syncs.fileno())
-                syncs.close()
+                # One that comes too late lets go of the files, and of their lock.
+                if syncs.is_idle:
+                    self._loop.remove_reader(syncs.fileno())
+                    syncs.close()
 
             self.on_way_down("syncs", close)
         return syncs

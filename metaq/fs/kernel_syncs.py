@@ -122,6 +122,11 @@ class KernelSyncs:
         """Return a descriptor that is readable when a sync is done."""
         return self._eventfd
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether no sync is under way."""
+        return not self._waiting
+
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
         """Begin to sync a file; see `Syncs.begin`."""
         if len(self._waiting) >= SYNCS_MAX:
@@ -153,7 +158,7 @@ class KernelSyncs:
     def close(self) -> None:
         """Begin no more, once; what is under way is not reported."""
         os.close(self._eventfd)
-        if not self._waiting:
+        if self.is_idle:
             _free_queues.append(self._queue)
 
     def _call(self, number: int, *args: int) -> int:

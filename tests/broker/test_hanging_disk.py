@@ -1,14 +1,22 @@
 """A disk that hangs for ever, and the end of the process that waits for it."""
 
+import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.rigs.broker import CONFIG
+from metaq.broker.app import Broker
+from metaq.errors import LogDirLockedError
+from metaq.fs import SystemFileSystem
+from metaq.fs.kernel_syncs import KernelSyncs
+from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
+from tests.rigs.waiting import until
 
 WAIT_S = 60.0
+HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 
 QUESTION = """
 import asyncio, sys, threading
@@ -46,12 +54,12 @@ import asyncio, os, sys
 from pathlib import Path
 from metaq.fs import SystemFileSystem
 from tests.rigs.broker import Peer, running_broker
-from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\\r\\nhello"
 
 class Syncs:
     begun = 0
+    is_idle = False
 
     def begin(self, fd, on_done):
         self.begun += 1
@@ -79,10 +87,11 @@ async def main():
     async with running_broker(Path(sys.argv[1]), settings, fs=disk) as broker:
         async with Peer(broker) as peer, Peer(broker) as other:
             assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            while not disk.syncs.begun:
+                await peer.send(HELLO)
+                await asyncio.sleep(0.001)
             await peer.send(HELLO)
-            await until(lambda: disk.syncs.begun == 1)
-            await peer.send(HELLO)
-            answer = await other.ask(b"get test g 0 0 1000 2\\r\\n")
+            answer = await other.ask(b"get test g 0 0 25 2\\r\\n")
             assert answer.startswith(b"value 25 2") and answer.endswith(b"hello")
             assert (await other.ask(b"version 3\\r\\n")).startswith(b"result 200 ")
             assert disk.syncs.begun == 1
@@ -144,6 +153,67 @@ def test_a_sync_of_the_kernel_that_does_not_return_stops_nothing_else(
     )
     assert done.stdout.startswith(b"goes on\n"), done.stderr
     assert b"logs took longer to stop than 0.5 s allow" in done.stderr
+
+
+class HeldSyncs(KernelSyncs):
+    """Syncs that are not reported while they are held."""
+
+    is_held = False
+
+    def reap(self) -> None:
+        if self.is_held:
+            os.eventfd_read(self.fileno())
+        else:
+            super().reap()
+
+
+class HeldDisk(SystemFileSystem):
+    """A disk that answers when the test says so."""
+
+    def __init__(self, syncs: HeldSyncs) -> None:
+        super().__init__()
+        self.syncs = syncs
+
+    def open_syncs(self) -> KernelSyncs:
+        return self.syncs
+
+
+def test_a_sync_that_outlasts_the_stop_lets_go_of_the_files(data_dir: Path) -> None:
+    """The process that goes on can open them again, once the disk has answered."""
+    try:
+        syncs = HeldSyncs()
+    except OSError as error:
+        pytest.skip(f"this machine has none: {error}")
+
+    async def main() -> None:
+        config = make_config(data_dir, {"shutdownTimeoutMs": "500"})
+        broker = Broker(config, fs=HeldDisk(syncs))
+        await broker.start()
+        async with Peer(broker) as peer:
+            syncs.is_held = True
+            while syncs.is_idle:
+                await peer.send(HELLO)
+                await asyncio.sleep(0)
+            await broker.stop()
+        assert isinstance(broker.failure, TimeoutError)
+        with pytest.raises(LogDirLockedError):
+            await Broker(config).start()
+        syncs.is_held = False
+        syncs.reap()
+        await until(lambda: can_lock(data_dir))
+        async with running_broker(data_dir) as again, Peer(again) as peer:
+            answer = await peer.ask(b"get test g 0 0 1000 2\r\n")
+            assert answer.endswith(b"hello")
+
+    asyncio.run(main())
+
+
+def can_lock(directory: Path) -> bool:
+    try:
+        SystemFileSystem().lock_directory(directory).release()
+    except LogDirLockedError:
+        return False
+    return True
 
 
 @pytest.mark.slow
