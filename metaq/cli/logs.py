@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from metaq.cli.render import SPEAKER, printable_lines
+from metaq.model import printable
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
@@ -38,8 +39,17 @@ class _Lines(logging.Handler):
             self.handleError(record)
 
 
+class _Formatter(logging.Formatter):
+    """Keeps a message on one line, whatever names are in it; a traceback has more."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # its name
+        """Return the line of a record."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 SHOWN: Final = _Lines()
-SHOWN.setFormatter(logging.Formatter(f"{SPEAKER}%(message)s"))
+SHOWN.setFormatter(_Formatter(f"{SPEAKER}%(message)s"))
 
 
 def _is_for_everybody(record: logging.LogRecord) -> bool:
@@ -59,7 +69,7 @@ def tell(level: int) -> None:
     """Show everything from a level on; below INFO, of other people's libraries too."""
     be_quiet()
     SHOWN.removeFilter(_is_for_everybody)
-    SHOWN.setFormatter(logging.Formatter(FORMAT))
+    SHOWN.setFormatter(_Formatter(FORMAT))
     logging.getLogger().setLevel(level)
     for name in CHATTY:
         quiet = level >= logging.INFO

@@ -32,6 +32,7 @@ from metaq.cli.topic_commands import TopicsGroup
 from metaq.cli.topics import topics
 from metaq.cli.transactions import txn
 from metaq.errors import MetaqError
+from metaq.model import printable
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -46,6 +47,10 @@ def _one_sentence() -> Iterator[None]:
     code = 0
     try:
         yield
+    except click.ClickException as error:
+        # What the user typed is in it; `show` prints nothing else of it.
+        error.message = printable(error.message)  # type: ignore[misc]  # no other way
+        raise
     except MetaqError as error:
         _say(" ".join(str(error).split("\n")) or type(error).__name__)
         code = render.EXIT_PROBLEMS

@@ -103,3 +103,21 @@ def test_more_is_shown_on_request(
     for name in ("metaq.cli.follow", "metaq.client.offsets.offset_reset", logs.RAISED):
         assert sum(line.endswith(name) for line in lines) == ours
     assert sum(line.endswith("kazoo.x") for line in lines) == theirs
+
+
+@pytest.mark.parametrize("level", [None, logging.DEBUG])
+def test_a_name_in_a_line_makes_no_second_one(
+    capsys: pytest.CaptureFixture[str], level: int | None
+) -> None:
+    """Nor a command for the terminal; a traceback has its own lines."""
+    logs.be_quiet()
+    if level is not None:
+        logs.tell(level)
+    try:
+        raise ValueError("a\x1b[2Jb")
+    except ValueError:
+        logging.getLogger("metaq.cli.follow").exception("no group: %s", "a\x1b\nfaked")
+    first, *trace = capsys.readouterr().err.splitlines()
+    assert first.endswith(r"no group: a\x1b\nfaked")
+    assert trace[0].startswith("Traceback")
+    assert trace[-1] == r"ValueError: a\x1b[2Jb"

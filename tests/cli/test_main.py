@@ -176,6 +176,31 @@ def test_wrong_usage_is_exit_code_2_and_a_hint(words: list[str]) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["{}"],
+        ["cat", "t", "--{}"],
+        ["cat", "t", "--broker", "{}"],
+        ["cat", "t", "--from", "{}"],
+        ["cat", "t", "{}"],
+        ["local", "--set", "{}"],
+        ["topics", "create", "t", "--partitions", "{}"],
+        ["topics", "delete", "{}"],
+        ["produce", "t", "--file", "/nonexistent/{}"],
+        ["broker", "--config", "/nonexistent/{}"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_user_typed_gives_the_terminal_no_commands(words: list[str]) -> None:
+    """It is shown as Python writes it, on the line that it is said on."""
+    named = [word.format("a\x1b[2Jb\nfaked") for word in words]
+    result = run(*named)
+    assert result.exit_code in {1, 2}
+    assert "\x1b" not in result.output
+    assert not any(line.startswith("faked") for line in result.output.splitlines())
+
+
 def test_the_version_is_told() -> None:
     """--version prints the package's version."""
     assert run("--version").output == f"metaq, version {__version__}\n"
