@@ -180,6 +180,18 @@ class SourceOptions:
             return re.fullmatch(self.topic_pattern, partition.topic) is not None
         return partition.topic in self.topics
 
+    def require_raw_values(self) -> None:
+        """Refuse decoded values, which an archive does not have.
+
+        Raises:
+            OptionError: the read converts values.
+        """
+        if self.values.format is not ValueFormat.BINARY:
+            raise OptionError(
+                f"an archive has values as they are: expected valueFormat=binary, got"
+                f" {self.values.format.value}"
+            )
+
     @classmethod
     def from_map(
         cls, options: Mapping[str, str], *, is_stream: bool

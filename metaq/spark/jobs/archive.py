@@ -20,14 +20,14 @@ from pyspark.sql import SparkSession
 
 from metaq.client.names import name_some
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.spark.errors import ArchiveError, JobError, OptionError
+from metaq.spark.errors import ArchiveError, JobError
 from metaq.spark.jobs.archive_store import ArchiveStore, may_lose, open_archive
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.day_files import Read
 from metaq.spark.jobs.failures import SPARK_ERRORS, job_errors
 from metaq.spark.jobs.session import run_apart
 from metaq.spark.offsets import Offsets
-from metaq.spark.options import SourceOptions, ValueFormat
+from metaq.spark.options import SourceOptions
 from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.source.stream import StreamProgress
 
@@ -142,11 +142,7 @@ def archive(
     # Of two spellings of one name the options would take either.
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
     wanted = SourceOptions.from_map(asked | dict(options), is_stream=True)
-    if wanted.values.format is not ValueFormat.BINARY:
-        raise OptionError(
-            f"an archive has values as they are: expected valueFormat=binary, got"
-            f" {wanted.values.format.value}"
-        )
+    wanted.require_raw_values()
     return archive_source(
         spark,
         path,

@@ -143,6 +143,7 @@ def audit_archive(
     given = {name.lower(): text for name, text in options.items()}
     asked = {"failondataloss": "false", **given, "subscribe": ",".join(topics)}
     wanted = SourceOptions.from_map(asked, is_stream=False)
+    wanted.require_raw_values()
     store = open_archive(path)
     files = store.files(*topics)
     there, missing = _look_at(store, files)

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from metaq.spark.errors import ArchiveError, OptionError
 from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import open_archive, read_archive
+from metaq.spark.jobs.audit import audit_archive
 from metaq.spark.jobs.compact import compact
 from tests.spark.jobs.archives import Feed, archive_feed, log_rows, places, places_of
 
@@ -49,10 +50,12 @@ def test_an_archive_is_the_same_wherever_it_lies(
 def test_an_archive_takes_values_as_they_are(
     spark: SparkSession, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    """Others would not come back from it."""
+    """Others would not come back from it, and are never what it holds."""
     wire = {"brokers": "127.0.0.1:1", "subscribe": "orders"}
     with pytest.raises(OptionError, match="expected valueFormat=binary, got"):
         archive(spark, str(tmp_path), {**wire, **options})
+    with pytest.raises(OptionError, match="expected valueFormat=binary, got"):
+        audit_archive(spark, str(tmp_path), {**wire, **options}, ["orders"])
 
 
 def test_a_store_that_nobody_knows_is_one_sentence(
