@@ -455,15 +455,20 @@ class Journal:
         if self._failed is not None:
             done = {id(entry) for entry, _ in told}
             told += [(each, self._failed) for each in entries if id(each) not in done]
-        figures = self._figures()
+        figures, outcomes = self._figures(), iter(told)
 
         def tell() -> None:
             self.figures = figures
-            for entry, outcome in told:
-                if isinstance(outcome, int):
-                    entry.ticket.on_journalled(outcome)
-                else:
-                    entry.ticket.on_refused(outcome)
+            try:
+                for entry, outcome in outcomes:
+                    if isinstance(outcome, int):
+                        entry.ticket.on_journalled(outcome)
+                    else:
+                        entry.ticket.on_refused(outcome)
+            except Exception:
+                # A bug of one: the others are still to be told.
+                self._call_soon(tell)
+                raise
 
         self._post(tell)
 

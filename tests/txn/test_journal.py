@@ -1,11 +1,14 @@
 """When the journal's thread hears of entries, and of transactions that are over."""
 
+import errno
 import random
 from contextlib import suppress
 
 import pytest
 
 from metaq.errors import TransactionError
+from metaq.txn.commit_records import VerdictTicket
+from metaq.txn.journal import JournalEntry, Slot
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import sample
@@ -120,6 +123,31 @@ def test_a_bug_takes_the_journal_offline_and_leaves_nothing_unanswered(
         assert "Traceback" in caplog.text
         with pytest.raises(TransactionError, match="offline until a restart"):
             bench.begin("TX:s:2")
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_bug_behind_one_outcome_leaves_the_others_told(
+    is_refused: bool,
+) -> None:
+    """Those of its group come behind it."""
+
+    def fail(_outcome: object) -> None:
+        raise MemoryError("no memory to answer")
+
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    slot = Slot()
+    for ticket in (VerdictTicket(fail, fail), behind := PutTicket()):
+        entry = JournalEntry(slot, (b"x",), 1, False, is_last=False, ticket=ticket)
+        bench.journal.submit(entry)
+    if is_refused:
+        bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC)
+    with pytest.raises(MemoryError, match="no memory to answer"):
+        bench.run()
+    bench.run()
+    assert behind.is_written is not is_refused
+    assert (behind.error is not None) is is_refused
+    bench.kill()
 
 
 def test_a_disk_that_hangs_is_told_once_and_asked_once(
