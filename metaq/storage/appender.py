@@ -324,14 +324,17 @@ class Appender:
             return False
         size_bytes = record_count = 0
         groups: dict[LogWriter, list[AppendRequest]] = {}
-        for request in requests:
-            if not isinstance(request, AppendRequest) or request.before_write:
-                return False
-            size_bytes += request.size_bytes
-            record_count += request.record_count
-            if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
-                return False
-            groups.setdefault(request.writer, []).append(request)
+        try:
+            for request in requests:
+                if not isinstance(request, AppendRequest) or request.before_write:
+                    return False
+                size_bytes += request.size_bytes
+                record_count += request.record_count
+                if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
+                    return False
+                groups.setdefault(request.writer, []).append(request)
+        except MemoryError:
+            return False  # nothing has begun
         if len(groups) > BEGUN_LOGS_MAX:
             return False
         self._begun_count, self._on_end = len(groups), on_end
