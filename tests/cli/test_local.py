@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from metaq.cli.main import main
 from metaq.testing.ports import reserved_port
+from tests.rigs.fork_server import executable
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -40,7 +41,7 @@ class Done(NamedTuple):
 def run_metaq(*words: str, data: bytes = b"", **environment: str) -> Done:
     """Run a command as a process that ends by itself."""
     done = subprocess.run(
-        [*METAQ, *words],
+        [executable(), "-m", "metaq", *words],
         input=data,
         capture_output=True,
         env={**os.environ, **environment},

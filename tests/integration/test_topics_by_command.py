@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from metaq.client import Client, RequestTimeoutError
 from metaq.zk.definitions import TopicState, decode_copy
 from tests.brokers import until
+from tests.rigs.fork_server import executable
 from tests.rigs.process import BrokerProcess
 from tests.sampling import IS_WHOLE
 
@@ -55,7 +55,7 @@ def metaq(
     zookeeper: str, *words: str, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a user does."""
-    command = [sys.executable, "-m", "metaq", *words, "--zookeeper", zookeeper]
+    command = [executable(), "-m", "metaq", *words, "--zookeeper", zookeeper]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done

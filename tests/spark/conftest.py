@@ -2,13 +2,13 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.rigs.fork_server import executable
 from tests.spark.classes import VERSION, use_stored
 
 use_stored()
@@ -42,7 +42,7 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         before = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), before])))
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYSPARK_PYTHON", executable())
         interrupt = signal.getsignal(signal.SIGINT)
         builder = SparkSession.builder
         for name, value in (CONNECT if HAS_CONNECT else {}).items():

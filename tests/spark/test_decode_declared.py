@@ -11,6 +11,7 @@ import pytest
 
 from metaq.spark.versions import HAS_ARROW_UDF
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.rigs.fork_server import executable
 from tests.sampling import IS_WHOLE
 from tests.spark.brokers import TOPIC, data_of, publish, stored
 from tests.spark.classes import VERSION
@@ -102,7 +103,7 @@ def test_a_declared_pipeline_has_rows_and_dead_letters(
         env={
             **os.environ,
             "PATH": path,
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": executable(),
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,

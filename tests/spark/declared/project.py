@@ -23,6 +23,7 @@ from metaq.cli.logs import FORMAT
 from metaq.client import Client
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
+from tests.rigs.fork_server import executable
 from tests.spark.conftest import ROOT
 from tests.spark.test_executors import RealZooKeeper
 
@@ -85,7 +86,7 @@ def environment() -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": executable(),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
 

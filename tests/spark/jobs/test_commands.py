@@ -25,6 +25,7 @@ from pyspark.java_gateway import launch_gateway
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.brokers import until
+from tests.rigs.fork_server import executable
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.segment_dirs import flip
 
@@ -80,14 +81,17 @@ def warm_jvm(gateway: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(
-    *words: str, master: str = "local[1]", settings: Sequence[str] = QUICK
+    *words: str,
+    master: str = "local[1]",
+    settings: Sequence[str] = QUICK,
+    program: str | None = None,
 ) -> list[str]:
-    head = [sys.executable, "-m", "metaq", "pipeline"]
+    head = [program or executable(), "-m", "metaq", "pipeline"]
     return [*head, *words, *settings, "--master", master]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": executable()}
 
 
 def pipeline(
@@ -228,7 +232,7 @@ def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
 
 def test_ctrl_c_ends_a_start_of_spark_with_one_line(tmp_path: Path) -> None:
     """While the JVM comes up."""
-    process = start("verify", str(tmp_path))
+    process = start("verify", str(tmp_path), program=sys.executable)
 
     def has_child() -> bool:
         found = []
@@ -330,10 +334,11 @@ def start(
     stdout: IO[bytes] | int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
     master: str = "local[1]",
+    program: str | None = None,
 ) -> Process:
     """Run a command without waiting for its end."""
     return subprocess.Popen(
-        command(*words, master=master),
+        command(*words, master=master, program=program),
         env={**environment(), "TERM": "xterm"},
         stdout=stdout,
         stderr=stderr,

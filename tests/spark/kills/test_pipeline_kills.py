@@ -103,6 +103,8 @@ class Updates:
         self._environment = {
             **found,
             "PYTHONPATH": os.pathsep.join(paths),
+            # Those that are killed are Spark's own children.
+            "PYSPARK_PYTHON": sys.executable,
             DIRECTORY: str(directory),
         }
         words = ["-m", "tests.spark.kills.pipeline", str(place), "--once"]
