@@ -152,6 +152,9 @@ def become(
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
+    # Whoever began the tests may ignore them; the program passes on what it does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(variables)

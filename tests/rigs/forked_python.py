@@ -21,17 +21,18 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         if words[:1] != ["-m"] or server.connect_ex(f"{directory}/{SOCKET}"):
             os.execv(sys.executable, [sys.executable, *words])
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        passed_on = [n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]
+        signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
         request = json.dumps([words[1:], os.getcwd(), dict(os.environ)]).encode()
         socket.send_fds(server, [request], [0, 1, 2])
         # What reads from them or writes to them sees the end of the other process.
         os.closerange(0, 3)
-        for number in PASSED_ON:
+        for number in passed_on:
             signal.signal(number, lambda _number, _frame: None)
         server.setblocking(False)
         # The numbers of signals are all that is written there from now on.
         signal.set_wakeup_fd(server.fileno())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         select.select([server], [], [])
         code = int(server.recv(CODE_BYTES_MAX))
     if code < 0:

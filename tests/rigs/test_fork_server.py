@@ -73,8 +73,12 @@ def test_a_module_runs_as_in_an_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_are_passed_on(
+    tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
     """The end of both is that of the module."""
+    as_it_was = signal.signal(number, signal.SIG_DFL)  # `nohup` ignores one of them
+    request.addfinalizer(lambda: signal.signal(number, as_it_was))
     with started(tmp_path, executable()) as process:
         first_line(process)
         process.send_signal(number)
