@@ -20,6 +20,7 @@ import pytest
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
 from tests.conftest import LATE_WORKER, LATE_WORKER_TRIES
+from tests.rigs.fork_server import executable
 from tests.sampling import sample
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
@@ -68,7 +69,7 @@ class Driver:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": executable(),
             DIRECTORY: str(directory),
         }
         with (directory / ERRORS).open("ab") as errors:
