@@ -22,10 +22,11 @@ from metaq.testing.clock import ManualClock
 from tests.rigs.disk import CAPACITY_BYTES
 from tests.rigs.fs import FaultyFileSystem, MemorySyncs, keep_none
 from tests.rigs.storage import ManualLoop, Ticket
+from tests.sampling import examples
 from tests.storage.support import DATA, Promise, check_kept
 
 POLL_S: Final = 0.01
-RUNS: Final = 12
+RUNS: Final = examples(30)
 STEPS: Final = 400
 LOOSE: Final = "loose"
 """A topic whose puts are acknowledged before they are synced."""
