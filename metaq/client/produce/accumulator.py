@@ -338,10 +338,12 @@ class Accumulator:
             batch.bytes_left -= size_bytes
             if not may_move:
                 batch.may_move = False
-            if not queue.is_awake:
-                self._wake(queue)
+            is_news = not queue.is_awake and self._note_ready(queue)
         finally:
             self._release()
+        if is_news:
+            # Told behind the lock, as it would wait for that and not send meanwhile.
+            self._tell_ready()
         return future
 
     def check_lasting(self, partition: TopicPartition, payload_bytes: int) -> None:
@@ -708,10 +710,17 @@ class Accumulator:
 
     def _wake(self, queue: PartitionQueue) -> None:
         """Tell the delivery about a queue; under the lock."""
+        if self._note_ready(queue):
+            self._tell_ready()
+
+    def _note_ready(self, queue: PartitionQueue) -> bool:
+        """Note a queue for the delivery; return whether it is to be told."""
         queue.is_awake = True
         self._ready.append(queue)
-        if len(self._ready) > 1:
-            return  # it was told, and did not come yet
+        # Else it was told, and did not come yet.
+        return len(self._ready) == 1
+
+    def _tell_ready(self) -> None:
         if self._home.is_here():
             self._loop.call_soon(self._on_ready)
         else:
