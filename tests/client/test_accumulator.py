@@ -193,6 +193,41 @@ def test_room_is_never_lost_nor_given_twice(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back(
+    *, is_late: bool
+) -> None:
+    """Ctrl-C in the thread that sends, before the loop knows or just behind that."""
+
+    async def main() -> None:
+        box, loop = Box(), asyncio.get_running_loop()
+        tell, interrupts = loop.call_soon_threadsafe, [KeyboardInterrupt()]
+
+        def interrupted(callback: Any, *arguments: Any) -> asyncio.Handle:
+            if is_late or not interrupts:
+                handle = tell(callback, *arguments)
+            if interrupts:
+                raise interrupts.pop()
+            return handle
+
+        def send() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                box.accumulator.append("test", b"first")
+            box.accumulator.append("test", b"second")
+
+        loop.call_soon_threadsafe = interrupted  # type: ignore[method-assign]  # the only way
+        await asyncio.to_thread(send)
+        await asyncio.sleep(0)
+        assert box.told == 1 + is_late
+        assert box.accumulator.take_ready() == [box.queue]
+        batch = box.take()
+        assert isinstance(batch, Batch)
+        assert batch.payloads == [b"first", b"second"]
+        box.resolve(batch)
+
+    asyncio.run(main())
+
+
 def test_the_loop_is_told_once_until_it_found_nothing() -> None:
     """No wake per message, and none is missed."""
 

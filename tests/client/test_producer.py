@@ -239,6 +239,29 @@ def test_key_partition_and_selector_choose() -> None:
     run_virtual(main())
 
 
+def test_a_flush_ends_though_an_interrupt_kept_the_delivery_from_being_told() -> None:
+    """What the delivery does not know of has its deadline, with no broker there."""
+
+    async def main() -> None:
+        broker, loop = StandInBroker(), asyncio.get_running_loop()
+        async with producing(broker, timeout_s=1) as world:
+            append, call_soon = world.producer.accumulator.append, loop.call_soon
+
+            def interrupted(*_words: Any, **_options: Any) -> asyncio.Handle:
+                loop.call_soon = call_soon  # type: ignore[method-assign]
+                raise KeyboardInterrupt
+
+            await world.producer.prepare("test")
+            broker.go_away()
+            loop.call_soon = interrupted  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                append("test", b"x")
+            await world.producer.flush()
+            assert sum(world.producer.statistics().failed.values()) == 1
+
+    run_virtual(main())
+
+
 def test_a_closed_pool_is_not_asked_in_a_busy_loop() -> None:
     """The messages fail at their deadline; time passes in between."""
 

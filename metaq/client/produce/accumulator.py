@@ -257,6 +257,8 @@ class Accumulator:
         self._memory = BufferMemory(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
         self._ready: list[PartitionQueue] = []
+        self._told: list[PartitionQueue] | None = None
+        """The list in `_ready` that the delivery was told of last."""
         self._unanswered: dict[Batch, PartitionQueue] = {}
         self._due = Deadlines[Batch]()
         self.routes = Routes(options, selector, first_turn)
@@ -338,11 +340,13 @@ class Accumulator:
             batch.bytes_left -= size_bytes
             if not may_move:
                 batch.may_move = False
-            is_news = not queue.is_awake and self._note_ready(queue)
+            if not queue.is_awake:
+                self._note_ready(queue)
+            ready = self._ready
         finally:
             self._release()
-        if is_news:
-            # Told behind the lock, as it would wait for that and not send meanwhile.
+        # Told behind the lock: the delivery needs it, and would wait for it.
+        if ready and self._told is not ready:
             self._tell_ready()
         return future
 
@@ -435,8 +439,7 @@ class Accumulator:
                 batch.flags = {at: flag for at, flag in enumerate(flags) if flag}
             batch.bytes_left -= size_bytes
             self._seal(queue)
-            if not queue.is_awake:
-                self._wake(queue)
+            self._wake(queue)
 
     def wait_room(
         self, timeout_s: float | None, *, size_bytes: int = 1, message_count: int = 1
@@ -573,8 +576,7 @@ class Accumulator:
         """Put a sealed batch at the end of a queue."""
         with self._lock:
             queue.sealed.append(batch)
-            if not queue.is_awake:
-                self._wake(queue)
+            self._wake(queue)
 
     def resolve(self, batch: Batch, outcomes: Sequence[BatchOutcome]) -> None:
         """Set the outcomes of a batch, and free its room."""
@@ -647,8 +649,7 @@ class Accumulator:
             batch.payloads += piece.payloads
             batch.bytes_left -= piece.size_bytes
             batch.may_move = batch.may_move and run.may_move
-            if not queue.is_awake:
-                self._wake(queue)
+            self._wake(queue)
         return batch, first, message_count
 
     def _check_size(self, topic: str, run: Run) -> None:
@@ -693,7 +694,8 @@ class Accumulator:
         if queue.open is not None:
             self._seal(queue)
             if self._options.linger_s:
-                self._wake(queue)
+                self._note_ready(queue)
+                self._tell_ready()
         now_s = self._clock.monotonic_s()
         batch = Batch(self._home, created_s=now_s, timeout_s=timeout_s, may_move=True)
         self._unanswered[batch] = queue
@@ -709,22 +711,30 @@ class Accumulator:
             queue.open = None
 
     def _wake(self, queue: PartitionQueue) -> None:
-        """Tell the delivery about a queue; under the lock."""
-        if self._note_ready(queue):
-            self._tell_ready()
+        """Have the delivery look at a queue, unless it does; under the lock."""
+        if not queue.is_awake:
+            self._note_ready(queue)
+        self._tell_ready()
 
-    def _note_ready(self, queue: PartitionQueue) -> bool:
-        """Note a queue for the delivery; return whether it is to be told."""
+    def _note_ready(self, queue: PartitionQueue) -> None:
+        """Note a queue for `take_ready`; under the lock. `_tell_ready` follows."""
         queue.is_awake = True
         self._ready.append(queue)
-        # Else it was told, and did not come yet.
-        return len(self._ready) == 1
 
     def _tell_ready(self) -> None:
+        """Tell the delivery of noted queues, unless it was told and did not come yet.
+
+        An interrupt in here keeps no message back: the next one tells of both.
+        """
+        ready = self._ready
+        if not ready or self._told is ready:
+            return
         if self._home.is_here():
             self._loop.call_soon(self._on_ready)
         else:
             self._loop.call_soon_threadsafe(self._on_ready)
+        # The delivery may have taken it by now, and then this is of no importance.
+        self._told = ready
 
 
 def _age_s(timeout_s: float) -> float:

@@ -166,9 +166,7 @@ class Delivery:
         if self.failure is not None:
             self._fail_unsent(self.failure)
             return
-        # First: whatever happens below, what is buffered has its deadline.
-        if self._tick is None:
-            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        self._keep_deadlines()
         for queue in self._accumulator.take_ready():
             self._fill(queue)
 
@@ -190,6 +188,7 @@ class Delivery:
 
     def fill(self) -> None:
         """Send what may be sent, lingering batches sealed now included."""
+        self._keep_deadlines()
         for queue in self._queues():
             self._fill(queue)
 
@@ -229,6 +228,11 @@ class Delivery:
 
     def _queues(self) -> list[PartitionQueue]:
         return self._accumulator.routes.everything()
+
+    def _keep_deadlines(self) -> None:
+        """Look after what is buffered from now on, whatever becomes of its sending."""
+        if self._tick is None and self._accumulator.has_unanswered:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
     # -- sending ----------------------------------------------------------------------
 
