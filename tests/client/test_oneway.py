@@ -181,3 +181,24 @@ def test_threads_hand_over_as_many_as_the_bound_allows() -> None:
     for _ in range(2):
         with pytest.raises(ClosedError):
             handover.put("a", OutgoingMessage(b"7"))
+
+
+def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back() -> None:
+    """Ctrl-C in the thread that hands over."""
+    log, is_through = Log(), threading.Event()
+    thread = LoopThread("test")
+    handover = Handover(thread.loop, send=log.append, drop=lambda _error: None)
+    tell = thread.loop.call_soon_threadsafe
+
+    def interrupted(*_words: object) -> asyncio.Handle:
+        thread.loop.call_soon_threadsafe = tell  # type: ignore[method-assign]  # so it is called
+        raise KeyboardInterrupt
+
+    thread.loop.call_soon_threadsafe = interrupted  # type: ignore[method-assign]  # as above
+    with pytest.raises(KeyboardInterrupt):
+        handover.put("a", OutgoingMessage(b"1"))
+    handover.put("a", OutgoingMessage(b"2"))
+    tell(is_through.set)
+    assert is_through.wait(20)
+    thread.stop()
+    assert log.appended == [("a", b"1"), ("a", b"2")]

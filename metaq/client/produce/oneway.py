@@ -129,6 +129,8 @@ class Handover:
         self._drop = drop
         self._lock = threading.Lock()
         self._messages: deque[tuple[str, OutgoingMessage]] = deque()
+        self._told: deque[tuple[str, OutgoingMessage]] | None = None
+        """Those of which the loop was told last; it takes them and leaves others."""
 
     def put(self, topic: str, message: OutgoingMessage) -> None:
         """Hand a message over, or drop it when ONEWAY_WAITING_MAX are on their way.
@@ -139,10 +141,10 @@ class Handover:
             ClosedError: the loop is gone.
         """
         with self._lock:
-            is_first = not self._messages
-            is_full = len(self._messages) >= ONEWAY_WAITING_MAX
+            messages = self._messages
+            is_full = len(messages) >= ONEWAY_WAITING_MAX
             if not is_full:
-                self._messages.append((topic, message))
+                messages.append((topic, message))
         if is_full:
             size_bytes = len(message.data)
             self._drop(
@@ -152,13 +154,15 @@ class Handover:
                     message_count=1,
                 )
             )
-        elif is_first:
+        if self._told is not messages:
             try:
                 self._loop.call_soon_threadsafe(self._take)
             except RuntimeError:
                 with self._lock:
                     self._messages.clear()
                 raise ClosedError("the client is closed") from None
+            # Not before: an interrupt in that call would keep all messages back.
+            self._told = messages
 
     def _take(self) -> None:
         with self._lock:
@@ -170,3 +174,4 @@ class Handover:
                 # As in `_run_topic`: the caller has gone on, so the log is told.
                 log.exception("one-way message dropped: topic=%s", topic)
                 self._drop(error)
+        messages.clear()  # they are remembered as told
