@@ -165,6 +165,17 @@ class CurrentBatch:
             self.batch.is_stopped = True
         self.release()
 
+    def recover(self) -> None:
+        """Give back what an interrupt may have kept from the caller.
+
+        Ctrl-C has come while this module or the buffer was at work. What they were about
+        to hand out is handed out again, and perhaps the message before it.
+        """
+        self.batch = None
+        if self._taking.locked():
+            self._taking.release()
+        self._fetch_buffer.recover()
+
     def release(self) -> None:
         """Give the batch back; its unhandled messages are handed out again."""
         if self.batch is not None:

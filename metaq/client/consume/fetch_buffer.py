@@ -298,8 +298,9 @@ class FetchBuffer:
         if self._line:
             buffer = self._line.popleft()
             buffer.is_queued = False
-            batch = buffer.ready.popleft()
-            buffer.in_hand = batch
+            # In hand before it leaves the line: see `recover`.
+            batch = buffer.in_hand = buffer.ready[0]
+            buffer.ready.popleft()
             buffer.progress_s = self._asked_s
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)
@@ -351,11 +352,8 @@ class FetchBuffer:
             buffer = self._buffers.get(batch.partition)
             if buffer is None or buffer.in_hand is not batch:
                 return
-            buffer.in_hand = None
             buffer.is_paused = is_paused
             buffer.is_ending = batch.is_stopped
-            buffer.handled = _handled(buffer.handled, batch)
-            buffer.progress_s = self._clock.monotonic_s()
             rest = batch.messages[batch.handled :]
             if rest and not batch.is_stopped:
                 left = FetchedBatch(
@@ -363,11 +361,45 @@ class FetchBuffer:
                 )
                 buffer.ready.appendleft(left)
                 self._buffered_count += len(rest)
+            # Behind the rest: see `recover`.
+            buffer.handled = _handled(buffer.handled, batch)
+            buffer.in_hand = None
+            buffer.progress_s = self._clock.monotonic_s()
             self._enqueue(buffer)
             returned, buffer.returned = buffer.returned, []
         for tell in returned:
             tell()
         self._tell_room()
+
+    def recover(self) -> None:
+        """Put right what an interrupt may have left half done in its only reader.
+
+        Batches in hand are given back. `_take` and `done` have the messages of a batch
+        in one place at least, wherever Ctrl-C comes; here two places become one.
+        """
+        with self._lock:
+            in_hand = []
+            for buffer in self._buffers.values():
+                batch = buffer.in_hand
+                if batch is None:
+                    continue
+                first = buffer.ready[0] if buffer.ready else None
+                if first is batch:  # about to be taken
+                    buffer.in_hand = None
+                    continue
+                if first is not None and first.next_offset == batch.next_offset:
+                    buffer.ready.popleft()  # the rest of it, about to be given back
+                in_hand.append(batch)
+        for batch in in_hand:
+            self.done(batch)
+        with self._lock:
+            ready = [batch for each in self._buffers.values() for batch in each.ready]
+            self._buffered_bytes = sum(batch.size_bytes for batch in ready)
+            self._buffered_count = sum(len(batch.messages) for batch in ready)
+            for buffer in self._buffers.values():
+                buffer.is_queued = buffer in self._line
+                self._enqueue(buffer)
+        self._on_room()
 
     def resume(self, partition: TopicPartition) -> None:
         """Hand out a paused partition again; harmless when it is not, or is gone."""

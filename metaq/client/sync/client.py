@@ -381,16 +381,20 @@ class Consumer(SyncClosable[AsyncConsumer]):
         hand, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
         self._require_started()
         with hand.loop_of(threading.current_thread()):
-            while True:
-                yield from hand.messages()
-                self._thread.require_own()
-                try:
-                    with hand.taking():
-                        batch = fetch_buffer.take(None)
-                        assert batch is not None
-                        hand.hold(batch)
-                except ClosedError:
-                    return
+            try:
+                while True:
+                    yield from hand.messages()
+                    self._thread.require_own()
+                    try:
+                        with hand.taking():
+                            batch = fetch_buffer.take(None)
+                            assert batch is not None
+                            hand.hold(batch)
+                    except ClosedError:
+                        return
+            except KeyboardInterrupt:
+                hand.recover()
+                raise
 
     def _require_started(self) -> None:
         self._thread.require_own()
@@ -398,13 +402,24 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        many = self.receive_many(1, timeout)
-        return many[0] if many else None
+        try:
+            many = self._receive(1, timeout)
+            return many[0] if many else None
+        except KeyboardInterrupt:
+            self._twin.current_batch.recover()
+            raise
 
     def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[Message]:
         """Return messages of one partition; see `AsyncConsumer.receive_many`."""
+        try:
+            return self._receive(count_max, timeout)
+        except KeyboardInterrupt:
+            self._twin.current_batch.recover()
+            raise
+
+    def _receive(self, count_max: int, timeout: float | None) -> list[Message]:
         hand = self._twin.current_batch
         self._require_started()
         check_whole("count_max", count_max, 1)

@@ -1,0 +1,128 @@
+"""Ctrl-C at any line of the client while a loop or `receive` asks for messages.
+
+Who reads on behind it, as people do in notebooks, gets every message.
+"""
+
+import linecache
+import random
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from metaq.client.sync.client import Client, Consumer
+from metaq.model import Message
+from tests.brokers import AnyBroker, StartBroker
+from tests.sampling import sample
+
+COUNT = 40
+ARRIVES_S = 5.0
+LIVES = 12
+CLIENT = "/metaq/client/"
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at one line of the client; counts them all."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.line_count = 0
+        self.where = "nowhere"
+
+    def __enter__(self) -> None:
+        sys.settrace(self._on_call)
+
+    def __exit__(self, *_error: object) -> None:
+        sys.settrace(None)
+
+    def _on_call(self, frame: FrameType, event: str, _value: object) -> Any:
+        return self._on_line if CLIENT in frame.f_code.co_filename else None
+
+    def _on_line(self, frame: FrameType, event: str, _value: object) -> Any:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        # No signal is heard where a block begins or ends: its `__exit__` is called.
+        lines = [linecache.getline(path, number).strip() for number in (line - 1, line)]
+        is_edge = lines[1] == "try:" or any(each.startswith("with ") for each in lines)
+        if event == "line" and not is_edge:
+            self.line_count += 1
+            if self.line_count == self._at:
+                self.where = f"{path}:{line}"
+                raise KeyboardInterrupt
+        return self._on_line
+
+
+def receive(consumer: Consumer, interrupt: Interrupt) -> Iterator[Message]:
+    while True:
+        with interrupt:
+            message = consumer.receive(ARRIVES_S)
+        if message is None:
+            return
+        yield message
+
+
+def receive_many(consumer: Consumer, interrupt: Interrupt) -> Iterator[Message]:
+    while True:
+        with interrupt:
+            messages = consumer.receive_many(3, ARRIVES_S)
+        if not messages:
+            return
+        yield from messages
+
+
+def loop(consumer: Consumer, interrupt: Interrupt) -> Iterator[Message]:
+    messages = iter(consumer)
+    while True:
+        with interrupt:
+            message = next(messages)
+        yield message
+
+
+def live(
+    broker: AnyBroker,
+    read: Callable[[Consumer, Interrupt], Iterator[Message]],
+    at: int,
+) -> tuple[list[int], Interrupt]:
+    """Return what a reader got that was interrupted at a line, and read on."""
+    interrupt, found = Interrupt(at), list[int]()
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer(
+            f"{read.__name__}-{at}", ["test"], buffer_bytes_max=4000, fetch_bytes=2048
+        ) as consumer,
+    ):
+        messages = read(consumer, interrupt)
+        while {*found} != {*range(COUNT)}:
+            try:
+                found.append(int(next(messages).data[:4]))
+            except KeyboardInterrupt:
+                messages = read(consumer, interrupt)
+            except StopIteration:
+                break
+    return found, interrupt
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("read", [receive, receive_many, loop])
+def test_a_reader_that_goes_on_behind_an_interrupt_gets_every_message(
+    start_broker: StartBroker,
+    rng: random.Random,
+    read: Callable[[Consumer, Interrupt], Iterator[Message]],
+) -> None:
+    """In order from where it was; some again, none left out. A run tries some lines."""
+    broker = start_broker()
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        for first in range(0, COUNT, 5):
+            texts = [b"%04d" % number for number in range(first, first + 5)]
+            producer.send_many("test", [text + b"x" * 200 for text in texts])
+    found, interrupt = live(broker, read, 0)
+    assert sorted(found) == [*range(COUNT)]
+    hit_count = 0
+    for at in sample(range(1, interrupt.line_count), LIVES, rng):
+        found, interrupt = live(broker, read, at)
+        assert {*found} == {*range(COUNT)}, interrupt.where
+        # Some lives wait less often than others.
+        hit_count += interrupt.where != "nowhere"
+    assert hit_count, "no life was interrupted"
