@@ -168,8 +168,8 @@ class CurrentBatch:
     def recover(self) -> None:
         """Give back what an interrupt may have kept from the caller.
 
-        Ctrl-C has come while this module or the buffer was at work. What they were about
-        to hand out is handed out again, and perhaps the message before it.
+        Ctrl-C has come while this module or the buffer was at work. What they were
+        about to hand out is handed out again, and perhaps the message before it.
         """
         self.batch = None
         if self._taking.locked():
