@@ -104,7 +104,7 @@ def live(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("read", [receive, receive_many, loop])
 def test_a_reader_that_goes_on_behind_an_interrupt_gets_every_message(
     start_broker: StartBroker,
