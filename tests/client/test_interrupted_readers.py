@@ -126,3 +126,18 @@ def test_a_reader_that_goes_on_behind_an_interrupt_gets_every_message(
         # Some lives wait less often than others.
         hit_count += interrupt.where != "nowhere"
     assert hit_count, "no life was interrupted"
+
+
+@pytest.mark.parametrize("read", [receive, receive_many])
+def test_an_interrupt_behind_the_end_of_the_client_is_heard_as_one(
+    start_broker: StartBroker,
+    read: Callable[[Consumer, Interrupt], Iterator[Message]],
+) -> None:
+    """There is no loop any more that could be told of anything."""
+    with (
+        Client(**start_broker().client_options) as client,
+        client.consumer("g", ["test"]) as consumer,
+    ):
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        next(read(consumer, Interrupt(1)))

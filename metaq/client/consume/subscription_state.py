@@ -12,6 +12,7 @@ when nothing was committed since. Source: client spec 10 to 13.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
@@ -336,7 +337,9 @@ class SubscriptionState:
     # -- news -------------------------------------------------------------------------
 
     def _on_room(self) -> None:
-        self._loop.call_soon_threadsafe(self._step_all)
+        # After the client's end there is no loop, and nothing to fetch.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._step_all)
 
     def _step_all(self) -> None:
         for fetcher in tuple(self._fetchers.values()):
