@@ -94,7 +94,7 @@ class WriterProgress(NamedTuple):
 
     log_end: Offset
     """Offset behind the last byte written."""
-    high_watermark: Offset
+    synced_end: Offset
     """Offset behind the last byte synced."""
     last_sync_s: float
     """When the last sync ended, on the monotonic clock."""

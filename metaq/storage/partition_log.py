@@ -54,6 +54,18 @@ from metaq.storage.waiters import LogWaiters, WaitHandle
 _log = logging.getLogger(__name__)
 
 
+def high_watermark(synced_end: Offset, held: range | None) -> Offset:
+    """Return the offset that no readable byte reaches: the least of all bounds. Pure.
+
+    What copies elsewhere have synced is one more of them.
+
+    Args:
+        synced_end: offset behind the last byte that is synced here.
+        held: offsets of an append of which the rest is not synced; None: there is none.
+    """
+    return synced_end if held is None else Offset(min(synced_end, held.start))
+
+
 class PartitionLog:
     """One partition. Owner: the event loop's thread.
 
@@ -105,8 +117,9 @@ class PartitionLog:
         self._log_start = segments.first.base_offset
         end = segments.active.end_offset
         self._high_watermark = self._log_end = self._next_offset = end
-        self._cut_end = Offset(-1)
-        """End of the log when its last append was cut; -1: it was not."""
+        self._synced_end = end
+        self._held: range | None = None
+        """Offsets of an append that was cut, until the rest of it is synced."""
         self._record_count = record_count
         self._damage = damage
         self._state = LogState.STOPPED if damage else LogState.OPEN
@@ -161,8 +174,8 @@ class PartitionLog:
 
     @property
     def _is_cut(self) -> bool:
-        """Whether nothing was written since the log was held."""
-        return self._log_end == self._cut_end
+        """Whether the log is held, and nothing was written since."""
+        return self._held is not None and self._log_end == self._held.stop
 
     @property
     def segments(self) -> Segments:
@@ -304,10 +317,8 @@ class PartitionLog:
         """
         if (
             not self._is_sync_queued
-            # What is held lies behind the high watermark, and is synced.
-            and not self._is_cut
             and self._interval_s <= now_s - self._last_sync_s
-            and self._high_watermark < self._log_end
+            and self._synced_end < self._log_end
         ):
             self._is_sync_queued = True
             self.log_dir.submit(partial(self.log_dir.appender.sync, self.writer, self))
@@ -349,7 +360,9 @@ class PartitionLog:
         segment = self._segments.find(offset)
         assert segment is not None, f"{self.log_id}: no segment holds {offset}"
         is_sealed = segment is not self._segments.active
-        end = min(end, segment.end_offset if is_sealed else self._high_watermark)
+        end = min(end, self._high_watermark)
+        if is_sealed:
+            end = min(end, segment.end_offset)
         return Slice(
             self._files.acquire(segment.path),
             segment,
@@ -416,7 +429,7 @@ class PartitionLog:
                 sealed segment it has been shown already, by an earlier version.
         """
         if offset >= self._segments.active.base_offset:
-            self._cut_end, self._high_watermark = self._log_end, offset
+            self._held, self._high_watermark = range(offset, self._log_end), offset
 
     def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer the appends they cover."""
@@ -426,10 +439,12 @@ class PartitionLog:
         self._sync_count = progress.sync_count
         self._sync_s = progress.sync_s
         self._last_sync_s = progress.last_sync_s
-        is_whole = progress.high_watermark > self._cut_end
+        self._synced_end = progress.synced_end
+        if self._held is not None and self._synced_end > self._held.stop:
+            self._held = None
         self._set_bounds(
             log_end=progress.log_end,
-            high_watermark=progress.high_watermark if is_whole else None,
+            high_watermark=high_watermark(self._synced_end, self._held),
         )
         done = self._take_answered()
         if done and not self._append_count:
@@ -501,11 +516,12 @@ class PartitionLog:
     def _check_append(self, size_bytes: int, *, completes: bool = False) -> None:
         if self._state is not LogState.OPEN:
             raise self._refusal()
-        if self._next_offset == self._cut_end and not completes:
+        held = self._held
+        if held is not None and self._next_offset == held.stop and not completes:
             raise NoSpaceError(
                 f"partition {self.log_id} has no room before a committed transaction is"
-                f" whole there: a crash has cut it, offset={self._high_watermark}"
-                f" found_bytes={self._cut_end - self._high_watermark}"
+                f" whole there: a crash has cut it, offset={held.start}"
+                f" found_bytes={len(held)}"
             )
         size_max = self._size_bytes_max
         size_after = self._next_offset - self._log_start + size_bytes

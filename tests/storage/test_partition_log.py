@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from zlib import crc32
 
@@ -11,12 +12,13 @@ from metaq.config.settings import SPAN_BYTES_MIN
 from metaq.errors import (
     NoSpaceError,
 )
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.append_request import WriterProgress
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX, UNCOVERED_BYTES_MAX
+from metaq.storage.partition_log import high_watermark
 from metaq.storage.span_index import read_index
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
 from tests.rigs.storage import Ticket
@@ -187,7 +189,7 @@ def test_an_append_is_answered_when_the_high_watermark_has_passed_it(
     first, second = put(bench, log), put(bench, log)
     news = WriterProgress(
         log_end=Offset(2 * RECORD),
-        high_watermark=Offset(2 * RECORD - 1),
+        synced_end=Offset(2 * RECORD - 1),
         last_sync_s=0.0,
         sync_count=1,
         sync_s=0.0,
@@ -196,11 +198,42 @@ def test_an_append_is_answered_when_the_high_watermark_has_passed_it(
     assert (first.is_stored, second.is_answered) == (True, False)
     log.on_progress(news)
     assert not second.is_answered
-    log.on_progress(news._replace(high_watermark=Offset(2 * RECORD)))
+    log.on_progress(news._replace(synced_end=Offset(2 * RECORD)))
     assert second.is_stored
     assert log.statistics().append_count == 2
     bench.run()
     bench.close()
+
+
+def test_a_read_ends_at_the_high_watermark_in_a_sealed_segment_too(
+    fs: FaultyFileSystem,
+) -> None:
+    """A bound that lags behind the sync may still be in it when it is sealed."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log), put(bench, log)
+    end = Offset(2 * RECORD)
+    news = WriterProgress(end, Offset(RECORD), 0.0, 1, 0.0)
+    log.on_progress(news)
+    active = log.segments.active
+    log.on_rolled(
+        replace(active, size_bytes=SizeBytes(end)), replace(active, base_offset=end)
+    )
+    found = log.read(Offset(0), 1000)
+    assert (found.size_bytes, log.high_watermark) == (RECORD, RECORD)
+    found.release()
+    bench.run()
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [(None, 300), (range(100, 200), 100), (range(300, 400), 300)],
+)
+def test_the_high_watermark_is_the_least_of_its_bounds(
+    held: range | None, expected: int
+) -> None:
+    assert high_watermark(Offset(300), held) == expected
 
 
 def test_the_high_watermark_never_passes_what_is_synced(fs: FaultyFileSystem) -> None:
