@@ -19,8 +19,6 @@ from metaq.config.topic_rules import is_pattern
 from metaq.errors import ConfigError
 from metaq.model import BrokerId
 from metaq.zk.definitions import (
-    NO_GETS,
-    NO_PUTS,
     Effect,
     TopicDefinition,
     TopicState,
@@ -162,11 +160,11 @@ def _judge(
         return _Verdict(definition, status(Effect.OVERRIDDEN, config.path))
     if not definition.names(BrokerId(config.system.broker_id)):
         return _Verdict(definition)
-    texts = [
-        *([] if settings.accept_publish else [NO_PUTS]),
-        *([] if settings.accept_subscribe else [NO_GETS]),
-    ]
-    return _Verdict(definition, status(Effect.IN_EFFECT, ", ".join(texts)))
+    puts, gets = settings.accept_publish, settings.accept_subscribe
+    closed = {"takes no puts": not puts, "gives no gets": not gets}
+    text = ", ".join(each for each, is_so in closed.items() if is_so)
+    in_effect = status(Effect.IN_EFFECT, text)
+    return _Verdict(definition, replace(in_effect, takes_puts=puts, gives_gets=gets))
 
 
 def _judge_gone(topic: str, definition: TopicDefinition, *, is_held: bool) -> _Verdict:

@@ -24,7 +24,7 @@ INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 """Our answer to a command that found a bug (500); the log has the traceback."""
 
 LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
-"""Our answer to a question about segments that retention removed meanwhile (500)."""
+"""Our answer to a question about segments that retention removed meanwhile (503)."""
 
 NO_ROOM: Final = "no room: "
 """Start of our detail of a put without room (500)."""

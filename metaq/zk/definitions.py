@@ -32,11 +32,6 @@ from metaq.zk.errors import PayloadError
 QUOTED_CHARS_MAX: Final = 80
 """Bytes of a payload that an error shows."""
 
-NO_PUTS: Final = "takes no puts"
-"""Text of a status where `acceptPublish` is false."""
-NO_GETS: Final = "gives no gets"
-"""Text of a status where `acceptSubscribe` is false."""
-
 _KNOWN: Final = frozenset({"brokers", "partitions", "settings", "state"})
 
 
@@ -78,7 +73,7 @@ class Effect(enum.Enum):
     """Result of a definition on one broker."""
 
     IN_EFFECT = "in effect"
-    """It serves the topic as defined; the text is of `NO_PUTS` and `NO_GETS`."""
+    """It serves the topic as defined; the text says to whom not."""
     OVERRIDDEN = "server.ini"
     """Its `server.ini` has a section of that name, which wins; the text is the file."""
     REFUSED = "refused"
@@ -98,6 +93,10 @@ class TopicStatus:
     """Result of the definition."""
     text: str = ""
     """See `Effect`."""
+    takes_puts: bool = True
+    """False where `acceptPublish` is, and so producers are not told of the topic."""
+    gives_gets: bool = True
+    """False where `acceptSubscribe` is, and so consumers are not told of it."""
 
 
 def encode_definition(definition: TopicDefinition) -> bytes:
@@ -187,12 +186,14 @@ def decode_copy(data: bytes) -> dict[str, TopicDefinition]:
 
 
 def encode_status(status: TopicStatus) -> bytes:
-    """Return the bytes of a status."""
+    """Return the bytes of a status; `puts` and `gets` only where they are false."""
+    closed = {"puts": status.takes_puts, "gets": status.gives_gets}
     return _encode(
         {
             "definition": status.definition,
             "effect": status.effect.value,
             "text": status.text,
+            **{name: False for name, is_open in closed.items() if not is_open},
         }
     )
 
@@ -214,7 +215,13 @@ def decode_status(data: bytes) -> TopicStatus:
         raise PayloadError(
             f"topic status: expected definition, effect and text, got {_quoted(data)}"
         )
-    return TopicStatus(definition=definition, effect=Effect(effect), text=text)
+    return TopicStatus(
+        definition=definition,
+        effect=Effect(effect),
+        text=text,
+        takes_puts=fields.get("puts") is not False,
+        gives_gets=fields.get("gets") is not False,
+    )
 
 
 def _encode(fields: Mapping[str, object]) -> bytes:

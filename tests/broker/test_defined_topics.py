@@ -73,11 +73,15 @@ def test_a_definition_is_in_effect_on_the_brokers_it_names() -> None:
 def test_a_topic_that_is_closed_to_some_says_so() -> None:
     """A command waits for those alone that it is open to."""
     hidden = replace(ACTIVE, settings={"acceptPublish": "false"})
-    assert told(decided(hidden))["t"].text == "takes no puts"
+    status = told(decided(hidden))["t"]
+    assert (status.takes_puts, status.gives_gets) == (False, True)
+    assert status.text == "takes no puts"
     hidden = replace(
         ACTIVE, settings={"acceptPublish": "false", "acceptSubscribe": "false"}
     )
-    assert told(decided(hidden))["t"].text == "takes no puts, gives no gets"
+    status = told(decided(hidden))["t"]
+    assert (status.takes_puts, status.gives_gets) == (False, False)
+    assert status.text == "takes no puts, gives no gets"
 
 
 def test_a_broker_that_is_not_named_only_gives_what_it_has() -> None:

@@ -154,6 +154,7 @@ def test_a_topic_that_nobody_may_use_yet_is_made(client: Client) -> None:
     """It is registered nowhere, and opened later."""
     closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
     made = client.admin().create_topic("orders", partitions=1, settings=closed)
+    assert [b.is_hidden for b in made.brokers] == [True] * 2
     assert [b.text for b in made.brokers] == ["takes no puts, gives no gets"] * 2
     assert client.partitions("orders") == ()
     client.admin().alter_topic("orders", settings=dict.fromkeys(closed, ""))

@@ -32,6 +32,16 @@ GOLDEN_STATUS = (
     '{"definition":463763767,"effect":"server.ini","text":"/etc/mé.ini"}'.encode()
 )
 STATUS = TopicStatus(definition=463763767, effect=Effect.OVERRIDDEN, text="/etc/mé.ini")
+GOLDEN_CLOSED = (
+    b'{"definition":1,"effect":"in effect","gets":false,"puts":false,"text":"closed"}'
+)
+CLOSED = TopicStatus(
+    definition=1,
+    effect=Effect.IN_EFFECT,
+    text="closed",
+    takes_puts=False,
+    gives_gets=False,
+)
 
 
 def test_a_definition_has_these_bytes() -> None:
@@ -48,6 +58,8 @@ def test_a_status_has_these_bytes() -> None:
     """They lie in clusters, too."""
     assert encode_status(STATUS) == GOLDEN_STATUS
     assert decode_status(GOLDEN_STATUS) == STATUS
+    assert encode_status(CLOSED) == GOLDEN_CLOSED
+    assert decode_status(GOLDEN_CLOSED) == CLOSED
 
 
 def test_the_checksum_of_a_definition_is_that_of_its_bytes() -> None:

@@ -165,8 +165,9 @@ def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> by
         case None:
             return encode_result(Status.OK, done.result().encode(), opaque)
         case DiskError(errno_name="ENOENT"):
-            # Retention was faster than the question.
-            text = texts.LOG_START_MOVED
+            # Retention was faster than the question; the next one finds the new start.
+            moved = texts.LOG_START_MOVED.encode()
+            return encode_result(Status.UNAVAILABLE, moved, opaque)
         case WireError() | StorageError():
             text = str(error)
         case _:

@@ -43,8 +43,6 @@ from metaq.model import BrokerId
 from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.definitions import (
-    NO_GETS,
-    NO_PUTS,
     Effect,
     TopicDefinition,
     TopicState,
@@ -82,8 +80,11 @@ class TopicOnBroker:
     effect: Effect | None
     """Result of the present definition there; None: not reported yet, or there is no
     definition."""
+    is_hidden: bool = False
+    """It serves the topic, and registers it neither for producers nor for consumers."""
     text: str = ""
-    """The file that wins, or why the definition is refused, or not yet deleted."""
+    """The file that wins, why the definition is refused or not yet deleted, or to whom
+    the topic is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,26 +429,25 @@ def _on_broker(
     status: TopicStatus | None,
 ) -> TopicOnBroker:
     checksum = 0 if definition is None else definition.checksum
-    is_current = status is not None and status.definition == checksum
     # A section of server.ini wins over every definition.
-    is_told = status is not None and (
-        is_current or status.effect in {Effect.OVERRIDDEN, Effect.DELETING}
-    )
-    effect = status.effect if status is not None and is_told else None
-    text = status.text if status is not None and is_told else ""
+    outlasting = {Effect.OVERRIDDEN, Effect.DELETING}
+    if status and status.definition != checksum and status.effect not in outlasting:
+        status = None
     partitions = _counts(snapshot, topic).get(broker_id)
-    if effect is Effect.IN_EFFECT and _has_leader(snapshot, broker_id):
+    is_there = _has_leader(snapshot, broker_id)
+    if status and status.effect is Effect.IN_EFFECT and is_there:
         # Puts and gets are registered one after the other.
         puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
-        told = [] if NO_PUTS in text else [puts.get(broker_id)]
-        told += [] if NO_GETS in text else [gets.get(broker_id)]
+        told = [puts.get(broker_id)] if status.takes_puts else []
+        told += [gets.get(broker_id)] if status.gives_gets else []
         partitions = told[0] if told and len(set(told)) == 1 else None
     return TopicOnBroker(
         broker_id=broker_id,
-        is_there=_has_leader(snapshot, broker_id),
+        is_there=is_there,
         partitions=partitions,
-        effect=effect,
-        text=text,
+        effect=status.effect if status else None,
+        is_hidden=bool(status and not (status.takes_puts or status.gives_gets)),
+        text=status.text if status else "",
     )
 
 
@@ -663,13 +663,8 @@ def _has_taken_up(found: TopicOnBroker | None, definition: TopicDefinition) -> b
     return (
         found is not None
         and found.effect is Effect.IN_EFFECT
-        and (found.partitions == definition.partitions or _is_hidden(found))
+        and (found.partitions == definition.partitions or found.is_hidden)
     )
-
-
-def _is_hidden(found: TopicOnBroker) -> bool:
-    """Tell whether a topic is registered nowhere, as it takes neither puts nor gets."""
-    return NO_PUTS in found.text and NO_GETS in found.text
 
 
 async def _describe_late(
