@@ -39,14 +39,14 @@ class BenchOptions:
 
     topic: str
     """Target topic; the messages of `produce` and `latency` stay there."""
-    size_bytes: int
-    """Size of each message, bytes; `latency` takes at least 24."""
     count: int
     """Messages in all."""
-    rate: int
-    """Messages per second of `latency`."""
     as_json: bool
     """One object per figure."""
+    size_bytes: int = 0
+    """Size of each message, bytes; `latency` takes at least 24."""
+    rate: int = 1
+    """Messages per second of `latency`."""
 
 
 Figures = list[tuple[str, float, str]]

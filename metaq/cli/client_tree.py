@@ -1,6 +1,6 @@
 """The argument tree of the client's commands: messages, groups and offsets."""
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -29,6 +29,7 @@ from metaq.cli.options import (
     read_group,
     takes,
     target_options,
+    yes_option,
 )
 from metaq.cli.produce import ProduceOptions, produce
 from metaq.cli.tail import TailOptions, tail
@@ -158,7 +159,7 @@ def brokers(context: click.Context, as_json: bool, target: Target) -> bool:
     is_flag=True,
     help="Print what would be forgotten; remove nothing.",
 )
-@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @target_options
 def forget_command(
@@ -305,14 +306,9 @@ def bench() -> None:
 @count_option(500_000)
 @json_option
 @target_options
-def bench_produce_command(
-    topic: str, size_bytes: int, count: int, as_json: bool, target: Target
-) -> None:
+def bench_produce_command(target: Target, **options: Any) -> None:
     """Put messages to a topic, which keeps them: rates, and the times of lists."""
-    options = BenchOptions(
-        topic=topic, size_bytes=size_bytes, count=count, rate=1, as_json=as_json
-    )
-    bench_produce(target, options)
+    bench_produce(target, BenchOptions(**options))
 
 
 @bench.command(
@@ -322,14 +318,9 @@ def bench_produce_command(
 @count_option(500_000)
 @json_option
 @target_options
-def bench_consume_command(
-    topic: str, count: int, as_json: bool, target: Target
-) -> None:
+def bench_consume_command(target: Target, **options: Any) -> None:
     """Read a topic from its start, without a group: rates."""
-    options = BenchOptions(
-        topic=topic, size_bytes=0, count=count, rate=1, as_json=as_json
-    )
-    bench_consume(target, options)
+    bench_consume(target, BenchOptions(**options))
 
 
 @bench.command(
@@ -349,17 +340,12 @@ def bench_consume_command(
 )
 @json_option
 @target_options
-def bench_latency_command(
-    topic: str, size_bytes: int, count: int, rate: int, as_json: bool, target: Target
-) -> None:
+def bench_latency_command(target: Target, **options: Any) -> None:
     """Send at a steady rate to a consumer that waits: percentiles from put to delivery.
 
     The messages stay in the topic.
     """
-    options = BenchOptions(
-        topic=topic, size_bytes=size_bytes, count=count, rate=rate, as_json=as_json
-    )
-    bench_latency(target, options)
+    bench_latency(target, BenchOptions(**options))
 
 
 COMMANDS: Final = (

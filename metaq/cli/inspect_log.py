@@ -254,7 +254,7 @@ def _report_damage(
     render.say(f"damaged record at offset {offset}: {damage.detail}; {next_good}")
 
 
-def accept_loss(directory: Path, *, is_agreed: bool) -> None:
+def accept_loss(directory: Path, *, is_sure: bool) -> None:
     """Have the next start take a data directory for all that there is.
 
     Prints the losses by its record, and asks. Only that one start: it makes a
@@ -288,7 +288,7 @@ def accept_loss(directory: Path, *, is_agreed: bool) -> None:
                 f" {len(losses)} of them hold less"
             )
         question = "Take what is there for all that there is, at the next start?"
-        if not is_agreed:
+        if not is_sure:
             click.confirm(question, abort=True)
         write_holdings(fs, directory, replace(record, is_accepted=True))
     finally:

@@ -24,6 +24,7 @@ from metaq.cli.options import (
     json_option,
     takes,
     target_options,
+    yes_option,
 )
 from metaq.cli.pipeline import pipeline
 from metaq.cli.stats import stats
@@ -235,8 +236,8 @@ def verify_command(directory: Path, as_json: bool) -> bool:
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
-@click.option("--yes", "is_agreed", is_flag=True, help="Do not ask.")
-def accept_loss_command(directory: Path, is_agreed: bool) -> None:
+@yes_option
+def accept_loss_command(directory: Path, is_sure: bool) -> None:
     """Go on without what is missing from the data directory DIRECTORY, for good.
 
     For a broker that refuses to start, or stopped a partition, because DIRECTORY
@@ -244,7 +245,7 @@ def accept_loss_command(directory: Path, is_agreed: bool) -> None:
     is missing and asks; the next start takes what is there for all that there is, and
     later ones compare with that. The broker must not be running.
     """
-    accept_loss(directory, is_agreed=is_agreed)
+    accept_loss(directory, is_sure=is_sure)
 
 
 @main.command(

@@ -20,6 +20,8 @@ from metaq.model import HeaderPairs
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
+INTERVAL_S_MAX: Final = 86_400
+"""Longest pause of what is repeated, seconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -129,20 +131,23 @@ def place_options(command: F) -> F:
     return command
 
 
-def takes(kind: type[T]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Add the options that a dataclass declares, as the argument `options`.
+def takes(
+    kind: type[T], name: str = "options"
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Add the options that a dataclass declares, as one argument.
 
     Args:
         kind: each field is `Annotated` with the `click.option` or `click.argument` of
             its name; help comes in the order of the fields.
+        name: name of the argument.
     """
     hints = get_type_hints(kind, include_extras=True)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(command)
         def with_options(*args: Any, **given: Any) -> R:
-            own = {name: given.pop(name) for name in hints}
-            return command(*args, options=kind(**own), **given)
+            own = {field: given.pop(field) for field in hints}
+            return command(*args, **{name: kind(**own)}, **given)
 
         wrapped: Callable[..., R] = with_options
         for hint in reversed(hints.values()):
@@ -156,6 +161,34 @@ def takes(kind: type[T]) -> Callable[[Callable[..., R]], Callable[..., R]]:
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
 )
+
+yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+
+
+def _read_pairs(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"expected KEY=VALUE, got {text!r}")
+        found[key] = value
+    return found
+
+
+def pairs_option(
+    flag: str, name: str, text: str
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return an option `KEY=VALUE` that may be repeated; its value is a dict."""
+    return click.option(
+        flag,
+        name,
+        multiple=True,
+        callback=_read_pairs,
+        metavar="KEY=VALUE",
+        help=f"{text}; may be repeated.",
+    )
 
 
 attribute_option = click.option("--attribute", help="Attribute of every message.")

@@ -1,9 +1,9 @@
 """The argument tree of `metaq pipeline`: jobs on Spark, local or on any cluster."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -13,113 +13,52 @@ from metaq.cli import render
 from metaq.cli.cat import parse_start
 from metaq.cli.cluster import Target
 from metaq.cli.options import (
+    INTERVAL_S_MAX,
     SecondsRange,
     count_option,
     example,
     json_option,
-    metrics_option,
+    pairs_option,
+    takes,
     target_options,
 )
 from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire
 from metaq.cli.pipeline_schema import show_schema
 
-MASTER: Final = "local[*]"
-INTERVAL_S_MAX: Final = 86_400
-UPDATE_INTERVAL_S: Final = 5.0
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
-def pairs(
-    _ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
-) -> dict[str, str]:
-    """Return the pairs of `KEY=VALUE` options.
-
-    Raises:
-        click.BadParameter: One has no `=`, or no key.
-    """
-    found = {}
-    for text in values:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise click.BadParameter(
-                f"expected KEY=VALUE, got {text!r}", param=parameter
-            )
-        found[key] = value
-    return found
-
-
-def run_options(command: F) -> F:
+def run_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add the options that say where a job runs, as the argument `run`.
 
     The command says so when Ctrl-C ends it.
     """
 
     @functools.wraps(command)
-    def with_run(
-        *args: Any,
-        master: str,
-        settings: dict[str, str],
-        log: Path | None,
-        as_json: bool,
-        **kwargs: Any,
-    ) -> Any:
-        run = JobRun(master=master, settings=settings, log=log, as_json=as_json)
+    def interruptible(*args: Any, **given: Any) -> R:
         try:
-            return command(*args, run=run, **kwargs)
+            return command(*args, **given)
         except KeyboardInterrupt:
             render.say("interrupted")
             raise
 
-    wrapped: Any = with_run
-    for option in (
-        json_option,
-        click.option(
-            "--spark-log",
-            "log",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Append what Spark says to this file.",
-        ),
-        click.option(
-            "--conf",
-            "settings",
-            multiple=True,
-            callback=pairs,
-            metavar="KEY=VALUE",
-            help="Setting of Spark; may be repeated.",
-        ),
-        click.option(
-            "--master",
-            envvar="METAQ_SPARK_MASTER",
-            default=MASTER,
-            show_default=True,
-            help="Spark cluster to run on.",
-        ),
-    ):
-        wrapped = option(wrapped)
-    return cast("F", wrapped)
+    return takes(JobRun, "run")(interruptible)
 
 
-def wire_options(command: F) -> F:
+def wire_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add the options that say which brokers are meant, as the argument `wire`."""
 
     @functools.wraps(command)
     def with_wire(
-        *args: Any, target: Target, options: dict[str, str], **kwargs: Any
-    ) -> Any:
-        return command(*args, wire=Wire(target=target, options=options), **kwargs)
+        *args: Any, target: Target, options: dict[str, str], **given: Any
+    ) -> R:
+        return command(*args, wire=Wire(target=target, options=options), **given)
 
-    wrapped = click.option(
-        "--option",
-        "options",
-        multiple=True,
-        callback=pairs,
-        metavar="KEY=VALUE",
-        help='Option of format("metaq"), see docs/spark.md; may be repeated.',
-    )(with_wire)
-    return cast("F", target_options(wrapped))
+    text = 'Option of format("metaq"), see docs/spark.md'
+    return target_options(pairs_option("--option", "options", text)(with_wire))
 
 
 every_option = click.option(
@@ -223,33 +162,12 @@ def replay_command(
         "metaq pipeline ingest people people.csv --format csv --read header=true",
     ),
 )
-@click.argument("topic")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option(
-    "--format",
-    "source_format",
-    required=True,
-    help="What Spark shall read: text, csv, json, parquet, orc, jdbc, ...",
-)
-@click.option(
-    "--read",
-    "source_options",
-    multiple=True,
-    callback=pairs,
-    metavar="KEY=VALUE",
-    help="Option of that format; may be repeated.",
-)
-@click.option(
-    "--value",
-    help="SQL expression for the message.  [default: column value, else row as JSON]",
-)
-@click.option("--attribute", help="SQL expression for the attribute.")
-@click.option("--key", help="SQL expression; equal keys go to one partition.")
+@takes(Ingest, "asked")
 @wire_options
 @run_options
-def ingest_command(wire: Wire, run: JobRun, **asked: Any) -> None:
+def ingest_command(asked: Ingest, wire: Wire, run: JobRun) -> None:
     """Put whatever Spark can read into TOPIC, a message for each row, at least once."""
-    jobs.ingest(run, wire, Ingest(**asked))
+    jobs.ingest(run, wire, asked)
 
 
 @pipeline.command(
@@ -412,39 +330,9 @@ def init_command(directory: Path, topic: str, alerts: str, target: Target) -> No
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
-@click.option("--once", "is_once", is_flag=True, help="End behind one update.")
-@click.option(
-    "--every",
-    "interval_s",
-    type=SecondsRange(0, INTERVAL_S_MAX),
-    default=UPDATE_INTERVAL_S,
-    show_default=True,
-    help="Seconds between the end of an update and the next one.",
-)
-@click.option(
-    "--full-refresh",
-    "refreshed",
-    multiple=True,
-    metavar="TABLE",
-    help="Compute this table from the start, once; may be repeated.",
-)
-@click.option(
-    "--full-refresh-all",
-    "refreshes_all",
-    is_flag=True,
-    help="Compute everything from the start, once.",
-)
-@metrics_option
+@takes(project.RunOptions)
 @run_options
-def run_command(
-    directory: Path,
-    is_once: bool,
-    interval_s: float,
-    refreshed: tuple[str, ...],
-    refreshes_all: bool,
-    metrics_port: int | None,
-    run: JobRun,
-) -> None:
+def run_command(directory: Path, options: project.RunOptions, run: JobRun) -> None:
     """Run the declared pipeline of DIRECTORY until SIGTERM or Ctrl-C.
 
     Its tables are updated every few seconds; an update takes in what is there at its
@@ -452,20 +340,11 @@ def run_command(
     The exit code is 0 when it was told to end, and 1 when an update failed; the next
     run goes on where the last one was, after a kill as well.
     """
-    if refreshed and refreshes_all:
+    if options.refreshed and options.refreshes_all:
         raise click.UsageError("--full-refresh-all leaves no table to name")
     if run.master.startswith(project.CONNECT) and (run.settings or run.log):
         raise click.UsageError("a server of Spark Connect has its own --conf and log")
-    project.run(
-        run,
-        directory,
-        project.RunOptions(
-            refreshed=refreshed,
-            refreshes_all=refreshes_all,
-            interval_s=None if is_once else interval_s,
-            metrics_port=metrics_port,
-        ),
-    )
+    project.run(run, directory, options)
 
 
 @pipeline.command(

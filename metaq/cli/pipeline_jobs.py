@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
+from metaq.cli.options import json_option, pairs_option
 from metaq.cli.spark_session import (
     require_spark,
     run_in_session,
@@ -29,13 +30,32 @@ CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 class JobRun:
     """Options of a Spark run."""
 
-    master: str
+    master: Annotated[
+        str,
+        click.option(
+            "--master",
+            envvar="METAQ_SPARK_MASTER",
+            default="local[*]",
+            show_default=True,
+            help="Spark cluster to run on.",
+        ),
+    ]
     """URL of the Spark master."""
-    settings: Mapping[str, str]
+    settings: Annotated[
+        Mapping[str, str], pairs_option("--conf", "settings", "Setting of Spark")
+    ]
     """Spark settings."""
-    log: Path | None
+    log: Annotated[
+        Path | None,
+        click.option(
+            "--spark-log",
+            "log",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Append what Spark says to this file.",
+        ),
+    ]
     """File for Spark's log."""
-    as_json: bool
+    as_json: Annotated[bool, json_option]
     """Objects instead of tables."""
 
 
@@ -180,19 +200,45 @@ def replay(
 class Ingest:
     """Source and target of `pipeline ingest`."""
 
-    topic: str
+    topic: Annotated[str, click.argument("topic")]
     """Target topic."""
-    paths: tuple[str, ...]
+    paths: Annotated[
+        tuple[str, ...], click.argument("paths", nargs=-1, metavar="[PATH]...")
+    ]
     """Arguments of `load`."""
-    source_format: str
+    source_format: Annotated[
+        str,
+        click.option(
+            "--format",
+            "source_format",
+            required=True,
+            help="What Spark shall read: text, csv, json, parquet, orc, jdbc, ...",
+        ),
+    ]
     """Argument of `spark.read.format`."""
-    source_options: Mapping[str, str]
+    source_options: Annotated[
+        Mapping[str, str],
+        pairs_option("--read", "source_options", "Option of that format"),
+    ]
     """Options of that source."""
-    value: str | None
+    value: Annotated[
+        str | None,
+        click.option(
+            "--value",
+            help="SQL expression for the message.  [default: column value, else row as"
+            " JSON]",
+        ),
+    ]
     """Expression for the message."""
-    attribute: str | None
+    attribute: Annotated[
+        str | None,
+        click.option("--attribute", help="SQL expression for the attribute."),
+    ]
     """Expression for the attribute."""
-    key: str | None
+    key: Annotated[
+        str | None,
+        click.option("--key", help="SQL expression; equal keys go to one partition."),
+    ]
     """Expression for the key."""
 
 

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import click
 
@@ -25,7 +25,14 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, check_target
 from metaq.cli.groups import describe_groups, print_progress, to_json
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.options import ROOT, TIMEOUT_S, ZOOKEEPER
+from metaq.cli.options import (
+    INTERVAL_S_MAX,
+    ROOT,
+    TIMEOUT_S,
+    ZOOKEEPER,
+    SecondsRange,
+    metrics_option,
+)
 from metaq.cli.pipeline_jobs import JobRun
 from metaq.cli.spark_session import spark_session
 from metaq.cli.times import format_time
@@ -93,13 +100,45 @@ def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    refreshed: tuple[str, ...]
+    is_once: Annotated[
+        bool,
+        click.option("--once", "is_once", is_flag=True, help="End behind one update."),
+    ]
+    """Make one update."""
+    interval_s: Annotated[
+        float,
+        click.option(
+            "--every",
+            "interval_s",
+            type=SecondsRange(0, INTERVAL_S_MAX),
+            default=5.0,
+            show_default=True,
+            help="Seconds between the end of an update and the next one.",
+        ),
+    ]
+    """Pause behind each update, seconds."""
+    refreshed: Annotated[
+        tuple[str, ...],
+        click.option(
+            "--full-refresh",
+            "refreshed",
+            multiple=True,
+            metavar="TABLE",
+            help="Compute this table from the start, once; may be repeated.",
+        ),
+    ]
     """Tables to compute from the start."""
-    refreshes_all: bool
+    refreshes_all: Annotated[
+        bool,
+        click.option(
+            "--full-refresh-all",
+            "refreshes_all",
+            is_flag=True,
+            help="Compute everything from the start, once.",
+        ),
+    ]
     """Whether these are all of them."""
-    interval_s: float | None
-    """Pause behind each update, seconds; None: one update."""
-    metrics_port: int | None
+    metrics_port: Annotated[int | None, metrics_option]
     """Port that answers scrapes; None: none."""
 
 
@@ -148,12 +187,12 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
             run_apart(
                 lambda: work.run(
                     Refresh(tables=options.refreshed, is_all=options.refreshes_all),
-                    interval_s=options.interval_s,
+                    interval_s=None if options.is_once else options.interval_s,
                     on_update=counters.add_update,
                 ),
                 on_interrupt=work.stop,
             )
-        if options.interval_s is None:
+        if options.is_once:
             # A signal that has broken the only update off is raised here.
             with interrupts.pause():
                 pass
