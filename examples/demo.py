@@ -143,7 +143,7 @@ class Feed:
 
     def __init__(self, producer: Producer, partitions: Sequence[TopicPartition]):
         self._producer = producer
-        self._names = [name_of(partition) for partition in partitions]
+        self._names = [partition.name for partition in partitions]
         self._chosen: dict[Path, str] = {}
         self.sent = Sent()
 
@@ -168,11 +168,6 @@ class Feed:
         for line, result in zip(lines, results, strict=True):
             self.sent.checks[partition, result.offset] = check_of(source.name, line)
         self.sent.size_bytes += sum(map(len, lines))
-
-
-def name_of(partition: TopicPartition) -> str:
-    """Return `<broker>-<number>`."""
-    return f"{partition.broker_id}-{partition.partition}"
 
 
 def check_of(name: str | None, line: bytes) -> int:
@@ -204,7 +199,7 @@ def run_member(zookeeper: str, output: Path, lines_per_s: float) -> int:
             notes = [
                 b"%s %d %d\n"
                 % (
-                    name_of(m.partition).encode(),
+                    m.partition.name.encode(),
                     m.offset,
                     check_of(m.attribute, m.data),
                 )

@@ -70,11 +70,26 @@ class TopicPartition:
     """Partition number on that broker, 0 or more."""
 
     def __str__(self) -> str:
-        return f"{self.topic}/{self.broker_id}-{self.partition}"
+        return f"{self.topic}/{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Its name within the topic: `0-1`, broker first."""
+        return f"{self.broker_id}-{self.partition}"
 
     def labels(self) -> tuple[str, str]:
-        """Return what metrics call it: its topic, and `0-1`."""
-        return self.topic, f"{self.broker_id}-{self.partition}"
+        """Return what metrics call it: its topic, and its name."""
+        return self.topic, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """Committed offset of a group in a partition."""
+
+    offset: Offset
+    """The group's next offset."""
+    message_id: MessageId | None = None
+    """Id of the last message before it; None where a writer before 1.4 stored it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -19,7 +19,6 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import Message
-from metaq.zk.paths import partition_name
 
 COLUMNS: Final = ("figure", "value", "unit")
 GROUP: Final = "metaq-bench"
@@ -174,7 +173,7 @@ def _reading(client: Client, found: Found, start: Start) -> Consumer:
     return client.consumer(
         GROUP,
         [found.partitions[0].topic],
-        partitions=[partition_name(each) for each in found.partitions],
+        partitions=[each.name for each in found.partitions],
         offsets=MemoryOffsets(),
         start=start,
     )

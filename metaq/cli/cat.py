@@ -19,7 +19,6 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.model import Message
 from metaq.peer.log_reader import BROWSER_GROUP
-from metaq.zk.paths import partition_name
 
 FOLLOW_COUNT_MAX: Final = 1000
 """Messages that are taken at a time while following."""
@@ -93,7 +92,7 @@ def cat(target: Target, options: CatOptions) -> None:
     if options.count_max == 0:
         return
     with found.target.client() as client:
-        names = [partition_name(each) for each in found.partitions]
+        names = [each.name for each in found.partitions]
         if options.follows:
             messages = _follow(client, options.topic, names, start)
         else:

@@ -16,12 +16,12 @@ from metaq.client.cluster.presence import name_away
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import near_topics, parse_address
 from metaq.client.session import CoordinatorFactory
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.zk._kazoo_client import check_hosts
-from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.paths import normalize_root, partition_name
+from metaq.zk.paths import normalize_root
 
 T = TypeVar("T")
 
@@ -160,13 +160,9 @@ def named_partitions(
         return tuple(everything)
     chosen = []
     for text in wanted:
-        found = [
-            p
-            for p in everything
-            if text in {f"{p.broker_id}-{p.partition}", str(p.partition)}
-        ]
+        found = [p for p in everything if text in {p.name, str(p.partition)}]
         if len(found) != 1:
-            names = ", ".join(f"{p.broker_id}-{p.partition}" for p in everything)
+            names = ", ".join(p.name for p in everything)
             raise click.BadParameter(
                 f"'{text}' names {len(found)} partitions of {topic}, expected one of"
                 f" {names}",
@@ -234,7 +230,7 @@ def require_not_away(
     Raises:
         PartitionsAwayError: there are some.
     """
-    away = [each for each in snapshot.away(topic) if partition_name(each) in wanted]
+    away = [each for each in snapshot.away(topic) if each.name in wanted]
     if away:
         raise PartitionsAwayError(name_away(away), partitions=away)
 

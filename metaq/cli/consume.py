@@ -25,8 +25,7 @@ from metaq.client.group.assignments import Fence
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.session import make_store
 from metaq.errors import MetaqError
-from metaq.model import TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import GroupOffset, TopicPartition
 
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""

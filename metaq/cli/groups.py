@@ -17,7 +17,6 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.fan_out import all_of
 from metaq.errors import ClientError
 from metaq.zk.groups import list_groups
-from metaq.zk.paths import partition_name
 
 GROUP_COLUMNS = (
     "group", "members", "topics", "partitions", "unowned", "lag_messages", "lag_bytes",
@@ -83,7 +82,7 @@ def to_json(group: GroupDescription) -> dict[str, object]:
         "partitions": [
             {
                 "topic": each.partition.topic,
-                "partition": partition_name(each.partition),
+                "partition": each.partition.name,
                 "owner": each.owner,
                 "committed": each.committed,
                 "lag": asdict(each.lag) if each.lag else None,
@@ -166,7 +165,7 @@ def _partition_row(each: PartitionProgress) -> tuple[render.Cell, ...]:
     lag = each.lag
     return (
         each.partition.topic,
-        partition_name(each.partition),
+        each.partition.name,
         each.owner,
         "uncommitted" if _is_uncommitted(each) else each.committed,
         lag.messages if lag else None,

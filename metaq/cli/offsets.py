@@ -28,10 +28,8 @@ from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.errors import GroupInUseError
 from metaq.client.fan_out import for_each
 from metaq.errors import ClientError, MetaqError, NoBrokerError
-from metaq.model import Offset, TopicPartition
+from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.zk.errors import PayloadError
-from metaq.zk.paths import partition_name
-from metaq.zk.znodes import GroupOffset
 
 SHOW_COLUMNS = (
     "topic", "partition", "committed", "message_id", "log_start", "log_end", "state",
@@ -103,7 +101,7 @@ def _show_row(
     ends: tuple[Offset, Offset] | MetaqError | None,
 ) -> list[render.Cell]:
     start, end = ends if isinstance(ends, tuple) else (None, None)
-    place: list[render.Cell] = [partition.topic, partition_name(partition)]
+    place: list[render.Cell] = [partition.topic, partition.name]
     if isinstance(stored, PayloadError):
         return [*place, None, None, start, end, str(stored)]
     state = describe_offset(stored.offset, ends)
@@ -224,7 +222,7 @@ def _print_plan(changes: Sequence[OffsetChange], options: WriteOptions) -> None:
     rows = [
         (
             change.partition.topic,
-            partition_name(change.partition),
+            change.partition.name,
             change.old.offset if change.old else None,
             change.new.offset,
         )

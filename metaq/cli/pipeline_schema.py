@@ -10,7 +10,6 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.spark_session import require_spark
 from metaq.client.options import Start
-from metaq.zk.paths import partition_name
 
 SAMPLE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of the messages that are looked at, exceeded by less than one of them."""
@@ -83,7 +82,7 @@ def read_sample(target: Target, topic: str, count: int, start: Start) -> list[by
             share = -(-(count - len(values)) // left)
             messages = client.browse(
                 topic,
-                partitions=[partition_name(partition)],
+                partitions=[partition.name],
                 start=start,
                 stop_at_end=True,
             )

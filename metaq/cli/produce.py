@@ -23,7 +23,6 @@ from metaq.client.errors import (
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClientError
 from metaq.model import HeaderPairs
-from metaq.zk.paths import partition_name
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
@@ -124,7 +123,7 @@ def produce(target: Target, options: ProduceOptions) -> None:
         raise click.UsageError("--key-separator: expected a text, got an empty one")
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
-    name = partition_name(found.partitions[0]) if wanted else None
+    name = found.partitions[0].name if wanted else None
     with (
         found.target.client() as client,
         client.producer(timeout_s=target.timeout_s) as producer,
@@ -236,7 +235,7 @@ def _print_summary(
     unknown_count = statistics.failed.get(OutcomeUnknownError.__name__, 0)
     refused_count = sum(statistics.failed.values()) - unknown_count
     by_partition = {
-        partition_name(partition): count
+        partition.name: count
         for partition, count in sorted(statistics.by_partition.items())
     }
     rate = message_count / seconds if seconds > 0 else 0.0

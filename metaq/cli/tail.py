@@ -32,7 +32,6 @@ from metaq.errors import ConfigError, MetaqError, WireError
 from metaq.fs import SystemFileSystem
 from metaq.model import HeaderPairs, SizeBytes
 from metaq.retry import Backoff
-from metaq.zk.paths import partition_name
 
 POLL_S: Final = 0.1
 """Interval of looks at a file that does not grow, seconds."""
@@ -119,7 +118,7 @@ def tail(target: Target, options: TailOptions) -> None:
         bookmark = read_state(options.state, options.file, options.topic)
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
-    name = partition_name(found.partitions[0]) if wanted else None
+    name = found.partitions[0].name if wanted else None
     counts = _Counts()
     follower = FileFollower(
         options.file, bookmark=bookmark, from_start=options.from_start

@@ -12,10 +12,9 @@ from metaq.client.cluster.presence import require_all_there
 from metaq.client.consume.browse import stats_of_broker
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.fan_out import for_each
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.paths import partition_name
 
 COLUMNS = (
     "topic", "partition", "broker", "puts", "gets", "log_start", "log_end", "closed",
@@ -115,7 +114,7 @@ def _row(
     topic, name = partition.topic, f"{partition.topic}-{partition.partition}"
     return (
         topic,
-        partition_name(partition),
+        partition.name,
         str(context.address_of(partition.broker_id) or "unreachable"),
         partition in snapshot.put_partitions(topic),
         partition in snapshot.get_partitions(topic),

@@ -195,15 +195,11 @@ def plan_slots(partitions: Sequence[TopicPartition]) -> list[int]:
     """
     best: list[tuple[int, int]] = [(-1, -1)] * KEY_SLOTS
     # In the order of the names, so that the list's own order decides nothing.
-    for at in sorted(range(len(partitions)), key=lambda at: _name(partitions[at])):
+    for at in sorted(range(len(partitions)), key=lambda at: partitions[at].name):
         best = list(map(max, best, zip(_weights(partitions[at]), repeat(at))))
     return list(map(itemgetter(1), best))
 
 
 def _weights(partition: TopicPartition) -> tuple[int, ...]:
-    octets = shake_128(_name(partition).encode()).digest(KEY_SLOTS * _WEIGHT_BYTES)
+    octets = shake_128(partition.name.encode()).digest(KEY_SLOTS * _WEIGHT_BYTES)
     return unpack(f">{KEY_SLOTS}I", octets)
-
-
-def _name(partition: TopicPartition) -> str:
-    return f"{partition.broker_id}-{partition.partition}"

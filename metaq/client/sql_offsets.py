@@ -31,10 +31,8 @@ from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ConfigError, MetaqError
-from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition
+from metaq.model import MAX_OFFSET, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.retry import Backoff
-from metaq.zk.paths import partition_name
-from metaq.zk.znodes import GroupOffset
 
 try:
     import sqlalchemy as sa
@@ -187,7 +185,7 @@ class SqlOffsets:
         if row is None:
             return None
         *found, offset, message_id = row
-        wanted = [partition.topic, partition_name(partition), group]
+        wanted = [partition.topic, partition.name, group]
         if found != wanted:
             raise OffsetStoreError(
                 f"{self._name}: expected the row of {wanted}, got that of {found}: the"
@@ -257,7 +255,7 @@ class SqlOffsets:
             return
         names = {
             "topic": partition.topic,
-            "partition": partition_name(partition),
+            "partition": partition.name,
             "group_id": group,
         }
         connection.execute(self._table.insert().values(names | values))
@@ -268,7 +266,7 @@ class SqlOffsets:
         columns = self._table.c
         return (
             columns.topic == partition.topic,
-            columns.partition == partition_name(partition),
+            columns.partition == partition.name,
             columns.group_id == group,
         )
 

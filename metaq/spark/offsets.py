@@ -46,11 +46,6 @@ _PARTITION: Final = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
 _Number = TypeVar("_Number", bound=int)
 
 
-def partition_key(partition: TopicPartition) -> str:
-    """Return how a partition is named below its topic: `<broker>-<partition>`."""
-    return f"{partition.broker_id}-{partition.partition}"
-
-
 def offsets_to_json(offsets: Offsets) -> dict[str, object]:
     """Return offsets as the sorted dictionary that Spark writes down.
 
@@ -58,7 +53,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, object]:
     """
     topics: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
-        topics.setdefault(partition.topic, {})[partition_key(partition)] = int(offset)
+        topics.setdefault(partition.topic, {})[partition.name] = int(offset)
     return {VERSION_KEY: VERSION, **topics}
 
 

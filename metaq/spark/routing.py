@@ -129,10 +129,7 @@ def _same_topics(available: Route, known: Route) -> Route:
 
 
 def _names(route: Route) -> dict[str, list[str]]:
-    return {
-        topic: [f"{p.broker_id}-{p.partition}" for p in some]
-        for topic, some in route.items()
-    }
+    return {topic: [p.name for p in some] for topic, some in route.items()}
 
 
 def _route(names: Mapping[str, list[str]]) -> Route:

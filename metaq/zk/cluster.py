@@ -19,14 +19,15 @@ Source: client spec 4.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot, Counts
 from metaq.errors import ClosedError
-from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId
 from metaq.zk.children import READS_AT_ONCE, Settler, ValuesWatch
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
 from metaq.zk.paths import (
@@ -36,7 +37,6 @@ from metaq.zk.paths import (
     parse_broker_id,
     parse_follower,
     parse_role,
-    partition_name,
 )
 from metaq.zk.session import Cancel, Coordinator
 from metaq.zk.znodes import (
@@ -47,75 +47,10 @@ from metaq.zk.znodes import (
 
 log = logging.getLogger(__name__)
 
-Counts = Mapping[str, Mapping[BrokerId, int]]
-"""Topic → broker → number of partitions there; brokers ascending."""
 PARTITIONS_MAX: Final = 100_000
 """Partitions of one topic on one broker; a node that promises more is not believed."""
 _TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
 _Counted: TypeAlias = ValuesWatch[int]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerCopies:
-    """Addresses of the copies of one broker's partitions."""
-
-    leader: BrokerAddress | None
-    """Takes puts; None while it is not there."""
-    followers: Mapping[int, BrokerAddress]
-    """Follower K of `slaveK` → its address, K ascending."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """Immutable state of the cluster at one moment."""
-
-    version: int = 0
-    """Number of the snapshot; 0 before the first one."""
-    brokers: Mapping[BrokerId, BrokerCopies] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    """Brokers of which at least one copy is there, ids ascending."""
-    puts: Counts = field(default_factory=lambda: MappingProxyType({}))
-    """Partitions that producers may put to, of watched topics that have any. Their
-    leader may be unreachable at the moment."""
-    gets: Counts = field(default_factory=lambda: MappingProxyType({}))
-    """Partitions that consumers may read, from a leader or a follower."""
-    recorded: Counts = field(default_factory=lambda: MappingProxyType({}))
-    """Partitions that there are, served or not, as far as brokers have recorded them;
-    of watched topics. Java brokers record nothing."""
-    silent: frozenset[BrokerAddress] = frozenset()
-    """Named addresses that have never answered, so their topics are unknown. Empty with
-    ZooKeeper."""
-    topics: frozenset[str] = frozenset()
-    """Watched topics known to this snapshot, including those without a broker."""
-
-    def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return the partitions for producers, in numeric order; () for none."""
-        return _partitions(topic, self.puts)
-
-    def get_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return the partitions that groups divide, in string order."""
-        return tuple(sorted(_partitions(topic, self.gets), key=partition_name))
-
-    def away(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return recorded partitions that no broker serves now, in numeric order."""
-        recorded = _partitions(topic, self.recorded)
-        return tuple(one for one in recorded if not self.is_served(one))
-
-    def is_served(self, partition: TopicPartition) -> bool:
-        """Return whether a broker that is there has this partition of its topic."""
-        topic, broker_id = partition.topic, partition.broker_id
-        puts, gets = self.puts.get(topic, {}), self.gets.get(topic, {})
-        count = max(puts.get(broker_id, 0), gets.get(broker_id, 0))
-        return broker_id in self.brokers and partition.partition < count
-
-
-def _partitions(topic: str, counts: Counts) -> tuple[TopicPartition, ...]:
-    return tuple(
-        TopicPartition(topic, broker_id, number)
-        for broker_id, count in sorted(counts.get(topic, {}).items())
-        for number in range(count)
-    )
 
 
 def _decode_count(data: bytes) -> int:

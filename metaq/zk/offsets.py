@@ -22,16 +22,11 @@ Source: client spec 4, 13 and 14.6.
 from typing import Final
 
 from metaq.errors import OwnershipLostError
-from metaq.model import TopicPartition
+from metaq.model import GroupOffset, TopicPartition
 from metaq.zk.errors import NodeChangedError, PayloadError
 from metaq.zk.paths import NodeKind, NodePaths, parse_partition
 from metaq.zk.session import Coordinator, SessionState
-from metaq.zk.znodes import (
-    GroupOffset,
-    decode_group_offset,
-    encode_group_offset,
-    encode_owner,
-)
+from metaq.zk.znodes import decode_group_offset, encode_group_offset, encode_owner
 
 # Only tools write the offset of a partition that we own.
 COMMIT_TRIES: Final = 3

@@ -169,11 +169,6 @@ def parse_follower(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def partition_name(partition: TopicPartition) -> str:
-    """Return the name of a partition within its topic: `0-1`."""
-    return f"{partition.broker_id}-{partition.partition}"
-
-
 def parse_partition(text: str) -> tuple[BrokerId, int] | None:
     """Return (broker id, partition number) of `0-1`, or None for anything else."""
     match = _PARTITION.fullmatch(text)
@@ -296,8 +291,8 @@ class NodePaths:
         return path.removesuffix("/*")
 
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
-        name = partition_name(partition)
-        return self._fill(kind, group=group, topic=partition.topic, partition=name)
+        topic, name = partition.topic, partition.name
+        return self._fill(kind, group=group, topic=topic, partition=name)
 
     # -- queries ----------------------------------------------------------------------
 

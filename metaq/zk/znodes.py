@@ -32,6 +32,7 @@ from typing import Final
 from metaq.model import (
     SCHEME,
     BrokerAddress,
+    GroupOffset,
     MessageId,
     Offset,
     parse_broker_address,
@@ -212,16 +213,6 @@ def decode_owner(data: bytes) -> str:
     if not text:
         raise PayloadError("owner: expected a member's name, got nothing")
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOffset:
-    """Committed offset of a group in a partition."""
-
-    offset: Offset
-    """The group's next offset."""
-    message_id: MessageId | None = None
-    """Id of the last message before it; None in nodes written before 1.4."""
 
 
 def encode_group_offset(group_offset: GroupOffset) -> bytes:

@@ -9,7 +9,7 @@ from metaq.client.group.rebalancer import GroupSource
 from metaq.client.options import ClientOptions
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.rigs.inside import kill
 from tests.zk.virtual import VirtualClock, run_virtually
@@ -209,10 +209,10 @@ def is_at_rest(
     """Whether each member reads exactly its share, and ZooKeeper says the same."""
     if not all(member.is_settled for member in members):
         return False
-    names = [partition_name(part(number)) for number in range(count)]
+    names = [part(number).name for number in range(count)]
     plan = assign(strategy, [member.name for member in members], names)
     read = {
-        member.name: {partition_name(partition) for partition in member.reading}
+        member.name: {partition.name for partition in member.reading}
         for member in members
     }
     found = {name: owner for owner, many in read.items() for name in many}

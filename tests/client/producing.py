@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.produce.producer import AsyncProducer
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -29,7 +30,6 @@ from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
 
 JAVA = Capabilities("1.4.6.2")
 OURS = Capabilities("1.0", has_mput=True, dedup=True)

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.clock import SystemClock
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 
 CLOCK = SystemClock()
 ZERO = TopicPartition("t", BrokerId(0), 0)

@@ -24,10 +24,9 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import CannotAnswerError, GroupInUseError
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.errors import ClientError, ConfigError, NoBrokerError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.zk.errors import PayloadError
 from metaq.zk.groups import GroupMembership
-from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ import pytest
 from metaq.client import AsyncClient, Client, MemoryOffsets
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.errors import ClosedError
-from metaq.model import Message
-from metaq.zk.znodes import GroupOffset
+from metaq.model import GroupOffset, Message
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
 from tests.rigs.inside import loop_thread_of

@@ -11,8 +11,7 @@ from metaq.client.offsets.committer import Committer
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.clock import SystemClock
 from metaq.errors import MetaqError, SessionSuspendedError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 
 PARTITION = TopicPartition("t", BrokerId(0), 0)
 HANDLED = {PARTITION: GroupOffset(Offset(7), MessageId(1))}

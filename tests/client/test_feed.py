@@ -15,9 +15,15 @@ from metaq.client.consume.fetch_buffer import (
     FetchedBatch,
 )
 from metaq.errors import ClosedError, OwnershipLostError
-from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.model import (
+    BrokerId,
+    GroupOffset,
+    Message,
+    MessageId,
+    Offset,
+    TopicPartition,
+)
 from metaq.testing.clock import ManualClock
-from metaq.zk.znodes import GroupOffset
 
 ZERO = TopicPartition("t", BrokerId(0), 0)
 ONE = TopicPartition("t", BrokerId(0), 1)

@@ -21,7 +21,7 @@ def test_a_layout_is_text_or_a_list(
     layout: str | Sequence[str], names: list[str]
 ) -> None:
     found = parse_layout("test", layout)
-    assert [f"{p.broker_id}-{p.partition}" for p in found] == names
+    assert [p.name for p in found] == names
 
 
 @pytest.mark.parametrize(

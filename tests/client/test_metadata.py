@@ -16,13 +16,13 @@ from metaq.client.cluster.metadata import (
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import TopicRules
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Stats
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok

@@ -38,12 +38,18 @@ from metaq.client.produce.producer_counters import (
     TransactionStatistics,
 )
 from metaq.errors import ClosedError, ConfigError
-from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    GroupOffset,
+    MessageId,
+    Offset,
+    TopicPartition,
+)
 from metaq.peer.connection import ConnectionStatistics
 from metaq.peer.pool import PoolStatistics
 from metaq.stats import HistogramSnapshot, MetricKind
 from metaq.zk.session import SessionState, SessionStatus
-from metaq.zk.znodes import GroupOffset
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS, take
 from tests.exposition import changed

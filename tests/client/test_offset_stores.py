@@ -25,11 +25,10 @@ from metaq.errors import (
     ConfigError,
     RequestTimeoutError,
 )
-from metaq.model import MAX_OFFSET, BrokerId, Offset, TopicPartition
+from metaq.model import MAX_OFFSET, BrokerId, GroupOffset, Offset, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import GroupOffset
 from tests.client.stored_offsets import (
     CLOCK,
     FAR,

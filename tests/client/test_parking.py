@@ -17,9 +17,15 @@ from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client, Consumer
 from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import DirLock, SystemFileSystem
-from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.model import (
+    BrokerId,
+    GroupOffset,
+    Message,
+    MessageId,
+    Offset,
+    TopicPartition,
+)
 from metaq.testing.clock import ManualClock
-from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.test_feed import batch
 from tests.rigs.fs import FaultyFileSystem

@@ -21,7 +21,6 @@ from metaq.client.partitioner import (
 )
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.paths import partition_name
 
 MESSAGE = OutgoingMessage(b"")
 
@@ -164,4 +163,4 @@ def test_what_is_no_partition_is_refused(text: Any) -> None:
 def test_every_partition_that_a_broker_can_register_can_be_named() -> None:
     """Numbers are bounded one by one, as in the names of ZooKeeper's nodes."""
     longest = TopicPartition("t", BrokerId(int(20 * "9")), int(20 * "8"))
-    assert parse_partition("t", partition_name(longest)) == longest
+    assert parse_partition("t", longest.name) == longest

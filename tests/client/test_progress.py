@@ -28,9 +28,8 @@ from metaq.errors import (
     ServerError,
     UnavailableError,
 )
-from metaq.model import Message, MessageId, Offset
+from metaq.model import GroupOffset, Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
-from metaq.zk.znodes import GroupOffset
 from tests.brokers import StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
 

@@ -33,10 +33,9 @@ from metaq.client.sql_offsets import (
 )
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, MetaqError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.clock import ManualClock
-from metaq.zk.znodes import GroupOffset
 from tests.client.stored_offsets import listening
 
 CLOCK = SystemClock()

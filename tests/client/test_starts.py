@@ -14,8 +14,7 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, NoBrokerError
-from metaq.model import MessageId, Offset
-from metaq.zk.znodes import GroupOffset
+from metaq.model import GroupOffset, MessageId, Offset
 from tests.brokers import PYTHON, StartBroker, broker_of, until
 from tests.client.worlds import (
     IDLE,

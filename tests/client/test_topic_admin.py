@@ -120,7 +120,7 @@ def test_a_topic_is_made_used_altered_and_deleted(cluster: Cluster, world: str) 
             (0, 2, Effect.IN_EFFECT),
             (1, 2, Effect.IN_EFFECT),
         ]
-        names = [f"{p.broker_id}-{p.partition}" for p in client.partitions("orders")]
+        names = [p.name for p in client.partitions("orders")]
         assert names == ["0-0", "0-1", "1-0", "1-1"]
         with client.producer() as producer:
             producer.send("orders", b"one", partition="1-1")

@@ -8,9 +8,8 @@ from metaq.client.offsets.committer import Committer
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.errors import OwnershipLostError
-from metaq.model import MessageId, Offset
+from metaq.model import GroupOffset, MessageId, Offset
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.znodes import GroupOffset
 from tests.client.group_members import (
     CLOCK,
     GROUP,

@@ -43,6 +43,7 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (layers.purity_faults, "zk/paths.py", "import time", "time"),
     (layers.purity_faults, "zk/paths.py", "import metaq.zk.session", "session"),
     (layers.network_faults, "storage/a.py", "import socket", "socket"),
+    (layers.zookeeper_faults, "client/consume/a.py", "from metaq.zk import b", "zk"),
     (layers.lazy_faults, "broker/a.py", "def f():\n import json", "json"),
     (layers.lazy_faults, "net/a.py", "X = __import__('metaq.zk')", "__import__"),
     (

@@ -15,7 +15,7 @@
 3   record ────┴── fs   protocol   assignment    config  lifecycle  retry  loop_thread
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
-1                     model        clock
+1                 model ── cluster_snapshot   clock
 """
 
 import ast
@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "": set(),  # metaq/__init__.py imports nothing
     "__main__": {"cli"},
     "model": set(),
+    "cluster_snapshot": {"model"},
     "clock": {"model"},
     "errors": {"model"},
     "stats": L1,
@@ -48,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": L2 | {"record", "fs", "config", "lifecycle", "retry", "storage"},
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
     "net": L2 | {"lifecycle", "protocol", "net"},
-    "zk": L2 | {"config", "retry", "lifecycle", "fs", "zk"},
+    "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
     "peer": L2 | {"retry", "loop_thread", "protocol", "net", "peer"},
     "broker": L2
     | L4
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"loop_thread", "peer", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
-    | {"net", "zk", "prometheus", "loop_thread", "peer", "client"},
+    | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     "spark": PURE
     | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"}
@@ -121,6 +122,8 @@ IMPURE_STDLIB = NETWORK | {
 }  # fmt: skip
 PURE_STDLIB = {"urllib.parse"}
 NO_NETWORK = {"storage", "txn"}
+# Messages go to brokers and come from them; a client may do without ZooKeeper.
+NO_ZOOKEEPER = ("client.produce.", "client.consume.")
 
 THIRD_PARTY: dict[str, set[str]] = {
     "configobj": {"config"},
@@ -274,6 +277,16 @@ def network_faults(tree: Tree) -> list[str]:
     ]
 
 
+def zookeeper_faults(tree: Tree) -> list[str]:
+    return [
+        f"{name} imports {item.target}"
+        for name in tree.modules
+        if name.startswith(NO_ZOOKEEPER)
+        for item in tree.imports(name)
+        if item.own is not None and item.head == "zk"
+    ]
+
+
 def lazy_faults(tree: Tree) -> list[str]:
     faults = []
     for name, path in tree.modules.items():
@@ -340,6 +353,11 @@ def test_pure_code_has_no_hands() -> None:
 def test_storage_and_transactions_know_no_network() -> None:
     """Packages that keep bytes on disk never open a socket."""
     assert network_faults(PROJECT) == []
+
+
+def test_producers_and_consumers_know_no_zookeeper() -> None:
+    """Rooms of the client that move messages import nothing of the room `zk`."""
+    assert zookeeper_faults(PROJECT) == []
 
 
 def test_imports_inside_functions_are_listed() -> None:

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from metaq.clock import SystemClock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import OwnershipLostError
-from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    GroupOffset,
+    MessageId,
+    Offset,
+    TopicPartition,
+)
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk.cluster import ClusterSnapshot, ClusterWatch
+from metaq.zk.cluster import ClusterWatch
 from metaq.zk.errors import MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
 from metaq.zk.offsets import GroupOffsets
@@ -21,7 +29,7 @@ from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import GroupOffset, decode_group_offset
+from metaq.zk.znodes import decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until

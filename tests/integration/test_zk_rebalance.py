@@ -19,7 +19,7 @@ from metaq.errors import CoordinationError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.proxy import Proxy
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.conftest import ZooKeeperServer, expire_session
@@ -162,7 +162,7 @@ async def shared(
     No member has read messages of another; unless a session was ended by force, of
     which its owner hears after the others.
     """
-    names = [partition_name(part(number)) for number in range(COUNT)]
+    names = [part(number).name for number in range(COUNT)]
     everybody = [member.name for member in members] + ([java] if java else [])
     plan = assign(Strategy.DEFAULT, everybody, names)
 
@@ -177,7 +177,7 @@ async def _are_shared(
     members: Collection[Member], plan: Mapping[str, Collection[str]]
 ) -> bool:
     for member in members:
-        read = {partition_name(partition) for partition in member.reading}
+        read = {partition.name for partition in member.reading}
         if member.source.unsettled_since_s is not None or read != set(
             plan[member.name]
         ):
@@ -187,7 +187,7 @@ async def _are_shared(
             owners = await membership_of(member.source).owners("t", deadline_s=in_s(2))
         except CoordinationError:
             return False
-        owned = {partition_name(p) for p, name in owners.items() if name == member.name}
+        owned = {p.name for p, name in owners.items() if name == member.name}
         if owned != set(plan[member.name]):
             return False
     return True

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from metaq.client import Client
-from metaq.zk.paths import partition_name
 from tests.java.client import SESSION_TIMEOUT_MS, JavaClient, Listener
 from tests.java.jvm import Jvm
 
@@ -126,7 +125,7 @@ class OurMember(threading.Thread):
             ):
                 while not self._leaving.is_set():
                     for one in consumer.receive_many(50, timeout=0.1):
-                        where = partition_name(one.partition)
+                        where = one.partition.name
                         self._book.rows.append(Row(self.name, where, one.id, one.data))
         except BaseException as error:
             self._error = error

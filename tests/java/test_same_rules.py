@@ -36,7 +36,6 @@ from metaq.protocol.commands import (
 )
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
-from metaq.zk.paths import partition_name
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
 from tests.rigs.strategies import (
@@ -256,4 +255,4 @@ def test_layouts_are_read_alike(jvm: Jvm, counts: list[tuple[int, int]]) -> None
     found = jvm.package("java.util").HashMap()
     jvm.metaq.utils.DiamondUtils.getPartitions(properties, found)
     places = dict.fromkeys(one.toString() for one in found.get("test"))
-    assert [partition_name(one) for one in parse_layout("test", text)] == list(places)
+    assert [one.name for one in parse_layout("test", text)] == list(places)

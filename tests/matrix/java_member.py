@@ -71,7 +71,7 @@ class JavaMember(threading.Thread):
         self._id = f"{group}_{name}"
         self._group = group
         self._topic = partitions[0].topic
-        self._partitions = sorted(f"{p.broker_id}-{p.partition}" for p in partitions)
+        self._partitions = sorted(p.name for p in partitions)
         self._ports = ports
         self._ledger = ledger
         self.leaving = threading.Event()

@@ -15,7 +15,7 @@ import pytest
 from metaq.assignment import Strategy, assign
 from metaq.errors import CoordinationError
 from metaq.model import TopicPartition
-from metaq.zk.paths import NodeKind, partition_name
+from metaq.zk.paths import NodeKind
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.test_zk_rebalance import (
     PATHS,
@@ -63,7 +63,7 @@ class _Group:
 
     async def settle(self) -> None:
         """Wait until who reads, who owns and who should are the same."""
-        names = [partition_name(part(number)) for number in range(PARTITION_COUNT)]
+        names = [part(number).name for number in range(PARTITION_COUNT)]
         shares = assign(Strategy.DEFAULT, [m.name for m in self.members], names)
         expected = {name: member for member, many in shares.items() for name in many}
         async with asyncio.timeout(PATIENCE_S):
@@ -75,7 +75,7 @@ class _Group:
 
     async def _is_at_rest(self, expected: dict[str, str]) -> bool:
         def by_name(readers: dict[TopicPartition, str]) -> dict[str, str]:
-            return {partition_name(p): member for p, member in readers.items()}
+            return {p.name: member for p, member in readers.items()}
 
         if any(member.source.unsettled_since_s is not None for member in self.members):
             return False

@@ -15,7 +15,6 @@ from metaq.model import BrokerId, Message, TopicPartition
 from metaq.spark import cluster as cluster_module
 from metaq.spark.clusters import CLUSTERS
 from metaq.testing.embedded import EmbeddedBroker
-from metaq.zk.paths import partition_name
 
 TOPIC = "logs"
 
@@ -54,7 +53,7 @@ def publish(
 ) -> None:
     """Store messages in one partition, in order."""
     to = partition or tp(0)
-    name = partition_name(to)
+    name = to.name
     messages = [OutgoingMessage(data, partition=name) for data in payloads]
     with Client(brokers=[broker.address]) as client, client.producer() as producer:
         producer.send_many(to.topic, messages)
@@ -91,9 +90,9 @@ def stored(broker: EmbeddedBroker, topic: str = TOPIC) -> dict[str, list[Message
     """Return all that a broker has of a topic: partition → messages in log order."""
     with Client(brokers=[broker.address]) as client:
         partitions = client.partitions(topic)
-        found: dict[str, list[Message]] = {partition_name(p): [] for p in partitions}
+        found: dict[str, list[Message]] = {p.name: [] for p in partitions}
         for message in client.browse(topic) if partitions else ():
-            found[partition_name(message.partition)].append(message)
+            found[message.partition.name].append(message)
     return found
 
 

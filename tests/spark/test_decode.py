@@ -13,7 +13,6 @@ from metaq.client.consume.dead_letters import Origin, letter_headers, read_origi
 from metaq.spark import decode
 from metaq.spark.versions import HAS_ARROW_UDF
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from metaq.zk.paths import partition_name
 from tests.spark.brokers import TOPIC, options_of, publish, read, stored, tp
 
 pytestmark = [
@@ -147,7 +146,7 @@ def test_dead_letters_have_the_form_of_consumers(
         b"no json",
         "attribute",
         b"key",
-        partition_name(tp(1)),
+        tp(1).name,
         (("own", b"\xff"), ("dead-letter.cause", b"of before")),
     )
     with Client(brokers=[broker.address]) as client, client.producer() as producer:

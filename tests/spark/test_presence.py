@@ -11,6 +11,7 @@ import pytest
 
 from metaq.client.cluster.presence import describe_away, find_away
 from metaq.client.session import AsyncClient
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.spark import cluster as cluster_module
@@ -21,7 +22,6 @@ from metaq.spark.source.read_task import ReadTask
 from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
 from tests.spark.brokers import TOPIC, numbered, own_clusters, publish, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from metaq.client.session import AsyncClient
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.spark import cluster as cluster_module
@@ -25,7 +26,6 @@ from metaq.spark.sink.writer import BatchWriter
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
 from tests.spark.brokers import (
     TOPIC,

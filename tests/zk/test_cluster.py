@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.children import INCOMPLETE_S_MAX
-from metaq.zk.cluster import PARTITIONS_MAX, ClusterSnapshot, ClusterWatch
+from metaq.zk.cluster import PARTITIONS_MAX, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
 from tests.zk.meddling import MeddledZooKeeper
@@ -107,7 +108,7 @@ def test_producers_get_numbers_and_consumers_strings() -> None:
         assert snapshot.put_partitions("t") == tuple(
             TopicPartition("t", BrokerId(b), p) for b, p in numbers
         )
-        names = [f"{p.broker_id}-{p.partition}" for p in snapshot.get_partitions("t")]
+        names = [p.name for p in snapshot.get_partitions("t")]
         assert names[:4] == ["10-0", "2-0", "2-1", "2-10"]
         assert names == sorted(names)
         assert snapshot.put_partitions("x") == snapshot.get_partitions("x") == ()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from metaq.errors import OwnershipLostError, SessionSuspendedError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import (
     CoordinationTimeoutError,
@@ -17,7 +17,6 @@ from metaq.zk.errors import (
 from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import GroupOffset
 from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.virtual import VirtualClock, run_virtually
 

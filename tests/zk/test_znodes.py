@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerAddress, BrokerId, MessageId, Offset
+from metaq.model import BrokerAddress, BrokerId, GroupOffset, MessageId, Offset
 from metaq.zk import znodes
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
-from metaq.zk.znodes import GroupOffset, TopicRegistration
+from metaq.zk.znodes import TopicRegistration
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()

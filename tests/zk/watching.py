@@ -1,6 +1,7 @@
 """Waiting for what a watch of the cluster sees."""
 
-from metaq.zk.cluster import ClusterSnapshot, ClusterWatch
+from metaq.cluster_snapshot import ClusterSnapshot
+from metaq.zk.cluster import ClusterWatch
 
 
 async def wait_topic(

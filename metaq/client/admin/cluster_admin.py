@@ -36,6 +36,7 @@ from metaq.client.errors import (
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
 from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
     ConfigError,
@@ -48,19 +49,18 @@ from metaq.errors import (
 from metaq.model import (
     BrokerAddress,
     BrokerId,
+    GroupOffset,
     Millis,
     Offset,
     TopicPartition,
     printable,
 )
 from metaq.record.layout import HEADER_BYTES
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import GroupOffset
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 """Next offset of a group after a move: the log start, the log end, the first message of

@@ -29,6 +29,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import check_topics, near_topics, require_text
 from metaq.client.validation import check_whole
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.keys import PARTITION_COUNT_MAX
 from metaq.config.load import define_topic
 from metaq.config.settings import SystemConfig
@@ -41,7 +42,6 @@ from metaq.errors import (
 )
 from metaq.model import BrokerId
 from metaq.zk.children import read_values
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.definitions import (
     Effect,
     TopicDefinition,

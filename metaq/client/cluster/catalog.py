@@ -18,13 +18,13 @@ from metaq.client.cluster.presence import (
 )
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import is_pattern
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.retry import retry
 from metaq.zk.children import read_values
-from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.paths import parse_broker_id, partition_name
+from metaq.zk.paths import parse_broker_id
 from metaq.zk.znodes import decode_address
 
 NAMES_SHOWN_MAX: Final = 10
@@ -205,7 +205,7 @@ def _refusal(
 ) -> NoBrokerError:
     topic = lacking[0].topic
     there = sorted(snapshot.get_partitions(topic))[:NAMES_SHOWN_MAX]
-    known = ", ".join(map(partition_name, there)) or "none"
+    known = ", ".join(each.name for each in there) or "none"
     return NoBrokerError(
         f"no broker has {name_some(lacking)}; of topic '{topic}' there are: {known}"
     )

@@ -33,6 +33,7 @@ from metaq.client.cluster.presence import require_all_there
 from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import (
     ClosedError,
     CoordinationError,
@@ -47,7 +48,7 @@ from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 from metaq.retry import wait_set
-from metaq.zk.cluster import BrokerCopies, ClusterSnapshot, ClusterWatch
+from metaq.zk.cluster import ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Cancel, Coordinator

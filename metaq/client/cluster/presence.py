@@ -13,9 +13,9 @@ from typing import Final
 
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator

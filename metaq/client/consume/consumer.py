@@ -44,11 +44,11 @@ from metaq.client.validation import (
     check_timeout,
     check_whole,
 )
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals
-from metaq.zk.cluster import ClusterSnapshot
 
 log = logging.getLogger(__name__)
 

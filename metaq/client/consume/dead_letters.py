@@ -98,9 +98,8 @@ def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
         own: headers of the message.
         origin: where it lies, and why it is given up.
     """
-    place = origin.partition
     fields = {
-        "origin": f"{place.topic}/{place.broker_id}-{place.partition}@{origin.offset}",
+        "origin": f"{origin.partition}@{origin.offset}",
         "id": str(origin.id),
         "cause": f"{origin.error}: {origin.text}" if origin.error else origin.text,
     }

@@ -37,9 +37,8 @@ from typing import Final
 from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
-from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 from metaq.stats import gauge
-from metaq.zk.znodes import GroupOffset
 
 PARTITION_BATCHES_MAX: Final = 2
 """Batches fetched ahead per partition: one to take while the next one arrives."""

@@ -13,8 +13,7 @@ from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
-from metaq.model import BrokerId, Message, Offset, TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import BrokerId, GroupOffset, Message, Offset, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     CorruptRecordError,
     ForbiddenError,
@@ -36,10 +37,8 @@ from metaq.errors import (
     RemoteProtocolError,
     WireError,
 )
-from metaq.model import Offset, TopicPartition
+from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.stats import counter, gauge, part
-from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 

@@ -37,8 +37,7 @@ from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import ClosedError, MetaqError
-from metaq.model import Offset, TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import GroupOffset, Offset, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from metaq.assignment import Strategy, partitions_of
 from metaq.model import TopicPartition
 from metaq.zk.groups import Members
-from metaq.zk.paths import partition_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def share_of(
     """
     share: set[TopicPartition] = set()
     for topic, found in partitions.items():
-        named = {partition_name(partition): partition for partition in found}
+        named = {partition.name: partition for partition in found}
         readers = [name for name, topics in members.items() if topic in topics]
         names = partitions_of(strategy, readers, named, member)
         share.update(named[name] for name in names)

@@ -46,13 +46,13 @@ from metaq.client.group.rebalance_plan import plan_rebalance, share_of
 from metaq.client.names import name_few, name_some
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError, SessionLostError
 from metaq.model import TopicPartition, printable
 from metaq.retry import wait_set
-from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
-from metaq.zk.paths import NodeKind, NodePaths, partition_name
+from metaq.zk.paths import NodeKind, NodePaths
 from metaq.zk.session import Coordinator, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ class GroupSource:
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
         self._owners[topic] = frozenset(names or ())
         self._note_unowned(self._metadata.snapshot)
-        expected = {partition_name(p) for p in self._reading if p.topic == topic}
+        expected = {p.name for p in self._reading if p.topic == topic}
         if not expected.issubset(names or ()):
             self._node_check.ask_soon()
             self._wake.set()
@@ -516,7 +516,7 @@ class GroupSource:
             partition: before.get(partition, now_s)
             for topic, owned in self._owners.items()
             for partition in snapshot.get_partitions(topic)
-            if partition_name(partition) not in owned
+            if partition.name not in owned
         }
 
     def _report(self, added: Partitions, removed: Partitions, began_s: float) -> None:

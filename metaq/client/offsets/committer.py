@@ -13,8 +13,7 @@ from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.timeouts import within
 from metaq.clock import Clock
 from metaq.errors import MetaqError, RequestTimeoutError
-from metaq.model import TopicPartition
-from metaq.zk.znodes import GroupOffset
+from metaq.model import GroupOffset, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,15 @@ from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.clock import Clock, SystemClock
 from metaq.errors import LogDirLockedError, MetaqError, RequestTimeoutError
 from metaq.fs import FileSystem, SystemFileSystem
-from metaq.model import MAX_OFFSET, MessageId, Offset, SizeBytes, TopicPartition
+from metaq.model import (
+    MAX_OFFSET,
+    GroupOffset,
+    MessageId,
+    Offset,
+    SizeBytes,
+    TopicPartition,
+)
 from metaq.retry import Backoff
-from metaq.zk.znodes import GroupOffset
 
 FILE_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
 """Largest file that is read or written: some hundred thousand partitions."""

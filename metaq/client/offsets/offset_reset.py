@@ -22,9 +22,8 @@ from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start
 from metaq.client.timeouts import within
 from metaq.errors import NoBrokerError
-from metaq.model import MessageId, Millis, Offset, TopicPartition
+from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
 from metaq.retry import retry
-from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 

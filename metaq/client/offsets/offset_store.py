@@ -11,11 +11,10 @@ from typing import Final, Protocol
 from metaq.client.fan_out import failures, for_each
 from metaq.client.group.assignments import Fence
 from metaq.errors import MetaqError
-from metaq.model import TopicPartition
+from metaq.model import GroupOffset, TopicPartition
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import GroupOffset
 
 STORE_SLACK_S: Final = 0.1
 """A store that has not answered so long after its deadline is given up."""

@@ -21,12 +21,11 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.fan_out import all_of
 from metaq.errors import ConfigError
-from metaq.model import Offset, TopicPartition
+from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.retry import retry
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import GroupOffset
 
 T = TypeVar("T")
 

@@ -57,6 +57,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.clock import Clock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
     ClosedError,
@@ -71,7 +72,6 @@ from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
-from metaq.zk.cluster import ClusterSnapshot
 
 _log = logging.getLogger(__name__)
 

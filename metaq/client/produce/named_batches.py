@@ -42,11 +42,11 @@ from metaq.client.produce.batches import BatchName
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.clock import Clock, SystemClock
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
-from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
 
 BUFFER_BYTES_MAX: Final = 16 * MIB
 """`send` waits at so many bytes without an answer; a larger batch goes alone."""

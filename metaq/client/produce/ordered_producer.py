@@ -133,11 +133,6 @@ class OrderedQueue:
     """Numbers of messages that are stored or set aside, and still in the spool."""
     last_error: MetaqError | None = None
 
-    @property
-    def name(self) -> str:
-        """The partition as `<broker>-<partition>`."""
-        return f"{self.partition.broker_id}-{self.partition.partition}"
-
     def problems(self) -> Iterator[str]:
         """Yield a sentence for waiting messages, and one for those set aside."""
         if len(self.spool):
@@ -246,8 +241,7 @@ class AsyncOrderedProducer:
 
     async def _open_spools(self) -> None:
         for partition in self.partitions:
-            name = f"{partition.broker_id}-{partition.partition}"
-            place = self._directory / spool_name(self.topic, name)
+            place = self._directory / spool_name(self.topic, partition.name)
             opening = partial(Spool.open, self._fs, place)
             spool = await open_off_loop(self._threads, opening)
             refused = DeadLetterFiles(self._fs, place)
@@ -443,7 +437,7 @@ class AsyncOrderedProducer:
             attribute=message.attribute,
             key=message.key,
             headers=message.headers,
-            partition=queue.name,
+            partition=queue.partition.name,
             timeout=left_s,
         )
         self._sent_count += 1
@@ -524,7 +518,7 @@ class AsyncOrderedProducer:
                         attribute=message.attribute,
                         key=message.key,
                         headers=message.header_pairs,
-                        partition=queue.name,
+                        partition=queue.partition.name,
                     )
                 except MessageTooLargeError as error:
                     await self._set_aside(queue, number, message, error)

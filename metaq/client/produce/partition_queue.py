@@ -20,6 +20,7 @@ from metaq.client.produce.batches import (
     PutResults,
     SendResult,
 )
+from metaq.cluster_snapshot import Counts
 from metaq.errors import MetaqError, NoBrokerError, NotSentError, RemoteProtocolError
 from metaq.model import BrokerAddress, MessageId, Offset, TopicPartition
 from metaq.peer.connection import PutListener
@@ -29,7 +30,6 @@ from metaq.protocol.commands import Command, Mput, Reply
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum, checksums
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
-from metaq.zk.cluster import Counts
 
 
 class PutConnection(Protocol):

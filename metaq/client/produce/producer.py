@@ -44,6 +44,7 @@ from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -56,8 +57,6 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.properties import Headers
 from metaq.retry import wait_set
-from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.session import Cancel
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +75,9 @@ class TopicMetadata(Protocol):
         """Return when the topic has partitions; NoBrokerError at the deadline."""
         ...
 
-    def add_listener(self, callback: Callable[[ClusterSnapshot], None]) -> Cancel:
+    def add_listener(
+        self, callback: Callable[[ClusterSnapshot], None]
+    ) -> Callable[[], None]:
         """Call back with each new snapshot."""
         ...
 

@@ -97,7 +97,7 @@ def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:
         if place not in there:
             raise JobError(
                 f"replay: topic {place.topic} lacks partition"
-                f" {place.broker_id}-{place.partition} of the archive, it has"
+                f" {place.name} of the archive, it has"
                 f" {name_some(there)}; without keeping partitions they are spread"
             )
 

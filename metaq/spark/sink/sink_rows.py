@@ -322,7 +322,7 @@ def _named(
     else:
         found = next((p for p in known if p.partition == wanted), None)
     if found not in known:
-        have = ", ".join(f"{p.broker_id}-{p.partition}" for p in known)
+        have = ", ".join(p.name for p in known)
         name = wanted
         if isinstance(wanted, int) and broker_id is not None:
             name = f"{broker_id}-{wanted}"

@@ -74,8 +74,7 @@ def sums_of(broker: EmbeddedBroker, topic: str) -> Sums:
     found: Sums = {}
     with Client(brokers=[broker.address]) as client:
         for message in client.browse(topic):
-            place = message.partition
-            name = f"{place.broker_id}-{place.partition}"
+            name = message.partition.name
             count, checksum = found.get(name, (0, 0))
             found[name] = (count + 1, zlib.crc32(message.data, checksum))
     return found

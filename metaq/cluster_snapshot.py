@@ -1,0 +1,77 @@
+"""The brokers, and the partitions of topics, as clients see them at one moment.
+
+A client gets snapshots from ZooKeeper or from the brokers it is told; which of the two
+cannot be seen here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
+
+Counts = Mapping[str, Mapping[BrokerId, int]]
+"""Topic → broker → number of partitions there; brokers ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCopies:
+    """Addresses of the copies of one broker's partitions."""
+
+    leader: BrokerAddress | None
+    """Takes puts; None while it is not there."""
+    followers: Mapping[int, BrokerAddress]
+    """Follower K of `slaveK` → its address, K ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """Immutable state of the cluster at one moment."""
+
+    version: int = 0
+    """Number of the snapshot; 0 before the first one."""
+    brokers: Mapping[BrokerId, BrokerCopies] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Brokers of which at least one copy is there, ids ascending."""
+    puts: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that producers may put to, of watched topics that have any. Their
+    leader may be unreachable at the moment."""
+    gets: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that consumers may read, from a leader or a follower."""
+    recorded: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that there are, served or not, as far as brokers have recorded them;
+    of watched topics. Java brokers record nothing."""
+    silent: frozenset[BrokerAddress] = frozenset()
+    """Named addresses that have never answered, so their topics are unknown. Empty with
+    ZooKeeper."""
+    topics: frozenset[str] = frozenset()
+    """Watched topics known to this snapshot, including those without a broker."""
+
+    def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return the partitions for producers, in numeric order; () for none."""
+        return _partitions(topic, self.puts)
+
+    def get_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return the partitions that groups divide, in string order."""
+        return tuple(sorted(_partitions(topic, self.gets), key=lambda each: each.name))
+
+    def away(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return recorded partitions that no broker serves now, in numeric order."""
+        recorded = _partitions(topic, self.recorded)
+        return tuple(one for one in recorded if not self.is_served(one))
+
+    def is_served(self, partition: TopicPartition) -> bool:
+        """Return whether a broker that is there has this partition of its topic."""
+        topic, broker_id = partition.topic, partition.broker_id
+        puts, gets = self.puts.get(topic, {}), self.gets.get(topic, {})
+        count = max(puts.get(broker_id, 0), gets.get(broker_id, 0))
+        return broker_id in self.brokers and partition.partition < count
+
+
+def _partitions(topic: str, counts: Counts) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic, broker_id, number)
+        for broker_id, count in sorted(counts.get(topic, {}).items())
+        for number in range(count)
+    )
