@@ -26,7 +26,7 @@ Millis = NewType("Millis", int)
 BrokerId = NewType("BrokerId", int)
 """A broker's number, 0..1023 (it is also the worker part of message ids)."""
 
-ID_EPOCH_MS: Final = 1_303_895_660_503
+ID_ZERO_MS: Final = 1_303_895_660_503
 """Subtracted by MetaQ from the clock when it stamps an id: 2011-04-27."""
 
 ID_MS_SHIFT: Final = 22
@@ -212,7 +212,7 @@ def id_time(message_id: MessageId) -> Millis | None:
     """
     if message_id < 0:
         return None
-    return Millis((message_id >> ID_MS_SHIFT) + ID_EPOCH_MS)
+    return Millis((message_id >> ID_MS_SHIFT) + ID_ZERO_MS)
 
 
 def printable(text: str) -> str:

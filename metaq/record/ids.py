@@ -1,7 +1,7 @@
 """Message ids: wall clock, broker and sequence in one signed 64-bit number.
 
     bit 63 ........................ 22 | 21 ....... 12 | 11 ........ 0
-        milliseconds since EPOCH_MS    | broker 0..1023 | sequence
+        milliseconds since ID_ZERO_MS  | broker 0..1023 | sequence
 
 The generator counts *ticks*: `milliseconds << 12 | sequence`, a plain number that
 only grows. It follows the wall clock when the clock is ahead, and runs ahead of the
@@ -16,17 +16,14 @@ Source: broker spec 8.
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from metaq.model import ID_EPOCH_MS, ID_MS_SHIFT, BrokerId, MessageId, Millis
-
-EPOCH_MS: Final = ID_EPOCH_MS
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, BrokerId, MessageId, Millis
 
 SEQUENCE_BITS: Final = 12
 WORKER_BITS: Final = 10
-MS_SHIFT: Final = ID_MS_SHIFT
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
 
-CARRY: Final = (1 << MS_SHIFT) - (1 << SEQUENCE_BITS)
+CARRY: Final = (1 << ID_MS_SHIFT) - (1 << SEQUENCE_BITS)
 """Added after the sequence ran over: takes the one back out of the worker bits and
 puts it into the milliseconds. A hot loop may write `id += 1; if not id &
 SEQUENCE_MASK: id += CARRY` in place of `id_after`."""
@@ -54,7 +51,7 @@ def id_after(first: MessageId, k: int) -> MessageId:
     return MessageId(
         first
         - (first & SEQUENCE_MASK)
-        + ((carried >> SEQUENCE_BITS) << MS_SHIFT)
+        + ((carried >> SEQUENCE_BITS) << ID_MS_SHIFT)
         + (carried & SEQUENCE_MASK)
     )
 
@@ -92,7 +89,7 @@ class IdGenerator:
         self._worker = broker_id << SEQUENCE_BITS
         # Tick 0 is left out: broker 0 would stamp the id 0, and 0 marks "no record".
         self._next_tick = 1 << SEQUENCE_BITS
-        if floor >= 0 and floor >> MS_SHIFT <= MS_MAX:
+        if floor >= 0 and floor >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(floor) + 1)
 
     def peek(self) -> MessageId:
@@ -101,7 +98,7 @@ class IdGenerator:
         A caller that stamps ids itself takes this as its first id and tells
         `advance_to` the first id that it did not use.
         """
-        now = min(self._clock.wall_ms() - EPOCH_MS, MS_MAX) << SEQUENCE_BITS
+        now = min(self._clock.wall_ms() - ID_ZERO_MS, MS_MAX) << SEQUENCE_BITS
         self._next_tick = max(self._next_tick, now)
         return self._id_of(self._next_tick)
 
@@ -110,7 +107,7 @@ class IdGenerator:
 
         Nor does one that no clock has made.
         """
-        if next_id >> MS_SHIFT <= MS_MAX:
+        if next_id >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(next_id))
 
     def reserve(self, count: int) -> MessageId:
@@ -121,8 +118,8 @@ class IdGenerator:
 
     def _id_of(self, tick: int) -> MessageId:
         milliseconds, sequence = tick >> SEQUENCE_BITS, tick & SEQUENCE_MASK
-        return MessageId((milliseconds << MS_SHIFT) | self._worker | sequence)
+        return MessageId((milliseconds << ID_MS_SHIFT) | self._worker | sequence)
 
 
 def _tick_of(message_id: MessageId) -> int:
-    return ((message_id >> MS_SHIFT) << SEQUENCE_BITS) | (message_id & SEQUENCE_MASK)
+    return ((message_id >> ID_MS_SHIFT) << SEQUENCE_BITS) | (message_id & SEQUENCE_MASK)

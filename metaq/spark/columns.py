@@ -18,9 +18,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.model import BrokerId, HeaderPairs, Offset, TopicPartition
+from metaq.model import (
+    ID_MS_SHIFT,
+    ID_ZERO_MS,
+    BrokerId,
+    HeaderPairs,
+    Offset,
+    TopicPartition,
+)
 from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER_BYTES
 from metaq.record.properties import split_properties
 
@@ -153,8 +159,8 @@ def _column(headers: pa.Buffer, count: int, at: int, kind: pa.DataType) -> pa.Ar
 
 def _times(ids: pa.Array) -> pa.Array:
     """Return when ids were stamped, to the millisecond; null for negative ones."""
-    stamped = pc.shift_right(ids, pa.scalar(MS_SHIFT, pa.int64()))
-    since_1970 = pc.add(stamped, pa.scalar(EPOCH_MS, pa.int64()))
+    stamped = pc.shift_right(ids, pa.scalar(ID_MS_SHIFT, pa.int64()))
+    since_1970 = pc.add(stamped, pa.scalar(ID_ZERO_MS, pa.int64()))
     micros = pc.multiply(since_1970, pa.scalar(_US_PER_MS, pa.int64()))
     is_java = pc.less(ids, pa.scalar(0, pa.int64()))
     known = pc.if_else(is_java, pa.scalar(None, pa.int64()), micros)

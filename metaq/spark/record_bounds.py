@@ -77,7 +77,7 @@ EVERYTHING: Final = Bounds()
 
 T = TypeVar("T")
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUALS: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
@@ -162,7 +162,7 @@ def _offset_bounds(kind: str, value: int) -> Bounds | None:
 
 def _time_bounds(kind: str, value: datetime) -> Bounds | None:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    since = aware - _EPOCH
+    since = aware - _1970
     low = Millis(since // timedelta(milliseconds=1))
     # A part of a millisecond counts as a whole: a bound may be loose, never tight.
     high = Millis(low + 1)

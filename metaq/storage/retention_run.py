@@ -73,7 +73,7 @@ ZIP_SUFFIX: Final = ".zip"
 COPY_BYTES: Final = 1 << 20
 """Compressed at a time."""
 
-_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+_ZIP_EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a zip entry can have."""
 
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
@@ -451,7 +451,7 @@ def _compress(
 ) -> None:
     """Write a zip of one file and sync it."""
     when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
-    entry = zipfile.ZipInfo(name, max(when, _ZIP_EPOCH))
+    entry = zipfile.ZipInfo(name, max(when, _ZIP_EARLIEST))
     entry.compress_type = zipfile.ZIP_DEFLATED
     file = fs.open_append(target, create=True)
     try:

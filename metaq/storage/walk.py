@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.fs import FileSystem, ReadFile
-from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.model import (
+    ID_MS_SHIFT,
+    ID_ZERO_MS,
+    MessageId,
+    Millis,
+    Offset,
+    Position,
+    SizeBytes,
+)
 from metaq.record.checksum import CHECKSUM_MASK, crc32
-from metaq.record.ids import EPOCH_MS, MS_MAX, MS_SHIFT
+from metaq.record.ids import MS_MAX
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import CleanEnd, Incomplete, find_next_record, scan_records
 from metaq.storage.segment import Segment
@@ -232,9 +240,9 @@ def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
 
     Ids of a Java broker are negative and tell nothing: the answer is `latest_ms`.
     """
-    if message_id < 0 or message_id >> MS_SHIFT > MS_MAX:
+    if message_id < 0 or message_id >> ID_MS_SHIFT > MS_MAX:
         return latest_ms
-    return Millis(min((message_id >> MS_SHIFT) + EPOCH_MS, latest_ms))
+    return Millis(min((message_id >> ID_MS_SHIFT) + ID_ZERO_MS, latest_ms))
 
 
 def search_record(

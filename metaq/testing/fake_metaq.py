@@ -28,7 +28,15 @@ from metaq.errors import (
     UnavailableError,
     WireError,
 )
-from metaq.model import MAX_OFFSET, RANDOM_PARTITION, LogId, MessageId, Offset
+from metaq.model import (
+    ID_MS_SHIFT,
+    ID_ZERO_MS,
+    MAX_OFFSET,
+    RANDOM_PARTITION,
+    LogId,
+    MessageId,
+    Offset,
+)
 from metaq.protocol import texts
 from metaq.protocol.commands import (
     NO_CHECKSUM,
@@ -46,7 +54,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.record.checksum import checksum
-from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS, id_after
+from metaq.record.ids import SEQUENCE_BITS, id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
 from metaq.testing.fake_transactions import FakeTransactions
 
@@ -182,8 +190,8 @@ class FakeMetaq:
 
     def next_id(self) -> MessageId:
         """Return a new id: larger than the last one, and negative."""
-        now_ms = int(self._clock.monotonic_s() * 1000) - EPOCH_MS
-        now = MessageId(now_ms << MS_SHIFT | self._broker_id << SEQUENCE_BITS)
+        now_ms = int(self._clock.monotonic_s() * 1000) - ID_ZERO_MS
+        now = MessageId(now_ms << ID_MS_SHIFT | self._broker_id << SEQUENCE_BITS)
         self._last_id = max(now, id_after(self._last_id, 1))
         return self._last_id
 

@@ -7,8 +7,7 @@ from typing import Final
 from click.testing import CliRunner, Result
 
 from metaq.cli.main import main
-from metaq.model import MessageId
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId
 from tests.brokers import AnyBroker
 from tests.client.memory_broker import MemoryBroker
 
@@ -23,7 +22,7 @@ def run(*words: str, broker: AnyBroker | MemoryBroker | None = None) -> Result:
 
 def id_at(wall_ms: int, sequence: int = 0) -> MessageId:
     """Return the id of a message that was stored at some time."""
-    return MessageId(((wall_ms - EPOCH_MS) << MS_SHIFT) | sequence)
+    return MessageId(((wall_ms - ID_ZERO_MS) << ID_MS_SHIFT) | sequence)
 
 
 def assert_ends_without_reader(words: list[str], output: bytes) -> None:

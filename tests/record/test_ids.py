@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerId, MessageId, Millis
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, BrokerId, MessageId, Millis
 from metaq.record.ids import (
     CARRY,
-    EPOCH_MS,
     MS_MAX,
-    MS_SHIFT,
     SEQUENCE_MASK,
     IdGenerator,
     id_after,
@@ -44,57 +42,57 @@ def test_the_first_java_id_lies_on_the_same_line() -> None:
     java = -5468930500527640576
     assert (java >> 12) & 0x3FF == 3
     assert java & SEQUENCE_MASK == 0
-    assert (java >> MS_SHIFT) + EPOCH_MS == 1021362
+    assert (java >> ID_MS_SHIFT) + ID_ZERO_MS == 1021362
 
 
 def test_ids_of_one_millisecond_run_ahead_of_the_clock() -> None:
     """More than 4096 ids in a millisecond carry into the next ones, no waiting."""
-    ids = generator(StepClock(EPOCH_MS + 50))
+    ids = generator(StepClock(ID_ZERO_MS + 50))
     first = ids.reserve(10_000)
     second = ids.reserve(1)
-    assert first == (50 << MS_SHIFT) | (3 << 12)
+    assert first == (50 << ID_MS_SHIFT) | (3 << 12)
     assert second == id_after(first, 10_000)
-    assert second == (52 << MS_SHIFT) | (3 << 12) | (10_000 - 8192)
+    assert second == (52 << ID_MS_SHIFT) | (3 << 12) | (10_000 - 8192)
 
 
 def test_a_clock_that_steps_back_changes_nothing() -> None:
     """Ids keep growing by one until the clock has caught up."""
-    clock = StepClock(EPOCH_MS + 1000)
+    clock = StepClock(ID_ZERO_MS + 1000)
     ids = generator(clock)
     before = ids.reserve(1)
     clock.ms -= 900
     assert ids.reserve(1) == before + 1
     clock.ms += 901
-    assert ids.reserve(1) >> MS_SHIFT == 1001
+    assert ids.reserve(1) >> ID_MS_SHIFT == 1001
 
 
 def test_ids_start_behind_the_floor() -> None:
     """The largest id on disk is a floor, whatever the clock says."""
-    floor = (5000 << MS_SHIFT) | (3 << 12) | 4095
-    ids = generator(StepClock(EPOCH_MS + 100), floor=floor)
+    floor = (5000 << ID_MS_SHIFT) | (3 << 12) | 4095
+    ids = generator(StepClock(ID_ZERO_MS + 100), floor=floor)
     assert ids.peek() == id_after(MessageId(floor), 1) > floor
 
 
 def test_a_floor_of_another_worker_keeps_its_time() -> None:
     """A data directory that changed its broker id still does not go back."""
-    floor = (5000 << MS_SHIFT) | (900 << 12) | 7
-    first = generator(StepClock(EPOCH_MS), floor=floor).peek()
-    assert first == (5000 << MS_SHIFT) | (3 << 12) | 8
+    floor = (5000 << ID_MS_SHIFT) | (900 << 12) | 7
+    first = generator(StepClock(ID_ZERO_MS), floor=floor).peek()
+    assert first == (5000 << ID_MS_SHIFT) | (3 << 12) | 8
 
 
 @pytest.mark.parametrize("floor", [-1, -5468930500527640576, 2**63 - 1])
 def test_ids_no_clock_made_are_no_floor(floor: int) -> None:
     """Negative ids come from Java brokers, absurd ones from damage."""
-    ids = generator(StepClock(EPOCH_MS + 7), floor=floor)
-    assert ids.peek() >> MS_SHIFT == 7
+    ids = generator(StepClock(ID_ZERO_MS + 7), floor=floor)
+    assert ids.peek() >> ID_MS_SHIFT == 7
 
 
-@pytest.mark.parametrize("ms", [0, EPOCH_MS, EPOCH_MS + 2**50])
+@pytest.mark.parametrize("ms", [0, ID_ZERO_MS, ID_ZERO_MS + 2**50])
 def test_absurd_clocks_still_give_ids_that_fit(ms: int) -> None:
     """A clock at 1970 or beyond 2080 gives positive signed 64-bit ids, never 0."""
     ids = generator(StepClock(ms), broker=0)
     assert 0 < ids.reserve(1) < ids.peek() < 2**63
-    assert ids.peek() >> MS_SHIFT <= MS_MAX + 1
+    assert ids.peek() >> ID_MS_SHIFT <= MS_MAX + 1
 
 
 @pytest.mark.parametrize("broker", [-1, 1024])
@@ -106,7 +104,7 @@ def test_a_broker_id_beyond_ten_bits_is_refused(broker: int) -> None:
 
 def test_a_caller_that_stamps_ids_itself_hands_them_back() -> None:
     """After peek and advance_to the next id is the first unused one."""
-    ids = generator(StepClock(EPOCH_MS + 9))
+    ids = generator(StepClock(ID_ZERO_MS + 9))
     first = ids.peek()
     assert ids.peek() == first
     ids.advance_to(id_after(first, 5000))

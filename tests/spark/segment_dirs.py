@@ -11,8 +11,8 @@ from metaq.config.settings import (
     SystemConfig,
 )
 from metaq.fs import SystemFileSystem
-from metaq.model import BrokerId, LogId, MessageId
-from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, BrokerId, LogId, MessageId
+from metaq.record.ids import SEQUENCE_BITS
 from metaq.record.layout import encode_record
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
@@ -35,7 +35,9 @@ ARCHIVE = DeletePolicy(DeleteKind.ARCHIVE)
 
 def id_at(time_ms: int, broker_id: int = BROKER) -> MessageId:
     """Return the first id that a broker stamps in a millisecond."""
-    return MessageId(((time_ms - EPOCH_MS) << MS_SHIFT) | broker_id << SEQUENCE_BITS)
+    return MessageId(
+        ((time_ms - ID_ZERO_MS) << ID_MS_SHIFT) | broker_id << SEQUENCE_BITS
+    )
 
 
 def payloads(count: int, size: int = 40) -> list[bytes]:

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import (
+    ID_MS_SHIFT,
+    ID_ZERO_MS,
+    BrokerId,
+    MessageId,
+    Offset,
+    TopicPartition,
+)
 from metaq.record.flags import HAS_ATTRIBUTE, decode_payload, encode_payload
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER, encode_record
 from metaq.spark import runs
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
@@ -64,7 +70,7 @@ def expected_rows(records: list[bytes]) -> list[dict[str, object]]:
     for data in records:
         _length, _checksum, number, flag = HEADER.unpack_from(data)
         value, attribute, key, headers = decode_payload(data[HEADER.size :], flag)
-        milliseconds = (number >> MS_SHIFT) + EPOCH_MS
+        milliseconds = (number >> ID_MS_SHIFT) + ID_ZERO_MS
         moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
         found.append(
             {

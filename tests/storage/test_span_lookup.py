@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.model import MessageId, Millis, Offset, SizeBytes
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import (
@@ -44,9 +43,9 @@ def log(
     """Return a segment of equal records; span n was appended at n ms."""
     spans, data = [], []
     for number in range(span_count):
-        message_id = MessageId(number << MS_SHIFT)
+        message_id = MessageId(number << ID_MS_SHIFT)
         data += [encode_record(b"0123456789", id=message_id)] * EACH
-        time_ms = Millis(EPOCH_MS + number)
+        time_ms = Millis(ID_ZERO_MS + number)
         at, size = Offset(number * SPAN_BYTES), SizeBytes(SPAN_BYTES)
         spans.append(Span(at, size, EACH, time_ms, 0))
     disk = disk_with_directory()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.model import MessageId, Millis, Offset, SizeBytes
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import Span, SpanIndex, write_index
@@ -142,8 +141,8 @@ def test_without_an_index_a_segment_is_as_new_as_its_file() -> None:
 
 def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
     """The time of a file moves by ticks; a message behind the index is found anyway."""
-    disk, stamped = disk_with_directory(), EPOCH_MS + 1000
-    data = [encode_record(b"x", id=MessageId(n << MS_SHIFT)) for n in (0, 1000)]
+    disk, stamped = disk_with_directory(), ID_ZERO_MS + 1000
+    data = [encode_record(b"x", id=MessageId(n << ID_MS_SHIFT)) for n in (0, 1000)]
     disk.set_wall_ms(stamped - 4)
     name = segment_file_name(Offset(0))
     put_file(disk, name, b"".join(data))
@@ -165,8 +164,8 @@ def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipp
         for time in times:
             # A record is not newer than its commit, whatever the clock said before.
             records.append((len(data), min(time, times[-1])))
-            data += encode_record(b"x", id=MessageId(time << MS_SHIFT))
-        newest = Millis(EPOCH_MS + times[-1])
+            data += encode_record(b"x", id=MessageId(time << ID_MS_SHIFT))
+        newest = Millis(ID_ZERO_MS + times[-1])
         size = SizeBytes(len(data) - base)
         spans.append(Span(Offset(base), size, len(times), newest, 0))
     end = len(data)
@@ -177,7 +176,7 @@ def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipp
     write_index(disk, segment.path, SpanIndex(Offset(0), spans=tuple(spans)))
     start = [*(at for at, _time in records), end][min(skipped, len(records))]
     found = offset_for_time(
-        disk, [segment], Millis(EPOCH_MS + wanted), start=Offset(start)
+        disk, [segment], Millis(ID_ZERO_MS + wanted), start=Offset(start)
     )
     new = [at for at, time in records if time >= wanted and at >= start]
     assert found == (new[0] if new else end)
