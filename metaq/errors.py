@@ -143,7 +143,7 @@ class UnavailableError(WireError):
 
 
 class GatewayTimeoutError(WireError):
-    """504: never on the wire; a client makes it for its own time-outs."""
+    """504: never on the wire; MetaQ's clients make it for their own time-outs."""
 
     status = 504
     retriable = True

@@ -37,11 +37,9 @@ from metaq.config.keys import (
     Key,
     edit_distance,
     nearest_key,
-    read_delete_policy,
 )
 from metaq.config.settings import (
     BrokerConfig,
-    DeletePolicy,
     LimitsConfig,
     SystemConfig,
     TopicConfig,
@@ -230,22 +228,6 @@ def define_topic(
         )
     base = replace(default_topic(name, system), partition_count=partition_count)
     return _fill(base, DEFINITION_KEYS, settings, where)
-
-
-def parse_delete_policy(text: str) -> DeletePolicy:
-    """Read `delete,<age>` or `archive,<age>[,<compress>]` (broker spec 2.9).
-
-    Args:
-        text: the policy; an age is a whole number with the suffix `s`, `m` or `h`,
-            hours without one.
-
-    Raises:
-        ConfigError: it is no such policy.
-    """
-    try:
-        return read_delete_policy(text)
-    except ValueError as error:
-        raise ConfigError(f"deletePolicy={text}: {error}") from error
 
 
 def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]:

@@ -114,10 +114,6 @@ class ChannelStatistics:
     """Bytes given to the socket, ranges included."""
     queued_bytes: int
     """Reply bytes that have not left, ranges included."""
-    range_count: int
-    """Ranges sent by sendfile."""
-    cold_range_count: int
-    """Ranges that had to be opened or warmed first."""
 
 
 class Channel:
@@ -180,8 +176,6 @@ class Channel:
         self._sent_s = now_s
         self._received_bytes = 0
         self._sent_bytes = 0
-        self._range_count = 0
-        self._cold_range_count = 0
         self.peer = _name_of(sock)
         """`host:port` of the other side, for people."""
 
@@ -364,8 +358,6 @@ class Channel:
             received_bytes=self._received_bytes,
             sent_bytes=self._sent_bytes,
             queued_bytes=self.queued_bytes,
-            range_count=self._range_count,
-            cold_range_count=self._cold_range_count,
         )
 
     # -- reading ----------------------------------------------------------------------
@@ -529,7 +521,6 @@ class Channel:
         item.left_bytes -= sent
         if not item.left_bytes:
             self._queue.popleft()
-            self._range_count += 1
             self._hold(-RANGE_HELD_BYTES)
             item.file.release()
 
@@ -555,7 +546,6 @@ class Channel:
         ):
             item.is_warm = True
             return True
-        self._cold_range_count += 1
         self._warm(item)
         return False
 

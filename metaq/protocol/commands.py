@@ -249,7 +249,7 @@ class Status(enum.IntEnum):
     UNAVAILABLE = 503
     """The command has no handler, or the broker is shutting down."""
     GATEWAY_TIMEOUT = 504
-    """Never on the wire: clients make it for their own time-outs."""
+    """Never on the wire: MetaQ's clients make it for their own time-outs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,6 @@ class JournalFigures:
     """Bytes of all redo files."""
     file_count: int = 0
     """Redo files."""
-    entry_count: int = 0
-    """Entries written since the start."""
     sync_count: int = 0
     """Syncs since the start."""
 
@@ -215,7 +213,6 @@ class Journal:
         """Of the last file that had to go on for want of room for the next."""
         self._failed: StorageError | None = None
         self._deletions: Deletions = {}
-        self._entry_count = 0
         self._sync_count = 0
         self._lock: DirLock | None = None
         self._waiting: list[JournalEntry | Release] = []
@@ -541,7 +538,6 @@ class Journal:
             if entry.slot.position < 0:
                 entry.slot.position = position + start
             told.append((entry, position + start))
-        self._entry_count += len(group)
         for entry in group:
             if entry.is_last:
                 self._let_go(entry.slot)
@@ -708,7 +704,6 @@ class Journal:
         return JournalFigures(
             sum(file.end for file in self._files.values()),
             len(self._files),
-            self._entry_count,
             self._sync_count,
         )
 

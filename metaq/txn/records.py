@@ -120,8 +120,6 @@ class OperationRecord(NamedTuple):
     """Whether a prepare came before."""
     places: tuple[BatchPlace, ...]
     """Of a commit: one for each partition."""
-    attachment_bytes: int
-    """Length of the attachment."""
 
 
 class LoggedPut(NamedTuple):
@@ -375,7 +373,7 @@ def _with_attachment(
     operation = _OPERATIONS[kind - 1] if 0 < kind <= len(_OPERATIONS) else None
     if operation is None:
         raise RecordError(f"operation: expected 1..{len(_OPERATIONS)}, got {kind}")
-    record = OperationRecord(operation, key.decode(), was_prepared, places, size)
+    record = OperationRecord(operation, key.decode(), was_prepared, places)
     return record, stop + size
 
 

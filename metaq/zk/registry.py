@@ -116,8 +116,6 @@ class RegistrationStatistics:
         ),
     )
     topic_count: int = gauge("metaq_registered_topics", "Topics that are registered.")
-    refused_topics: tuple[str, ...] = ()
-    """Topics of the wanted snapshot whose names ZooKeeper cannot hold."""
     pass_count: int = 0
     """Passes that brought ZooKeeper in step, those that found nothing to do too."""
     failure_count: int = counter(
@@ -292,7 +290,6 @@ class BrokerRegistry:
             state=self._state,
             session=self._coordinator.status,
             topic_count=sum(topic is not None for topic in self._applied),
-            refused_topics=self._refused,
             pass_count=self._pass_count,
             failure_count=self._failure_count,
             repair_count=self._repair_count,

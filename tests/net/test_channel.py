@@ -174,7 +174,6 @@ def test_bytes_and_ranges_keep_their_order() -> None:
         assert await rig.read(len(expected)) == expected
         await rig.until(lambda: rig.channel.queued_bytes == 0)
         assert (first.release_count, second.release_count) == (1, 1)
-        assert rig.channel.statistics().range_count == 2
 
     run(scenario)
 
@@ -189,7 +188,6 @@ def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place() -> None:
         assert await rig.read(17) == b"head:payloadafter"
         assert cold.warmed == [(0, 7)]
         assert threading.get_ident() not in cold.warmers
-        assert rig.channel.statistics().cold_range_count == 1
 
     run(scenario)
 
@@ -300,7 +298,6 @@ def test_a_file_is_opened_by_a_reader_thread() -> None:
         assert await rig.read(9) == b"head:more"
         assert len(threads) == 1
         assert threads[0] != threading.main_thread().name
-        assert rig.channel.statistics().cold_range_count == 1
 
     run(scenario)
 
@@ -447,16 +444,17 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
 
 def test_abort_while_a_range_is_being_warmed_releases_it_once() -> None:
     """The file stays open for the thread that reads it, and no longer."""
-    answers = threading.Event()
+    begun, answers = threading.Event(), threading.Event()
 
     class Slow(ColdRange):
         def warm(self, position: int, size_bytes: int) -> None:
+            begun.set()
             answers.wait(30)
 
     async def scenario(rig: Rig) -> None:
         file = Slow(b"payload")
         rig.channel.send_range(b"head:", file, explain=sorry)
-        await rig.until(lambda: rig.channel.statistics().cold_range_count)
+        await rig.until(begun.is_set)
         rig.channel.abort("enough")
         assert file.release_count == 0
         answers.set()

@@ -102,7 +102,7 @@ def test_a_put_record_is_read() -> None:
 def test_a_commit_record_is_read_with_its_attachment() -> None:
     """The attachment lies behind the length of the record, and is part of it."""
     record, end = decode_record(XA_COMMIT, 0, len(XA_COMMIT))
-    assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (PLACE,), 26)
+    assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (PLACE,))
     assert end == len(XA_COMMIT)
 
 

@@ -572,12 +572,6 @@ class Accumulator:
             queue.sealed = deque(b for b in queue.sealed if not b.may_move)
             return movable
 
-    def put(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Put a sealed batch at the end of a queue."""
-        with self._lock:
-            queue.sealed.append(batch)
-            self._wake(queue)
-
     def resolve(self, batch: Batch, outcomes: Sequence[BatchOutcome]) -> None:
         """Set the outcomes of a batch, and free its room."""
         with self._lock:

@@ -39,6 +39,7 @@ from metaq.spark.errors import DecisionError
 FORMAT_ID: Final = int.from_bytes(b"MQS1")
 """Format of the ids below: this sink, first layout."""
 ATTEMPT_MAX: Final = 2**32 - 1
+"""Largest number of an attempt: names have no room for more."""
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
 branches."""

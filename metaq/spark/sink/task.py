@@ -5,13 +5,12 @@ from typing import Final
 
 from pyspark import TaskContext
 
+from metaq.spark.sink.decisions import ATTEMPT_MAX
 from metaq.spark.sink.outbox import WriteName
 
 _QUERY: str = "sql.streaming.queryId"
 _BATCH: str = "streaming.sql.batchId"
 TURN_CHARS: Final = 16
-ATTEMPT_MASK: Final = (1 << 32) - 1
-"""Numbers of runs are that large at most: names have no room for more."""
 
 
 def draw_turn() -> str:
@@ -33,7 +32,7 @@ def write_name(write: str) -> WriteName:
     again after a restart has the number it had.
     """
     task = TaskContext.get()
-    attempt = uuid.uuid4().int & ATTEMPT_MASK
+    attempt = uuid.uuid4().int & ATTEMPT_MAX
     if task is None:
         return WriteName(write, 0, 0, attempt)
     query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
