@@ -14,8 +14,6 @@ from typing import Final
 from metaq.errors import ConfigError
 
 SPEC_NAME: Final = "spark-pipeline.yml"
-PARAMETERS: Final = "metaq."
-"""Begins the names of our parameters in the configuration of a specification."""
 ZOOKEEPER: Final = "metaq.zookeeper"
 ZK_ROOT: Final = "metaq.zkRoot"
 PROGRESS_GROUP: Final = "metaq.progressGroup"

@@ -313,14 +313,6 @@ class GroupMembership:
         path = self._paths.owner(self._group, partition)
         return await self._is_ours(path, {encode_owner(self._member)}, deadline_s)
 
-    async def owners(
-        self, topic: str, *, deadline_s: float
-    ) -> Mapping[TopicPartition, str]:
-        """Return which member owns which partition of a topic now; numeric order."""
-        return await read_owners(
-            self._coordinator, self._paths, self._group, topic, deadline_s=deadline_s
-        )
-
     # -- nodes of ours ----------------------------------------------------------------
 
     async def _take(

@@ -19,11 +19,12 @@ from metaq.errors import CoordinationError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.proxy import Proxy
 from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.groups import read_owners
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.conftest import ZooKeeperServer, expire_session
-from tests.rigs.inside import kazoo_session, membership_of
+from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -184,7 +185,9 @@ async def _are_shared(
             return False
     for member in members:
         try:
-            owners = await membership_of(member.source).owners("t", deadline_s=in_s(2))
+            owners = await read_owners(
+                member.coordinator, PATHS, "g", "t", deadline_s=in_s(2)
+            )
         except CoordinationError:
             return False
         owned = {p.name for p, name in owners.items() if name == member.name}

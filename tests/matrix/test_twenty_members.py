@@ -15,6 +15,7 @@ import pytest
 from metaq.assignment import Strategy, assign
 from metaq.errors import CoordinationError
 from metaq.model import TopicPartition
+from metaq.zk.groups import read_owners
 from metaq.zk.paths import NodeKind
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.test_zk_rebalance import (
@@ -26,7 +27,6 @@ from tests.integration.test_zk_rebalance import (
     in_s,
     part,
 )
-from tests.rigs.inside import membership_of
 from tests.rigs.waiting import until
 
 ROUNDS = int(os.environ.get("METAQ_CHURN_ROUNDS", "4"))
@@ -82,8 +82,8 @@ class _Group:
         if by_name(self.book.readers) != expected:
             return False
         try:
-            membership = membership_of(self.members[0].source)
-            owners = await membership.owners("t", deadline_s=in_s(2))
+            coordinator = self.members[0].coordinator
+            owners = await read_owners(coordinator, PATHS, "g", "t", deadline_s=in_s(2))
         except CoordinationError:
             return False
         return by_name(dict(owners)) == expected

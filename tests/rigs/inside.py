@@ -87,8 +87,3 @@ def use_disk(ordered_producer: Any, fs: FileSystem) -> None:
 def kill(source: Any) -> None:
     """End the task of a group member as the end of its process does."""
     source._task.cancel()
-
-
-def membership_of(source: Any) -> Any:
-    """Return a member's view of the nodes of its group."""
-    return source._membership

@@ -234,7 +234,9 @@ def test_one_owner_at_a_time() -> None:
             assert not await two.claim(P0, deadline_s=in_s())
             assert one.claims == {P0, P1}
             assert two.claims == frozenset()
-            owners = await two.owners("test", deadline_s=in_s())
+            owners = await read_owners(
+                coordinator, PATHS, "g", "test", deadline_s=in_s()
+            )
             assert dict(owners) == {P0: "g_c1", P1: "g_c1"}
             assert await one.release(P0, deadline_s=in_s())
             assert not await one.release(P0, deadline_s=in_s()), "gone already"
