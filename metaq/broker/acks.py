@@ -268,7 +268,7 @@ def refuse_put(
     context.counters.rejections[cause] += count
     detail = str(error)
     if isinstance(error, NoSpaceError):
-        detail = f"{texts.NO_ROOM}{detail}"
+        detail = f"{texts.NO_ROOM_PREFIX}{detail}"
     text = texts.put_failed(context.address, topic, partition, detail)
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)

@@ -473,7 +473,7 @@ class BrokerConnection:
                 reply = protocol.next_event()
                 if reply is NEED_DATA:
                     return
-                assert isinstance(reply, Result | Value), "a client hears no commands"
+                assert isinstance(reply, Result | Value), "brokers send no commands"
                 self._on_replies((reply,))
         except RemoteProtocolError as error:
             self.close_for(error)

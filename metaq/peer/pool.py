@@ -118,7 +118,7 @@ class _Route:
 
 
 class ConnectionPool:
-    """The connections of one client. Owner: the client; used on the loop.
+    """The connections of one owner, who closes it; used on the loop.
 
     Lifecycle: made, used, closed once with `close`.
     """
@@ -242,7 +242,7 @@ class ConnectionPool:
         await self._take_last_replies(deadline_s)
         for route in list(self._routes.values()):
             if route.connection is not None:
-                route.connection.close("the client was closed")
+                route.connection.close(CLOSED)
         self._routes.clear()
         if attempts:
             left_s = max(0.0, deadline_s - self._clock.monotonic_s())

@@ -26,7 +26,7 @@ INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
 """Our answer to a question about segments that retention removed meanwhile (503)."""
 
-NO_ROOM: Final = "no room: "
+NO_ROOM_PREFIX: Final = "no room: "
 """Start of our detail of a put without room (500)."""
 
 

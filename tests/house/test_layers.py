@@ -12,7 +12,8 @@
            │             │
 4   storage   txn        net        zk         siblings: never import each other
        │       │          │          │
-3   record ────┴── fs   protocol   assignment    config  lifecycle  retry  loop_thread
+3   record ────┴── fs   protocol   assignment    config  lifecycle  retry
+       │            │     │          │         loop_thread   prometheus
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
 1                 model ── cluster_snapshot   clock

@@ -85,7 +85,7 @@ def handle_offset(
 def _begin_answer(
     command: OffsetQuery,
     question: Question,
-    partition: PartitionLog,
+    log: PartitionLog,
     answerer: Answerer,
     context: BrokerContext,
 ) -> None:
@@ -94,7 +94,7 @@ def _begin_answer(
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
     """
-    asked = _ask(command, question, partition)
+    asked = _ask(command, question, log)
     work = partial(_answer, context.fs, context.made_indexes, asked)
     future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
@@ -107,25 +107,27 @@ def _begin_answer(
     future.add_done_callback(send)
 
 
-def _ask(command: OffsetQuery, question: Question, partition: PartitionLog) -> _Asked:
+def _ask(command: OffsetQuery, question: Question, log: PartitionLog) -> _Asked:
     """Write down the log as it is now, and the range that is asked about."""
-    if partition.state in {LogState.OFFLINE, LogState.CLOSED}:
-        state = partition.state.value
-        raise ServerError(f"partition {partition.log_id} is {state}")
-    log_start, log_end = partition.log_start_offset, partition.high_watermark
-    start = Offset(max(log_start, min(command.offset, log_end)))
-    end = log_end
+    if log.state in {LogState.OFFLINE, LogState.CLOSED}:
+        state = log.state.value
+        raise ServerError(f"partition {log.log_id} is {state}")
+    log_start, high_watermark = log.log_start_offset, log.high_watermark
+    start = Offset(max(log_start, min(command.offset, high_watermark)))
+    end = high_watermark
     if not isinstance(question, TimeQuestion):
-        end = Offset(max(start, min(question.end, log_end)))
-    for damage in partition.damage:
+        end = Offset(max(start, min(question.end, high_watermark)))
+    for damage in log.damage:
         good = damage.next_good_offset
         is_behind = good is not None and good <= start
         if damage.offset < end and not (is_behind or damage.is_empty):
-            error = DamagedSegmentError(damage, partition.log_id)
-            text = texts.with_damage(str(error), error, offset=start, end=log_end)
+            error = DamagedSegmentError(damage, log.log_id)
+            text = texts.with_damage(
+                str(error), error, offset=start, end=high_watermark
+            )
             raise ServerError(text)
-    segments = (*partition.segments.sealed, partition.readable_active())
-    return _Asked(str(partition.log_id), segments, start, end, question)
+    segments = (*log.segments.sealed, log.readable_active())
+    return _Asked(str(log.log_id), segments, start, end, question)
 
 
 def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
