@@ -1,8 +1,9 @@
-"""One-way messages that wait for their topic: order, bound, and what is dropped."""
+"""One-way messages: what arrives, order, bound, and what is dropped."""
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.oneway import ONEWAY_WAITING_MAX, Handover, OnewayMessages
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.loop_thread import LoopThread
+from tests.brokers import StartBroker
 from tests.client.producing import run_virtual
+from tests.client.worlds import QUICK, WORLDS
 
 
 class Log:
@@ -32,6 +35,27 @@ def messages_into(
 async def nobody_serves(topic: str) -> None:
     await asyncio.sleep(1)
     raise NoBrokerError(f"topic {topic} has no partitions")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_one_way_message_arrives_as_it_was_when_it_was_sent(
+    start_broker: StartBroker, world: str
+) -> None:
+    """As that of any other call; also the first one, which waits for its topic."""
+    broker = start_broker({"test": 1})
+    words: dict[str, Any] = {"attribute": "a", "key": "k"}
+    with WORLDS[world](**broker.client_options, **QUICK) as client:
+        with client.producer(in_flight_batches_max=1) as producer:
+            for _ in range(2):
+                headers = {"h": b"1"}
+                producer.send_oneway("test", b"x", **words, headers=headers)
+                headers["h"] = b"2"
+                producer.send("test", b"x", **words, headers={"h": b"1"})
+        found = [
+            (one.data, one.attribute, one.key, dict(one.headers))
+            for one in client.browse("test")
+        ]
+    assert found == [(b"x", "a", b"k", {"h": b"1"})] * 4
 
 
 def test_messages_leave_in_order_when_their_topic_is_known() -> None:

@@ -53,6 +53,12 @@ class AsyncWorldPart:
 
         return AsyncWorldPart(self._run(make()), self._run)
 
+    def send_oneway(self, *args: Any, **named: Any) -> None:
+        async def send() -> None:
+            self.twin.send_oneway(*args, **named)
+
+        self._run(send())
+
 
 class AsyncWorldConsumer(AsyncWorldPart):
     """An async consumer."""

@@ -38,7 +38,7 @@ from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
     ProducerStatistics,
 )
-from metaq.client.produce.runs import encode_outgoing, frozen
+from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
@@ -376,9 +376,8 @@ class AsyncProducer:
             if topic in self._topics:
                 self.accumulator.append(topic, data, attribute, key, headers=headers)
             else:
-                message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
                 check_topic(topic)
-                encode_outgoing(message)
+                message = kept_message(data, attribute, key, headers)
                 self._check_open()
                 self.oneway.keep(topic, message)
         except LocalProtocolError:

@@ -16,6 +16,7 @@ from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
+from metaq.record.properties import Headers, list_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,20 @@ def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
     return encode_payload(
         frozen(message.data), message.attribute, message.key, message.headers
     )
+
+
+def kept_message(
+    data: BytesLike, attribute: str | None, key: str | bytes | None, headers: Headers
+) -> OutgoingMessage:
+    """Return a message to append later; its caller may change what it gave.
+
+    Raises:
+        LocalProtocolError, TypeError: as `encode_outgoing`.
+    """
+    pairs = list_headers(headers) if headers else ()
+    message = OutgoingMessage(frozen(data), attribute, key, headers=pairs)
+    encode_outgoing(message)
+    return message
 
 
 def list_messages(

@@ -16,7 +16,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import encode_outgoing, frozen
+from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -77,7 +77,11 @@ class Producer(SyncClosable[AsyncProducer]):
         self._handover = Handover(
             thread.loop,
             send=lambda topic, message: twin.send_oneway(
-                topic, message.data, attribute=message.attribute, key=message.key
+                topic,
+                message.data,
+                attribute=message.attribute,
+                key=message.key,
+                headers=message.headers,
             ),
             drop=twin.oneway.drop,
         )
@@ -181,9 +185,7 @@ class Producer(SyncClosable[AsyncProducer]):
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
         check_topic(topic)
-        message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
-        encode_outgoing(message)
-        self._handover.put(topic, message)
+        self._handover.put(topic, kept_message(data, attribute, key, headers))
 
     def transaction(self, timeout: float | None = None) -> Transaction:
         """Return a transaction; see `AsyncProducer.transaction`."""
