@@ -31,6 +31,7 @@ from metaq.client import (
     MetaqError,
     OutcomeUnknownError,
     OwnershipLostError,
+    PendingResult,
     RetryPolicy,
     SendResult,
     StuckError,
@@ -43,6 +44,10 @@ def publish(client: Client) -> SendResult | None:
         try:
             future = producer.send_nowait("test", b"more", key="k")
             producer.send_many("test", [b"a", b"b"], timeout=5)[0].offset
+            with producer.transaction(timeout=30) as tx:
+                pending: PendingResult = tx.send("test", b"c", headers={"h": b"1"})
+                tx.send_many("test", [b"d"])[0].message_id
+                print(tx.id, pending.partition)
             return future.result(30)
         except (BufferFullError, OutcomeUnknownError) as error:
             print(error)

@@ -19,26 +19,22 @@ Source: client spec 9.2.
 import asyncio
 import enum
 import logging
-from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.runs import frozen
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
     Branch,
     PendingResult,
     TransactionParts,
-    outgoing,
+    TransactionSends,
 )
 from metaq.errors import MetaqError, TransactionError
 from metaq.model import LocalTransactionId
 from metaq.protocol.commands import TransactionType
 from metaq.protocol.transaction_ids import format_key
-from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ class TransactionState(enum.Enum):
     """The commit was sent; whether it was carried out is not known."""
 
 
-class AsyncTransaction:
+class AsyncTransaction(TransactionSends):
     """One transaction. Owner: who asked `AsyncProducer.transaction` for it.
 
     Lifecycle: open from the start; ended by `commit`, `rollback`, or its block, which
@@ -96,72 +92,6 @@ class AsyncTransaction:
     def state(self) -> TransactionState:
         """Its state."""
         return self._state
-
-    async def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        partition: str | None = None,
-        timeout: float | None = None,
-    ) -> PendingResult:
-        """Add one message and wait until the broker holds it.
-
-        Args:
-            topic: any topic of the transaction's broker.
-            data: application bytes.
-            attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition of the broker.
-            headers: names and bytes, stored in this order; a dict, or pairs.
-            partition: `<broker>-<partition>`, to send it there and nowhere else.
-            timeout: seconds; None is `timeout_s` of the producer.
-
-        Returns:
-            Its id and partition; it has an offset when the transaction is committed.
-
-        Raises:
-            TransactionError: the transaction has ended or failed, or its broker has no
-                partition of the topic; nothing was sent.
-            TransactionRolledBackError: the broker has rolled it back: its time is over.
-            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
-                `AsyncProducer.send`; nothing was sent.
-            MetaqError: the message may be missing; the transaction has failed.
-
-        Cancellation: the transaction has failed.
-        """
-        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
-        return (await self._send(topic, [message], timeout))[0]
-
-    async def send_many(
-        self,
-        topic: str,
-        messages: Iterable[BytesLike | OutgoingMessage],
-        *,
-        timeout: float | None = None,
-    ) -> Sequence[PendingResult]:
-        """Add a list: a batch for each partition, or hundreds of puts at a time.
-
-        The latter where the broker takes no batch in a transaction. A MetaQ 1.4 broker
-        keeps no order among them; see `AsyncProducer`.
-
-        Args:
-            topic: as in `send`.
-            messages: bytes, or `OutgoingMessage` where there is more to say.
-            timeout: seconds for all of them; None is `timeout_s` of the producer.
-
-        Returns:
-            One result per message, in their order; () for no messages.
-
-        Raises:
-            As `send`.
-
-        Cancellation: the transaction has failed.
-        """
-        listed = outgoing(messages)
-        return await self._send(topic, listed, timeout) if listed else ()
 
     async def _send(
         self, topic: str, messages: list[OutgoingMessage], timeout: float | None

@@ -62,6 +62,7 @@ from metaq.protocol.commands import (
 from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.ids import id_after
 from metaq.record.layout import PAYLOAD_BYTES_MAX
+from metaq.record.properties import Headers
 
 CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
 """Errors of a commit that certainly is not carried out, nor will be."""
@@ -213,16 +214,86 @@ class TransactionParts(BranchParts):
         return placed
 
 
-def outgoing(messages: Iterable[BytesLike | OutgoingMessage]) -> list[OutgoingMessage]:
-    """Return the messages that a user gave.
+class TransactionSends:
+    """The calls that add messages; base of both kinds of transaction."""
 
-    Raises:
-        TypeError: it is one message, or nothing that can be listed.
-    """
-    return [
-        one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
-        for one in list_messages(messages)
-    ]
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> PendingResult:
+        """Add one message and wait until its broker holds it.
+
+        Args:
+            topic: any topic of the cluster; in a local transaction, of its broker.
+            data: application bytes.
+            attribute: application attribute; "" is one, None is none.
+            key: stored; the same key goes to the same partition, in a local
+                transaction to that of its broker.
+            headers: names and bytes, stored in this order; a dict, or pairs.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            timeout: seconds; None is `timeout_s` of the producer's options.
+
+        Returns:
+            Its id and partition; it has an offset when the transaction is committed.
+
+        Raises:
+            TransactionRolledBackError: the broker has rolled it back: its time is over;
+                UnknownXidError in an XA transaction.
+            TransactionError: none is open: it has failed, is prepared or has ended; or
+                the broker of a local one has no partition of the topic. Nothing was
+                sent.
+            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
+                `AsyncProducer.send`; in a local transaction nothing was sent.
+            MetaqError: the message may be missing; the transaction has failed.
+
+        Cancellation: the transaction has failed.
+        """
+        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        return (await self._send(topic, [message], timeout))[0]
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[PendingResult]:
+        """Add a list: a batch for each partition, or hundreds of puts at a time.
+
+        The latter where the broker takes no batch in a transaction. A MetaQ 1.4 broker
+        keeps no order among them; see `AsyncProducer`.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+            timeout: seconds for all of them; None is `timeout_s` of the options.
+
+        Returns:
+            One result per message, in their order; () for no messages.
+
+        Raises:
+            As `send`.
+
+        Cancellation: the transaction has failed.
+        """
+        listed = [
+            one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
+            for one in list_messages(messages)
+        ]
+        return await self._send(topic, listed, timeout) if listed else ()
+
+    async def _send(
+        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+    ) -> list[PendingResult]:
+        """Add messages, at least one."""
+        raise NotImplementedError
 
 
 class Branch:

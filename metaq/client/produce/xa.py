@@ -19,7 +19,6 @@ Source: client spec 9.3; broker spec 5.4, 5.5.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
@@ -32,8 +31,11 @@ from metaq.client.errors import (
 from metaq.client.fan_out import failures
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import frozen
-from metaq.client.produce.transaction_branch import Branch, PendingResult, outgoing
+from metaq.client.produce.transaction_branch import (
+    Branch,
+    PendingResult,
+    TransactionSends,
+)
 from metaq.client.produce.transaction_replies import DUPID
 from metaq.client.produce.xa_verdicts import (
     COMMIT,
@@ -47,8 +49,6 @@ from metaq.errors import ConfigError, TransactionError
 from metaq.model import BrokerId, XaTransactionId
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
-from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers
 
 ID_BYTES_MAX: Final = 64
 """Longest global id, and longest branch: what XA allows."""
@@ -84,7 +84,7 @@ class _Global:
         self.failure: BaseException | None = None
 
 
-class AsyncXa:
+class AsyncXa(TransactionSends):
     """One transaction at a time. Owner: the client that made it.
 
     Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
@@ -158,72 +158,6 @@ class AsyncXa:
             self._require_none()
             self._global = _Global(xid, lifetime_s)
             self._parts.counters.begun_count += 1
-
-    async def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        partition: str | None = None,
-        timeout: float | None = None,
-    ) -> PendingResult:
-        """Add one message and wait until its broker holds it.
-
-        Args:
-            topic: any topic of the cluster.
-            data: application bytes.
-            attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition.
-            headers: names and bytes, stored in this order; a dict, or pairs.
-            partition: `<broker>-<partition>`, to send it there and nowhere else.
-            timeout: seconds; None is `timeout_s` of the options.
-
-        Returns:
-            Its id and partition; it has an offset when the transaction is committed.
-
-        Raises:
-            UnknownXidError: the broker has rolled it back: its time is over.
-            TransactionError: none is open: it has failed or is prepared; nothing was
-                sent.
-            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
-                `AsyncProducer.send`.
-            MetaqError: the message may be missing; the transaction has failed.
-
-        Cancellation: the transaction has failed.
-        """
-        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
-        return (await self._send(topic, [message], timeout))[0]
-
-    async def send_many(
-        self,
-        topic: str,
-        messages: Iterable[BytesLike | OutgoingMessage],
-        *,
-        timeout: float | None = None,
-    ) -> Sequence[PendingResult]:
-        """Add a list: a batch for each partition, or hundreds of puts at a time.
-
-        The latter where the broker takes no batch in a transaction. A MetaQ 1.4 broker
-        keeps no order among them; see `AsyncProducer`.
-
-        Args:
-            topic: as in `send`.
-            messages: bytes, or `OutgoingMessage` where there is more to say.
-            timeout: seconds for all of them; None is `timeout_s` of the options.
-
-        Returns:
-            One result per message, in their order; () for no messages.
-
-        Raises:
-            As `send`.
-
-        Cancellation: the transaction has failed.
-        """
-        listed = outgoing(messages)
-        return await self._send(topic, listed, timeout) if listed else ()
 
     async def _send(
         self, topic: str, messages: list[OutgoingMessage], timeout: float | None

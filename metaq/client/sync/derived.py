@@ -17,7 +17,8 @@ from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Closable)
+T_co = TypeVar("T_co", covariant=True)
+C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,10 +30,10 @@ SYNC_WORDS: Final = {
 """Words of the async world's texts, and what they are for a blocking call."""
 
 
-class SyncObject(Generic[T]):
+class SyncObject(Generic[T_co]):
     """An object for any thread. Its async twin lives on a loop thread."""
 
-    _twin: T
+    _twin: T_co
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -50,10 +51,10 @@ class SyncObject(Generic[T]):
         raise NotImplementedError
 
 
-class SyncPart(SyncObject[T]):
+class SyncPart(SyncObject[T_co]):
     """An object that a started client made."""
 
-    def __init__(self, twin: T, thread: LoopThread) -> None:
+    def __init__(self, twin: T_co, thread: LoopThread) -> None:
         """Wrap the async twin; a method of the client is the way in."""
         self._twin = twin
         self._thread = thread
@@ -65,7 +66,7 @@ class SyncPart(SyncObject[T]):
         return self._thread.describe(self._twin)
 
 
-class SyncClosable(SyncPart[C]):
+class SyncClosable(SyncPart[C_co]):
     """A part that the end of its block closes."""
 
     @property
