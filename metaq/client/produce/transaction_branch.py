@@ -14,7 +14,7 @@ Source: client spec 9.1; broker spec 5.1 to 5.4; docs/protocol.md "mput".
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
@@ -387,12 +387,29 @@ class Branch:
                 not known. The first failure is raised when all that left are
                 answered.
         """
-        results: list[PendingResult] = []
+        found: dict[int, PendingResult] = {}
         for span in self._plan([one.payload for one in messages]):
-            some = messages[span.first : span.end]
-            results += await self._put_together(some, deadline_s, is_mput=span.is_mput)
-            self._has_put = True
-        return results
+            by_partition: dict[TopicPartition, list[int]] = {}
+            for at in range(span.first, span.end):
+                by_partition.setdefault(messages[at].partition, []).append(at)
+            runs = [
+                self._submit(
+                    partition,
+                    [messages[at].payload for at in places],
+                    [messages[at].flag for at in places],
+                    deadline_s,
+                    is_mput=span.is_mput and len(places) > 1,
+                )
+                for partition, places in by_partition.items()
+            ]
+            first_ids = await self._first_ids(runs)
+            for places, ids in zip(by_partition.values(), first_ids, strict=True):
+                # The reply to a batch names the id of its first message.
+                count = len(places) // len(ids)
+                for number, at in enumerate(places):
+                    message_id = id_after(ids[number // count], number % count)
+                    found[at] = PendingResult(message_id, messages[at].partition)
+        return [found[at] for at in range(len(messages))]
 
     async def put_run(
         self,
@@ -409,20 +426,20 @@ class Branch:
         """
         runs: list[_Run] = []
         for span in self._plan(payloads):
-            submit = self._submit_batch if span.is_mput else self._submit
             some = slice(span.first, span.end)
-            runs.append(submit(partition, payloads[some], flags[some], deadline_s))
+            runs.append(
+                self._submit(
+                    partition,
+                    payloads[some],
+                    flags[some],
+                    deadline_s,
+                    is_mput=span.is_mput,
+                )
+            )
             if not span.is_mput:
-                await self._settle(runs, partition)
+                await self._first_ids(runs)
                 runs = []
-            self._has_put = True
-        await self._settle(runs, partition)
-
-    async def _settle(self, runs: Sequence["_Run"], partition: TopicPartition) -> None:
-        """Wait for runs, and raise the first failure."""
-        outcomes = [outcome for run in runs for outcome in await run.wait()]
-        for outcome in outcomes:
-            self._read(outcome, partition)
+        await self._first_ids(runs)
 
     def _plan(self, payloads: Sequence[bytes]) -> list[BatchSpan]:
         """Cut messages into what is in flight together."""
@@ -434,114 +451,34 @@ class Branch:
             spans, first = [BatchSpan(0, 1, is_mput=False)], 1
         return spans + plan_spans(ends, first, len(payloads), told)
 
-    async def _put_together(
-        self, messages: Sequence[PlacedMessage], deadline_s: float, *, is_mput: bool
-    ) -> list[PendingResult]:
-        by_partition: dict[TopicPartition, list[int]] = {}
-        for at, message in enumerate(messages):
-            by_partition.setdefault(message.partition, []).append(at)
-        runs = []
-        for partition, places in by_partition.items():
-            is_batch = is_mput and len(places) > 1
-            submit = self._submit_batch if is_batch else self._submit
-            payloads = [messages[at].payload for at in places]
-            flags = [messages[at].flag for at in places]
-            runs.append(submit(partition, payloads, flags, deadline_s))
-        found: dict[int, PendingResult] = {}
-        failed: MetaqError | None = None
-        for run, (partition, places) in zip(runs, by_partition.items(), strict=True):
-            outcomes = await run.wait()
-            # The reply to a batch names the id of its first message.
-            count = len(places) // len(outcomes)
-            for number, outcome in enumerate(outcomes):
-                try:
-                    first_id = self._read(outcome, partition)
-                except MetaqError as error:
-                    failed = failed or error
-                    continue
-                for k, at in enumerate(places[number * count : (number + 1) * count]):
-                    found[at] = PendingResult(id_after(first_id, k), partition)
-        if failed is not None:
-            raise failed
-        return [found[at] for at in range(len(messages))]
-
-    def _submit_batch(
-        self,
-        partition: TopicPartition,
-        payloads: Sequence[bytes],
-        flags: Sequence[int],
-        deadline_s: float,
-    ) -> "_Run":
-        connection = self._connection
-        records = encode_records(payloads, flags if any(flags) else None)
-        (opaque,) = opaques = connection.next_opaques(1)
-        frame = encode(
-            Mput(
-                topic=partition.topic,
-                partition=partition.partition,
-                count=len(payloads),
-                checksum=checksum(records),
-                opaque=opaque,
-                payload=records,
-                transaction=self._transaction,
-            )
-        )
-        run = _Run(opaques, lambda: [len(frame)])
-        try:
-            connection.submit(
-                frame,
-                opaque,
-                lambda outcome: run.on_outcome(opaques, outcome),
-                deadline_s=deadline_s,
-            )
-        except ClosedError as error:
-            run.on_outcome(opaques, error)
-        return run
-
     def _submit(
         self,
         partition: TopicPartition,
         payloads: Sequence[bytes],
         flags: Sequence[int],
         deadline_s: float,
+        *,
+        is_mput: bool,
     ) -> "_Run":
-        connection = self._connection
-        opaques = connection.next_opaques(len(payloads))
-
-        def sizes() -> list[int]:
-            return [
-                len(self._frames(partition, [one], [flag], range(opaque, opaque + 1)))
-                for one, flag, opaque in zip(payloads, flags, opaques, strict=True)
-            ]
-
-        run = _Run(opaques, sizes)
+        """Send one `mput`, or puts."""
+        self._has_put = True
+        opaques = self._connection.next_opaques(1 if is_mput else len(payloads))
+        run = _Run(partition, payloads, flags, opaques, is_mput, self._transaction)
         try:
-            connection.submit_puts(
-                self._frames(partition, payloads, flags, opaques),
-                opaques,
-                run,
-                deadline_s=deadline_s,
+            self._connection.submit_puts(
+                run.frames(), opaques, run, deadline_s=deadline_s
             )
         except ClosedError as error:
             run.on_outcome(opaques, error)
         return run
 
-    def _frames(
-        self,
-        partition: TopicPartition,
-        payloads: Sequence[bytes],
-        flags: Sequence[int],
-        opaques: range,
-    ) -> bytes:
-        return encode_puts(
-            partition.topic,
-            partition.partition,
-            payloads,
-            flags=flags,
-            checksums=checksums(payloads),
-            opaques=opaques,
-            transaction=self._transaction,
-        )
+    async def _first_ids(self, runs: Sequence["_Run"]) -> list[list[MessageId]]:
+        """Wait for runs; return the ids in their replies, or raise the first error."""
+        outcomes = [await run.wait() for run in runs]
+        return [
+            [self._read(outcome, run.partition) for outcome in some]
+            for run, some in zip(runs, outcomes, strict=True)
+        ]
 
     def _read(
         self, outcome: Reply | MetaqError, partition: TopicPartition
@@ -555,20 +492,59 @@ class Branch:
             raise
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
-    """Puts of one partition in flight; a `PutListener`."""
+    """Puts of one partition in flight, or its `mput`; a `PutListener`."""
 
-    def __init__(self, opaques: range, sizes: Callable[[], list[int]]) -> None:
-        self.sizes = sizes
-        """Returns the bytes of each put's frame."""
-        self._opaques = opaques
-        self._outcomes: dict[int, Reply | MetaqError] = {}
-        self._done = asyncio.Event()
+    partition: TopicPartition
+    payloads: Sequence[bytes]
+    flags: Sequence[int]
+    opaques: range
+    is_mput: bool
+    transaction: TransactionId
+    outcomes: dict[int, Reply | MetaqError] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def frames(self) -> bytes:
+        """Return what is sent."""
+        if not self.is_mput:
+            return self._puts(slice(None))
+        flags = self.flags if any(self.flags) else None
+        records = encode_records(self.payloads, flags)
+        return encode(
+            Mput(
+                topic=self.partition.topic,
+                partition=self.partition.partition,
+                count=len(self.payloads),
+                checksum=checksum(records),
+                opaque=self.opaques[0],
+                payload=records,
+                transaction=self.transaction,
+            )
+        )
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each command."""
+        if self.is_mput:
+            return [len(self.frames())]
+        return [len(self._puts(slice(k, k + 1))) for k in range(len(self.opaques))]
+
+    def _puts(self, some: slice) -> bytes:
+        payloads = self.payloads[some]
+        return encode_puts(
+            self.partition.topic,
+            self.partition.partition,
+            payloads,
+            flags=self.flags[some],
+            checksums=checksums(payloads),
+            opaques=self.opaques[some],
+            transaction=self.transaction,
+        )
 
     async def wait(self) -> list[Reply | MetaqError]:
         """Return what became of each, in their order."""
-        await self._done.wait()
-        return [self._outcomes[opaque] for opaque in self._opaques]
+        await self.done.wait()
+        return [self.outcomes[opaque] for opaque in self.opaques]
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
         """Take note of replies that no put of a transaction should have."""
@@ -577,6 +553,6 @@ class _Run:
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
         """Take note of the reply to one put, or of the error of many."""
-        self._outcomes.update(dict.fromkeys(opaques, outcome))
-        if len(self._outcomes) == len(self._opaques):
-            self._done.set()
+        self.outcomes.update(dict.fromkeys(opaques, outcome))
+        if len(self.outcomes) == len(self.opaques):
+            self.done.set()
