@@ -1,11 +1,11 @@
 """Fixed partitions: read as soon as they can be, and told once while they cannot."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 
-from metaq.client.group.assignments import listed_source
+from metaq.client.group.assignments import FixedSource, listed_source
 from metaq.errors import NoBrokerError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.testing.clock import ManualClock
@@ -74,3 +74,28 @@ def test_a_sink_that_is_broken_is_told_and_tried_again(
     run_virtually(scenario())
     raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [type(error) for error in raised] == [KeyError]
+
+
+def test_news_of_the_cluster_end_a_pause() -> None:
+    """A partition that is back, or new, is read when the cluster tells of it."""
+
+    async def scenario() -> None:
+        found = [partition(0), partition(1)]
+        told: list[Callable[[], None]] = []
+
+        def listen(callback: Callable[[], None]) -> Callable[[], None]:
+            told.append(callback)
+            return told.clear
+
+        source = FixedSource(lambda: found, listen, clock=ManualClock())
+        sink = Sink([NoBrokerError("away")] * 100)
+        await source.start(sink)
+        await asyncio.sleep(100)
+        assert sink.refusals
+        sink.refusals.clear()
+        told[0]()
+        async with asyncio.timeout(0.01):
+            await sink.done.wait()
+        await source.stop()
+
+    run_virtually(scenario())

@@ -14,7 +14,7 @@ from metaq.client.cluster.metadata import Metadata
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.retry import Backoff
+from metaq.retry import Backoff, wait_set
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +203,8 @@ class FixedSource:
     async def _run(self, sink: AssignmentSink) -> None:
         failures = 0
         while True:
-            if not failures:
-                await self._changed.wait()
+            # News end a pause: what failed may be readable now, and there may be more.
+            await wait_set(self._changed, RETRY.delay_s(failures) if failures else None)
             self._changed.clear()
             try:
                 await self._settle(sink)
@@ -217,8 +217,6 @@ class FixedSource:
                 self._note(MetaqError(f"partitions cannot be read: {error!r}"))
             else:
                 failures, self.last_error, self.unsettled_since_s = 0, None, None
-                continue
-            await asyncio.sleep(RETRY.delay_s(failures))
 
 
 def topic_source(
