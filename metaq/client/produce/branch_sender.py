@@ -20,31 +20,23 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final, Self
+from typing import Final
 
 from metaq.client.fan_out import failures, for_each, raise_first
-from metaq.client.names import parse_address
-from metaq.client.options import ClientOptions
-from metaq.client.produce.transaction_branch import (
-    Branch,
-    BranchParts,
-)
-from metaq.clock import Clock, SystemClock
-from metaq.loop_thread import LoopThread
-from metaq.model import BrokerAddress, BrokerId, TopicPartition, XaTransactionId
-from metaq.peer.pool import ConnectionPool
+from metaq.client.produce.own_sender import OwnSender
+from metaq.client.produce.transaction_branch import Branch, BranchParts
+from metaq.clock import Clock
+from metaq.model import BrokerId, TopicPartition, XaTransactionId
 from metaq.protocol.commands import TransactionType
 
 LIFETIME_S: Final = 24 * 3600
 """Seconds that a branch may take until it is prepared, of which a broker grants as many
 as its `maxTxTimeoutInSeconds` says."""
-CLOSE_TIMEOUT_S: Final = 1.0
-"""Bound on giving up attempts to connect."""
 
 _log = logging.getLogger(__name__)
 
 
-class BranchSender:
+class BranchSender(OwnSender):
     """Sends into one XA transaction. Blocking; one thread owns it.
 
     Lifecycle: a context manager with a thread of its own; `send` any number of times,
@@ -71,24 +63,14 @@ class BranchSender:
         Raises:
             NoResourcesError: there is no thread to be had.
         """
-        self._addresses = addresses
         self._xid = xid
-        self._timeout_s = timeout_s
-        self._clock = clock or SystemClock()
         self._branches: dict[BrokerId, Branch] = {}
         self._sending: Future[None] | None = None
         self.message_count = 0
         """Messages that were handed to `send`."""
         self.size_bytes = 0
         """Payload bytes of these."""
-        self._thread = LoopThread("metaq-branches")
-        self._thread.run(self._start())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+        super().__init__("metaq-branches", addresses, timeout_s, clock)
 
     def send(
         self,
@@ -146,15 +128,6 @@ class BranchSender:
                 error,
             )
 
-    def close(self) -> None:
-        """Close the connections. Harmless twice."""
-        if not self._thread.is_usable:
-            return
-        try:
-            self._thread.run(self._close())
-        finally:
-            self._thread.stop()
-
     # -- inside -----------------------------------------------------------------------
 
     def _wait(self) -> None:
@@ -162,25 +135,14 @@ class BranchSender:
         if self._sending is not None:
             self._sending.result()
 
-    def _deadline_s(self) -> float:
-        return self._clock.monotonic_s() + self._timeout_s
-
     async def _start(self) -> None:
-        self._pool = ConnectionPool(
-            clock=self._clock,
-            options=ClientOptions(connect_timeout_s=self._timeout_s),
-            loop=asyncio.get_running_loop(),
-        )
+        await super()._start()
         self._parts = BranchParts(
             address_of=self._address_of,
             pool=self._pool,
             clock=self._clock,
             session_id=f"{self._xid.qualifier}-{self._xid.branch.hex()}",
         )
-
-    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        text = self._addresses.get(broker_id)
-        return None if text is None else parse_address(text)
 
     async def _put(
         self, partition: TopicPartition, payloads: Sequence[bytes], flags: Sequence[int]
@@ -210,7 +172,3 @@ class BranchSender:
         connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
         branch = Branch(self._parts, connection, broker_id, self._xid)
         await branch.end(TransactionType.ROLLBACK, deadline_s=deadline_s)
-
-    async def _close(self) -> None:
-        deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
-        await self._pool.close(deadline_s=deadline_s)

@@ -26,37 +26,28 @@ Source: client spec 2.4 and 16, broker spec 1.4.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from typing import Final
 
 from metaq.client.errors import BufferFullError
-from metaq.client.names import parse_address
-from metaq.client.options import (
-    IN_FLIGHT_BATCHES_MAX,
-    MIB,
-    ClientOptions,
-    ProducerOptions,
-)
+from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ProducerOptions
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.attempts import AttemptLimits
 from metaq.client.produce.batches import BatchName
 from metaq.client.produce.delivery import Delivery
+from metaq.client.produce.own_sender import OwnSender
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.clock import Clock, SystemClock
+from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import NoBrokerError
-from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId, TopicPartition
-from metaq.peer.pool import ConnectionPool
 
 BUFFER_BYTES_MAX: Final = 16 * MIB
 """`send` waits at so many bytes without an answer; a larger batch goes alone."""
 RETRIES_MAX: Final = 3
 """Times that what is in flight is sent again."""
-CLOSE_TIMEOUT_S: Final = 1.0
-"""Bound on giving up attempts to connect."""
 
 
-class NamedSender:
+class NamedSender(OwnSender):
     """Sends named batches to partitions. Blocking; one thread owns it.
 
     Lifecycle: a context manager with a thread of its own; `send` any number of times,
@@ -81,18 +72,8 @@ class NamedSender:
         Raises:
             NoResourcesError: there is no thread to be had.
         """
-        self._addresses = addresses
-        self._timeout_s = timeout_s
-        self._clock = clock or SystemClock()
         self._brokers: dict[BrokerId, BrokerCopies] = {}
-        self._thread = LoopThread("metaq-named-batches")
-        self._thread.run(self._start())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+        super().__init__("metaq-named-batches", addresses, timeout_s, clock)
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
@@ -161,32 +142,16 @@ class NamedSender:
         if self._delivery.failure is not None:
             raise self._delivery.failure
 
-    def close(self) -> None:
-        """Close the connections; requests in flight stay without an answer.
-
-        Harmless twice.
-        """
-        if not self._thread.is_usable:
-            return
-        try:
-            self._thread.run(self._close())
-        finally:
-            self._thread.stop()
-
     # -- inside -----------------------------------------------------------------------
 
     async def _start(self) -> None:
+        await super()._start()
         loop = asyncio.get_running_loop()
         options = ProducerOptions(
             # Each attempt, and a connection in between.
             timeout_s=(2 + RETRIES_MAX) * self._timeout_s,
             in_flight_batches_max=IN_FLIGHT_BATCHES_MAX,
             buffer_bytes_max=BUFFER_BYTES_MAX,
-        )
-        self._pool = ConnectionPool(
-            clock=self._clock,
-            options=ClientOptions(connect_timeout_s=self._timeout_s),
-            loop=loop,
         )
         self._delivery = Delivery(
             pool=self._pool,
@@ -207,16 +172,13 @@ class NamedSender:
 
     async def _connect(self, broker_id: BrokerId) -> None:
         """Find a broker, and wait for the first connection to it."""
-        text = self._addresses.get(broker_id)
-        if text is None:
+        address = self._address_of(broker_id)
+        if address is None:
             raise NoBrokerError(f"broker {broker_id} is not there at the moment")
-        address = parse_address(text)
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
-        await self._pool.get(address, deadline_s=deadline_s)
+        await self._pool.get(address, deadline_s=self._deadline_s())
         self._brokers[broker_id] = BrokerCopies(address, {})
         self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), {})
 
     async def _close(self) -> None:
         self._delivery.close("the sender of named batches was closed")
-        deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
-        await self._pool.close(deadline_s=deadline_s)
+        await super()._close()
