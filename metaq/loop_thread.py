@@ -1,6 +1,6 @@
 """An event loop on a thread of its own, under the objects of the sync world.
 
-One thread per client, log reader or sender of named batches. Callers in any other
+One thread per client, reading task or sender of named batches. Callers in any other
 thread hand it coroutines and wait; the thread is a daemon, so a program that forgets to
 close its client still ends, and a client that is open then is closed by an exit hook,
 which commits handled messages.

@@ -1,28 +1,26 @@
-"""The raw bytes of a range of one partition's log: blocking, with gets pipelined.
+"""The raw bytes of one partition's log, on an event loop, with gets pipelined.
 
 Theory of operation: the log is taken in pieces that follow one another byte by byte,
 wherever its records begin, so the next get is on its way before the bytes of the last
 one are looked at. A reply that is shorter than asked (a segment ends there) makes the
 gets behind it useless; their replies are dropped, and until a whole reply comes nothing
-is asked ahead. Replies come in on a loop thread of the reader's own while the caller is
-busy with the last piece.
+is asked ahead. Replies come in while the caller is busy with the last piece.
 
 A connection that breaks, or an answer that does not come, is followed by another try
 at the same offset, until `retry_timeout_s` without a byte of progress.
 
-Not thread-safe; one thread owns a reader. Source: client spec 2.4.
+Source: client spec 2.4.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import MetaqError, NoDataError, OffsetOutOfRangeError
-from metaq.loop_thread import LoopThread
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection, settling
 from metaq.peer.options import ConnectionOptions
@@ -60,7 +58,10 @@ class _Asked:
 
 
 class LogReader:
-    """Reads one partition from one broker. Lifecycle: a context manager."""
+    """Reads one partition from one broker, over a connection of its own.
+
+    Owner: one task at a time, always on one loop. Lifecycle: made, used, `close`.
+    """
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class LogReader:
         retry_timeout_s: float,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare to read; the connection is made when it is needed.
+        """Prepare to read, on any thread; the connection is made when it is needed.
 
         Args:
             partition: the partition to read.
@@ -85,40 +86,37 @@ class LogReader:
         self._timeout_s = timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._clock = clock or SystemClock()
-        self._thread: LoopThread | None = None
         self._connection: BrokerConnection | None = None
         self._asked: deque[_Asked] = deque()
         self._ahead = AHEAD_MAX
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connection; harmless twice."""
-        if self._thread is not None and self._thread.is_usable:
-            try:
-                self._thread.run(self._disconnect())
-            finally:
-                self._thread.stop()
+        self._drop_asked()
+        if self._connection is not None:
+            self._connection.close("the reader was closed")
+            self._connection = None
 
-    def span(self) -> tuple[Offset, Offset] | None:
+    async def span(self) -> tuple[Offset, Offset] | None:
         """Return (log start, log end) now; None where the broker has no such log.
 
         Raises:
-            NoBrokerError, RequestTimeoutError: as `pieces`.
+            NoBrokerError, RequestTimeoutError: as `read`.
             WireError: the broker refused.
         """
-        return self._run(self._ask_span)
+        return await self._retry(self._ask_span)
 
-    def pieces(self, start: Offset, end: Offset) -> Iterator[bytes]:
-        """Yield the log from `start` to `end`, each piece right behind the last one.
+    async def read(self, position: Offset, end: Offset) -> bytes:
+        """Return the bytes at `position`, and leave gets for those behind in flight.
 
         Args:
-            start: the first byte; need not be a record boundary.
-            end: the byte behind the last one; the log must reach that far.
+            position: the first byte; need not be a record boundary. Reading is quick
+                where it lies right behind the bytes of the last call.
+            end: the byte behind the last one that is wanted, behind `position`; the log
+                must reach that far.
+
+        Returns:
+            One byte to GET_BYTES.
 
         Raises:
             CorruptRecordError: the broker says that the next bytes are damaged.
@@ -128,26 +126,19 @@ class LogReader:
             NoBrokerError: the broker cannot be reached.
             RequestTimeoutError: answers do not come.
             WireError: the broker refused.
+
+        Cancellation: what is in flight is given up; read again.
         """
-        position = start
-        while position < end:
-            data = self._run(partial(self._take, position, end))
-            position = Offset(position + len(data))
-            yield data
+        return await self._retry(partial(self._take, position, end))
 
-    def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        if self._thread is None:
-            self._thread = LoopThread("metaq-log-reader")
-        return self._thread.run(self._retry(attempt))
-
-    # -- on the loop ------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         async def attempt_afresh() -> T:
             try:
                 return await attempt()
-            except MetaqError:
-                await self._disconnect()
+            except BaseException:
+                await self.close()
                 raise
 
         return await retry(
@@ -156,12 +147,6 @@ class LogReader:
             deadline_s=self._clock.monotonic_s() + self._retry_timeout_s,
             clock=self._clock,
         )
-
-    async def _disconnect(self) -> None:
-        self._drop_asked()
-        if self._connection is not None:
-            self._connection.close("the reader was closed")
-            self._connection = None
 
     def _drop_asked(self) -> None:
         for asked in self._asked:
@@ -204,7 +189,6 @@ class LogReader:
         return parse_nearest(reply)
 
     async def _take(self, position: Offset, end: Offset) -> bytes:
-        """Return the next bytes, and leave the gets behind them in flight."""
         connection = await self._connected()
         if self._asked and self._asked[0].offset != position:
             self._drop_asked()

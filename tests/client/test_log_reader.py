@@ -1,7 +1,8 @@
 """`peer/log_reader.py` against brokers."""
 
-import signal
-import threading
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,13 +13,9 @@ from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.record.layout import HEADER_BYTES
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import AnyBroker, Metaq14Broker, StartBroker, until
+from tests.brokers import AnyBroker, Metaq14Broker, StartBroker
 
-ONE_BROKER = {
-    "test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed": (
-        "a get that is not answered"
-    )
-}
+ONE_BROKER = {"test_a_read_that_is_given_up_may_be_made_again": "a get without answer"}
 
 pytestmark = pytest.mark.slow
 
@@ -48,46 +45,81 @@ def payloads_in(data: bytes) -> list[bytes]:
     ]
 
 
-def reader_of(broker: AnyBroker, *, retry_timeout_s: float = 20.0) -> LogReader:
-    return LogReader(
+@contextlib.asynccontextmanager
+async def reader_of(
+    broker: AnyBroker, *, retry_timeout_s: float = 20.0
+) -> AsyncIterator[LogReader]:
+    reader = LogReader(
         PARTITION,
         parse_address(broker.address),
         timeout_s=20.0,
         retry_timeout_s=retry_timeout_s,
     )
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
+async def pieces(reader: LogReader, start: int, end: int) -> bytes:
+    """Return a part of the log, read piece by piece."""
+    data = b""
+    while start + len(data) < end:
+        data += await reader.read(Offset(start + len(data)), Offset(end))
+    return data
+
+
+def run(
+    broker: AnyBroker, work: Callable[[LogReader], Awaitable[None]], **options: Any
+) -> None:
+    """Do something with a reader on a loop of its own."""
+
+    async def scenario() -> None:
+        async with reader_of(broker, **options) as reader:
+            await work(reader)
+
+    asyncio.run(scenario())
 
 
 def test_pieces_are_the_log_without_gap_or_overlap(broker: AnyBroker) -> None:
     """Segments end within what was asked ahead; no byte is lost or doubled."""
-    with reader_of(broker) as reader:
-        span = reader.span()
+
+    async def work(reader: LogReader) -> None:
+        span = await reader.span()
         assert span is not None
-        data = b"".join(reader.pieces(*span))
-    start, end = span
-    assert (start, len(data)) == (0, end)
-    assert payloads_in(data) == PAYLOADS
+        start, end = span
+        data = await pieces(reader, start, end)
+        assert (start, len(data)) == (0, end)
+        assert payloads_in(data) == PAYLOADS
+
+    run(broker, work)
 
 
 def test_a_range_may_begin_and_end_anywhere(broker: AnyBroker) -> None:
     """Bytes are bytes; nothing behind the end is asked for."""
-    with reader_of(broker) as reader:
-        whole = b"".join(reader.pieces(Offset(0), Offset(3_000_000)))
-        part = b"".join(reader.pieces(Offset(1_234_567), Offset(2_345_678)))
-    assert part == whole[1_234_567:2_345_678]
-    assert len(whole) == 3_000_000 > 2 * GET_BYTES
+
+    async def work(reader: LogReader) -> None:
+        whole = await pieces(reader, 0, 3_000_000)
+        part = await pieces(reader, 1_234_567, 2_345_678)
+        assert part == whole[1_234_567:2_345_678]
+        assert len(whole) == 3_000_000 > 2 * GET_BYTES
+
+    run(broker, work)
 
 
 def test_reading_goes_on_after_the_broker_was_away(broker: AnyBroker) -> None:
     """The piece that was lost is asked for again, at the same offset."""
-    with reader_of(broker) as reader:
-        pieces = reader.pieces(Offset(0), Offset(5_000_000))
-        data = next(pieces)
+
+    async def work(reader: LogReader) -> None:
+        end = Offset(5_000_000)
+        data = await reader.read(Offset(0), end)
         broker.stop()
-        thread = threading.Thread(target=broker.start)
-        thread.start()
-        data += b"".join(pieces)
-        thread.join()
-    assert payloads_in(data) == PAYLOADS[: 5_000_000 // RECORD_BYTES]
+        starting = asyncio.create_task(asyncio.to_thread(broker.start))
+        data += await pieces(reader, len(data), end)
+        await starting
+        assert payloads_in(data) == PAYLOADS[: end // RECORD_BYTES]
+
+    run(broker, work)
 
 
 def test_a_log_that_ends_early_is_named_with_its_numbers(
@@ -95,43 +127,44 @@ def test_a_log_that_ends_early_is_named_with_its_numbers(
 ) -> None:
     """Behind the log end there is nothing to wait for."""
     end = len(PAYLOADS) * RECORD_BYTES
-    with reader_of(broker) as reader:
+
+    async def work(reader: LogReader) -> None:
         with pytest.raises(OffsetOutOfRangeError) as caught:
-            list(reader.pieces(Offset(end - 100), Offset(end + 1)))
+            await pieces(reader, end - 100, end + 1)
         assert caught.value.high_watermark == end
-        assert reader.span() == (0, end)
+        assert await reader.span() == (0, end)
+
+    run(broker, work)
 
 
 @pytest.mark.slow
 def test_a_broker_that_stays_away_is_an_error(broker: AnyBroker) -> None:
     """Trying ends."""
     broker.stop()
-    with (
-        reader_of(broker, retry_timeout_s=1.0) as reader,
-        pytest.raises(NoBrokerError, match="cannot connect"),
-    ):
-        reader.span()
+
+    async def work(reader: LogReader) -> None:
+        with pytest.raises(NoBrokerError, match="cannot connect"):
+            await reader.span()
+
+    run(broker, work, retry_timeout_s=1.0)
 
 
-def test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed(
+def test_a_read_that_is_given_up_may_be_made_again(
     start_metaq_1_4: StartBroker,
 ) -> None:
-    """The answer that was waited for is given up by then."""
+    """And readers of one loop do not wait for each other."""
     broker: Any = start_metaq_1_4()
     broker.put(b"m")
+    end = Offset(HEADER_BYTES + 1)
     broker.inner.inject(FaultKind.SWALLOW, verb="get")
-    main = threading.main_thread().ident
-    assert main is not None
 
-    def interrupt() -> None:
-        until(lambda: broker.inner.statistics().commands.get("get"))
-        signal.pthread_kill(main, signal.SIGINT)
+    async def work(reader: LogReader) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(Offset(0), end), 0.2)
+        async with reader_of(broker) as other:
+            both = await asyncio.gather(
+                *(pieces(one, 0, end) for one in (reader, other))
+            )
+        assert [one[HEADER_BYTES:] for one in both] == [b"m", b"m"]
 
-    def read() -> None:
-        with reader_of(broker) as reader:
-            threading.Thread(target=interrupt, daemon=True).start()
-            list(reader.pieces(Offset(0), Offset(10)))
-
-    with pytest.raises(KeyboardInterrupt):
-        read()
-    until(lambda: not broker.inner.statistics().open_connection_count)
+    run(broker, work)

@@ -51,11 +51,11 @@ ALLOWED: dict[str, set[str]] = {
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
-    "peer": L2 | {"retry", "loop_thread", "protocol", "net", "peer"},
+    "peer": L2 | {"retry", "protocol", "net", "peer"},
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"loop_thread", "peer", "broker"},
+    | {"peer", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
     | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},

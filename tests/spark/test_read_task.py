@@ -1,6 +1,8 @@
 """One task against a real broker, without a Spark session: what if the log moved on?"""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,8 @@ from metaq.spark.plan import ReadRange
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FaultKind
+from tests.brokers import StartBroker, until
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 from tests.spark.segment_dirs import flip
 
@@ -149,3 +153,23 @@ def test_a_task_whose_broker_was_away_fails(broker: EmbeddedBroker) -> None:
     task = ReadTask(ReadRange(tp(0), Offset(0), Offset(SIZE)), None)
     with pytest.raises(NoBrokerError, match="broker 0 is away"):
         list(read_rows(task, options(broker)))
+
+
+def test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """The answer that was waited for is given up by then."""
+    broker: Any = start_metaq_1_4({TOPIC: 1})
+    broker.put(b"m", topic=TOPIC)
+    broker.inner.inject(FaultKind.SWALLOW, verb="get")
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: broker.inner.statistics().commands.get("get"))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        values(broker, 0, 1)
+    until(lambda: not broker.inner.statistics().open_connection_count)

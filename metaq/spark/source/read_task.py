@@ -2,21 +2,23 @@
 
 A task is told where its broker is and needs neither ZooKeeper nor other brokers. It
 holds a piece of the log, the gets that are on their way behind it, and the batch that
-is made of the piece.
+is made of the piece. Replies come in on a loop thread of the task's own meanwhile.
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
 
 from metaq.client.names import parse_address
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
+from metaq.loop_thread import LoopThread
+from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError
-from metaq.spark.options import SourceOptions
+from metaq.spark.options import SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
@@ -55,20 +57,53 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
     partition = task.range.partition
     if task.address is None:
         raise NoBrokerError(f"{partition}: broker {partition.broker_id} is away")
-    with LogReader(
-        partition,
-        parse_address(task.address),
-        timeout_s=options.wire.request_timeout_s,
-        retry_timeout_s=options.wire.retry_timeout_s,
-    ) as reader:
+    address = parse_address(task.address)
+    with _BlockingReader(partition, address, options.wire) as reader:
         for batch in _read(reader, task.range, options):
             wanted = task.bounds.clip(batch)
             if wanted.num_rows:
                 yield wanted
 
 
+class _BlockingReader:
+    """A log reader for a thread that waits. Lifecycle: a context manager."""
+
+    def __init__(
+        self, partition: TopicPartition, address: BrokerAddress, wire: WireOptions
+    ) -> None:
+        self._reader = LogReader(
+            partition,
+            address,
+            timeout_s=wire.request_timeout_s,
+            retry_timeout_s=wire.retry_timeout_s,
+        )
+        self._thread = LoopThread("metaq-log-reader")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            self._thread.run_close(self._reader.close())
+        finally:
+            self._thread.stop()
+
+    def span(self) -> LogSpan | None:
+        """Return the log as it is now; raises as `LogReader.span`."""
+        found = self._thread.run(self._reader.span())
+        return None if found is None else LogSpan(*found)
+
+    def pieces(self, span: LogSpan) -> Iterator[bytes]:
+        """Yield a part of the log, piece by piece; raises as `LogReader.read`."""
+        position = span.start
+        while position < span.end:
+            data = self._thread.run(self._reader.read(position, span.end))
+            position = Offset(position + len(data))
+            yield data
+
+
 def _read(
-    reader: LogReader, wanted: ReadRange, options: SourceOptions
+    reader: _BlockingReader, wanted: ReadRange, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     """Read a range; where the log start has moved on, the rest of it."""
     partition = wanted.partition
@@ -81,14 +116,13 @@ def _read(
             partition, span.start, span.end, on_corrupt=options.on_corrupt
         )
         try:
-            pieces = reader.pieces(span.start, span.end)
+            pieces = reader.pieces(span)
             yield from decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES)
         except OffsetOutOfRangeError:
-            log = reader.span()
             settled = settle(
                 partition,
                 LogSpan(decoder.next_offset, span.end),
-                None if log is None else LogSpan(*log),
+                reader.span(),
                 fail_on_data_loss=options.fail_on_data_loss,
             )
             if not settled.lost:
