@@ -18,7 +18,7 @@ from metaq.client import Client
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.model import Message
-from metaq.peer.log_reader import BROWSER_GROUP
+from metaq.protocol.commands import NO_GROUP
 
 FOLLOW_COUNT_MAX: Final = 1000
 """Messages that are taken at a time while following."""
@@ -109,7 +109,7 @@ def _follow(
 ) -> Generator[Message, None, None]:
     """Yield messages for ever, or until the reader of our output has gone."""
     with client.consumer(
-        BROWSER_GROUP,
+        NO_GROUP,
         [topic],
         partitions=names,
         offsets=MemoryOffsets(),

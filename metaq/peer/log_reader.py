@@ -23,7 +23,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.errors import MetaqError, NoDataError, OffsetOutOfRangeError
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection, settling
-from metaq.peer.options import ConnectionOptions
+from metaq.peer.options import READ_BACKOFF, ConnectionOptions
 from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
     Damaged,
@@ -33,17 +33,13 @@ from metaq.peer.replies import (
     parse_nearest,
 )
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Get, OffsetQuery, Reply
-from metaq.retry import Backoff, retry
+from metaq.protocol.commands import NO_GROUP, Get, OffsetQuery, Reply
+from metaq.retry import retry
 
-BROWSER_GROUP: Final = "metaq-browser"
-"""The group named in gets that are for no group."""
 GET_BYTES: Final = 1024 * 1024
 """Size of one get, bytes: the largest slice that brokers give by default."""
 AHEAD_MAX: Final = 2
 """Gets in flight while replies are whole."""
-BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Pauses of readers after errors: a broker that comes back is found within 2 s."""
 
 T = TypeVar("T")
 
@@ -143,7 +139,7 @@ class LogReader:
 
         return await retry(
             attempt_afresh,
-            backoff=BACKOFF,
+            backoff=READ_BACKOFF,
             deadline_s=self._clock.monotonic_s() + self._retry_timeout_s,
             clock=self._clock,
         )
@@ -180,7 +176,7 @@ class LogReader:
         connection = await self._connected()
         query = OffsetQuery(
             self._partition.topic,
-            BROWSER_GROUP,
+            NO_GROUP,
             self._partition.partition,
             offset,
             connection.next_opaque(),
@@ -229,7 +225,7 @@ class LogReader:
         opaque = connection.next_opaque()
         command = Get(
             self._partition.topic,
-            BROWSER_GROUP,
+            NO_GROUP,
             self._partition.partition,
             position,
             size_bytes,

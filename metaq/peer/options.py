@@ -1,9 +1,13 @@
-"""Options of a connection to a broker."""
+"""Options of a connection to a broker, and pauses of those who read over it."""
 
 from dataclasses import dataclass
 from typing import Final
 
+from metaq.retry import Backoff
+
 MIB: Final = 1024 * 1024
+READ_BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
+"""Pauses of readers after errors: a broker that comes back is found within 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,9 @@ NO_CHECKSUM: Final = -1
 NO_SEQUENCE: Final = -1
 """Sequence of a batch without a producer."""
 
+NO_GROUP: Final = "metaq-browser"
+"""Group of gets and questions that belong to none."""
+
 
 class TransactionType(enum.Enum):
     """Kind of a transaction command; the value is the token."""

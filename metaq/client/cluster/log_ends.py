@@ -25,17 +25,12 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    NO_GROUP,
-    ask,
-    log_range,
-    nearest_offset,
-)
+from metaq.client.cluster.metadata_queries import ask, log_range, nearest_offset
 from metaq.errors import MetaqError
 from metaq.model import MAX_OFFSET, Offset, SizeBytes, TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import NothingThere, parse_get
-from metaq.protocol.commands import Get
+from metaq.protocol.commands import NO_GROUP, Get
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import wait_set
 

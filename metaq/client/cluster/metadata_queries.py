@@ -33,6 +33,7 @@ from metaq.peer.replies import (
     raise_passing,
 )
 from metaq.protocol.commands import (
+    NO_GROUP,
     CountQuestion,
     Get,
     OffsetQuery,
@@ -45,8 +46,6 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff, retry
 
 BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
-NO_GROUP: Final = "metaq-client"
-"""The group named in questions that belong to no group."""
 
 T = TypeVar("T")
 

@@ -57,14 +57,13 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.peer.connection import BrokerConnection
-from metaq.peer.log_reader import BROWSER_GROUP
 from metaq.peer.replies import (
     GetOutcome,
     MovedTo,
     NothingThere,
     require_ok,
 )
-from metaq.protocol.commands import Get, Stats
+from metaq.protocol.commands import NO_GROUP, Get, Stats
 from metaq.retry import retry
 
 FOLLOW_COUNT_MAX: Final = 10_000
@@ -235,7 +234,7 @@ async def _step(
     def make(connection: BrokerConnection, opaque: int) -> Get:
         nonlocal names_damage
         names_damage = connection.capabilities.codes
-        return cursor.next_get(BROWSER_GROUP, opaque)
+        return cursor.next_get(NO_GROUP, opaque)
 
     while True:
         try:
@@ -433,7 +432,7 @@ async def _follow(
 ) -> AsyncGenerator[list[Message], None]:
     consumer = AsyncConsumer(
         context,
-        group=BROWSER_GROUP,
+        group=NO_GROUP,
         topics=(),
         source=source,
         store=MemoryOffsets(),

@@ -42,7 +42,7 @@ from metaq.errors import (
 )
 from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
-from metaq.peer.log_reader import BACKOFF
+from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import NothingThere
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Reply
@@ -328,7 +328,7 @@ class PartitionFetcher:
 
     def _grown_pause_s(self) -> float:
         self._failures += 1
-        return BACKOFF.delay_s(self._failures)
+        return READ_BACKOFF.delay_s(self._failures)
 
     def _grown_idle_s(self) -> float:
         step_s, max_s = self._options.idle_step_s, self._options.idle_max_s
