@@ -148,3 +148,8 @@ def too_large(word: str, length: int, limit: int) -> str:
 def no_record_starts(partition: str, offset: int) -> str:
     """Return our text for a range that ends inside a record (500)."""
     return f"no record of partition {partition} starts at offset {offset}"
+
+
+def says_no_record_starts(text: str) -> bool:
+    """Tell whether a text is that of `no_record_starts`."""
+    return text.startswith("no record of partition ") and " starts at offset " in text

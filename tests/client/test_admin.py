@@ -23,12 +23,22 @@ from metaq.client.admin.cluster_admin import (
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import CannotAnswerError, GroupInUseError
 from metaq.client.offsets.offset_reset import NO_MESSAGE
-from metaq.errors import ClientError, ConfigError, NoBrokerError
+from metaq.errors import (
+    ClientError,
+    ConfigError,
+    NoBrokerError,
+    ServerError,
+    UnavailableError,
+)
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
+from metaq.protocol.commands import Command, OffsetQuery, Reply, Result, Version
+from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.zk.errors import PayloadError
 from metaq.zk.groups import GroupMembership
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.scripted import ScriptedBroker, ok
 
+ONE_BROKER = {"ScriptedBroker": "it refuses as the test says"}
 T = TypeVar("T")
 PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2
@@ -241,6 +251,46 @@ def test_an_offset_that_is_none_is_refused(
                 context, FIRST, Offset(offset), deadline_s=at_s
             ),
         )
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "said"),
+    [
+        (500, "no record of partition test-0 starts at offset 7", ClientError, "begin"),
+        (500, "internal error", ServerError, "^internal error$"),
+        (503, "the partition is moving", UnavailableError, "^the partition is moving$"),
+    ],
+)
+def test_a_broker_that_cannot_say_where_messages_begin_is_told_as_it_says(
+    status: int, text: str, kind: type[Exception], said: str
+) -> None:
+    """That no message begins there is another answer."""
+
+    def answer(command: Command) -> Reply | None:
+        if isinstance(command, Version):
+            body = encode_version_body(Capabilities("test", spans=True))
+            return Result(200, body.encode(), command.opaque)
+        if not isinstance(command, OffsetQuery):
+            return ok(command)
+        if command.question is not None:
+            return Result(status, text.encode(), command.opaque)
+        return Result(200, b"%d" % min(command.offset, 40), command.opaque)
+
+    async def scenario() -> None:
+        async with ScriptedBroker() as broker:
+            broker.answer = answer
+            address = f"127.0.0.1:{broker.address.port}"
+            async with AsyncClient(brokers=[address]) as client:
+                context = client.context
+                partition = TopicPartition("test", BrokerId(7), 0)
+                deadline_s = context.clock.monotonic_s() + 1.0
+                with pytest.raises(kind, match=said) as caught:
+                    await find_goal(
+                        context, partition, Offset(7), deadline_s=deadline_s
+                    )
+                assert type(caught.value) is kind
+
+    asyncio.run(scenario())
 
 
 def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:

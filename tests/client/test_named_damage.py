@@ -1,13 +1,16 @@
 """Damage that a broker knows of is damage: told at once, or skipped at once."""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import AsyncClient, Client
+from metaq.client.admin.cluster_admin import find_goal
 from metaq.client.errors import StuckError
 from metaq.errors import CorruptRecordError
 from metaq.model import Offset
@@ -154,6 +157,20 @@ def test_browsers_and_single_gets_name_it(scene: Scene, client: Any) -> None:
     with pytest.raises(CorruptRecordError) as caught:
         client.get("test", "0-0", scene.start, 1000)
     assert_names(caught.value, scene)
+
+
+def test_a_group_may_be_moved_behind_it(scene: Scene, broker: AnyBroker) -> None:
+    """That is the remedy; to the place itself it may not."""
+
+    async def scenario() -> None:
+        async with AsyncClient(brokers=[broker.address], **QUICK) as client:
+            find = partial(find_goal, client.context, ZERO)
+            deadline_s = client.context.clock.monotonic_s() + 30
+            assert await find(scene.end, deadline_s=deadline_s) == scene.end
+            with pytest.raises(CorruptRecordError):
+                await find(Offset(scene.end - 1), deadline_s=deadline_s)
+
+    asyncio.run(scenario())
 
 
 def test_lag_across_it_has_bytes_and_no_count(scene: Scene, client: Any) -> None:

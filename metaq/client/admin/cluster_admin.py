@@ -19,11 +19,7 @@ from typing import Literal, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    count_between,
-    log_range,
-    offset_at,
-)
+from metaq.client.cluster.metadata_queries import count_between, log_range
 from metaq.client.consume.browse import get_at
 from metaq.client.consume.progress import Lag, lag_of
 from metaq.client.errors import (
@@ -35,7 +31,7 @@ from metaq.client.errors import (
 )
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
-from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
@@ -44,17 +40,17 @@ from metaq.errors import (
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
-    WireError,
+    ServerError,
 )
 from metaq.model import (
     BrokerAddress,
     BrokerId,
     GroupOffset,
-    Millis,
     Offset,
     TopicPartition,
     printable,
 )
+from metaq.protocol.texts import says_no_record_starts
 from metaq.record.layout import HEADER_BYTES
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, read_members, read_owners
@@ -406,6 +402,8 @@ async def plan_reset(
         ClientError: an offset outside the log, or within a message.
         CannotAnswerError: a time, of a broker that knows none.
         NoBrokerError: the broker of a partition is not there.
+        CorruptRecordError: the broker names damage at an offset.
+        WireError: the broker refuses to answer.
     """
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
 
@@ -437,27 +435,28 @@ async def find_goal(
     deadline_s: float,
 ) -> Offset:
     """Return the offset of a goal in one partition; raises as `plan_reset`."""
+    if isinstance(goal, str | datetime):
+        begin, _ = await first_offset(
+            context, partition, None, goal, deadline_s=deadline_s
+        )
+        return begin.offset
     ends = await log_range(context, partition, deadline_s=deadline_s)
     log_start, log_end = ends or (Offset(0), Offset(0))
-    if goal == "earliest" or (ends is None and isinstance(goal, str | datetime)):
-        return log_start
-    if goal == "latest":
-        return log_end
-    if isinstance(goal, datetime):
-        moment = Millis(int(goal.timestamp() * 1000))
-        found = await offset_at(context, partition, moment, deadline_s=deadline_s)
-        return log_end if found is None else max(found, log_start)
-    if not log_start <= goal <= log_end:
+    if goal in {log_start, log_end}:
+        return goal
+    if not log_start < goal < log_end:
         raise ClientError(
             f"{partition}: expected an offset from {log_start} to {log_end}, got {goal}"
         )
     try:
-        await count_between(context, partition, log_start, goal, deadline_s=deadline_s)
+        # What lies before may be damaged, and the reason to go on here.
+        await count_between(context, partition, goal, goal, deadline_s=deadline_s)
     except CannotAnswerError:
         # A MetaQ 1.4 broker does not know where its records begin; checksums tell.
-        if goal < log_end:
-            await _read_one(context, partition, goal, deadline_s)
-    except WireError as error:
+        await _read_one(context, partition, goal, deadline_s)
+    except ServerError as error:
+        if not says_no_record_starts(str(error)):
+            raise
         raise _no_message_at(partition, goal, error) from error
     return goal
 
