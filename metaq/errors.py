@@ -128,6 +128,13 @@ class SequenceUsedError(ServerError):
     """
 
 
+class NoRecordError(ServerError):
+    """500 to a question about a range that begins or ends within a record.
+
+    Its code is `no-record`.
+    """
+
+
 class DiskFailedError(ServerError):
     """500 of a MetaQ 1.4 broker whose disk failed: a put may be stored all the same."""
 

@@ -17,6 +17,7 @@ from metaq.errors import (
     BadReplyError,
     CorruptRecordError,
     DiskFailedError,
+    NoRecordError,
     NoRoomError,
     SequenceUsedError,
     ServerError,
@@ -32,6 +33,7 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.reply_codes import (
     DAMAGED,
     IN_DOUBT,
+    NO_RECORD,
     NO_ROOM,
     SEQUENCE_USED,
     split_code,
@@ -46,8 +48,9 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NO_ROOM: NoRoomError,
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
+    NO_RECORD: NoRecordError,
 }
-"""Errors of a put by the code of a 500; damage is looked for in gets."""
+"""Errors by the code of a 500; damage is looked for in gets."""
 
 
 @dataclass(frozen=True, slots=True)

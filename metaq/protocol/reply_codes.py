@@ -25,6 +25,8 @@ IN_DOUBT: Final = "in-doubt"
 """The disk failed, or the broker stopped, under a put: it may be stored."""
 SEQUENCE_USED: Final = "sequence-used"
 """A batch is not stored: its producer has used its sequence before."""
+NO_RECORD: Final = "no-record"
+"""No record starts at an end of the range that is asked about."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """A longer code is none: bodies may be megabytes of anything."""

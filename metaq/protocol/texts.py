@@ -8,7 +8,7 @@ Source: broker spec 1.2 (rule 9), 1.4, 1.5.
 from typing import Final
 
 from metaq.errors import CorruptRecordError
-from metaq.protocol.reply_codes import DAMAGED, with_code
+from metaq.protocol.reply_codes import DAMAGED, NO_RECORD, with_code
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -147,9 +147,5 @@ def too_large(word: str, length: int, limit: int) -> str:
 
 def no_record_starts(partition: str, offset: int) -> str:
     """Return our text for a range that ends inside a record (500)."""
-    return f"no record of partition {partition} starts at offset {offset}"
-
-
-def says_no_record_starts(text: str) -> bool:
-    """Tell whether a text is that of `no_record_starts`."""
-    return text.startswith("no record of partition ") and " starts at offset " in text
+    text = f"no record of partition {partition} starts at offset {offset}"
+    return with_code(text, NO_RECORD, {})

@@ -32,6 +32,7 @@ from metaq.errors import (
 )
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.protocol.commands import Command, OffsetQuery, Reply, Result, Version
+from metaq.protocol.texts import no_record_starts
 from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.zk.errors import PayloadError
 from metaq.zk.groups import GroupMembership
@@ -256,7 +257,7 @@ def test_an_offset_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("status", "text", "kind", "said"),
     [
-        (500, "no record of partition test-0 starts at offset 7", ClientError, "begin"),
+        (500, no_record_starts("test-0", 7), ClientError, "begin"),
         (500, "internal error", ServerError, "^internal error$"),
         (503, "the partition is moving", UnavailableError, "^the partition is moving$"),
     ],

@@ -40,7 +40,7 @@ from metaq.errors import (
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
-    ServerError,
+    NoRecordError,
 )
 from metaq.model import (
     BrokerAddress,
@@ -50,7 +50,6 @@ from metaq.model import (
     TopicPartition,
     printable,
 )
-from metaq.protocol.texts import says_no_record_starts
 from metaq.record.layout import HEADER_BYTES
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, read_members, read_owners
@@ -454,9 +453,7 @@ async def find_goal(
     except CannotAnswerError:
         # A MetaQ 1.4 broker does not know where its records begin; checksums tell.
         await _read_one(context, partition, goal, deadline_s)
-    except ServerError as error:
-        if not says_no_record_starts(str(error)):
-            raise
+    except NoRecordError as error:
         raise _no_message_at(partition, goal, error) from error
     return goal
 
