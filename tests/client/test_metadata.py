@@ -23,6 +23,7 @@ from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Stats
 from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.errors import NodeNameError
 from metaq.zk.paths import NodePaths
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok
@@ -264,6 +265,21 @@ def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
         assert "nope" in metadata.snapshot.topics
         with pytest.raises(NoBrokerError, match="no news"):
             await metadata.wait_newer(metadata.snapshot.version, deadline_s=soon(0.01))
+
+    run(scenario)
+
+
+def test_a_name_that_no_topic_can_have_is_refused_at_once() -> None:
+    """As with ZooKeeper; the text forges no line of a log, and moves no cursor."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        for name in ("t\nINFO all is well", "t\x1b[2J", "t\x85x", "a/b", ""):
+            with pytest.raises(NodeNameError) as caught:
+                await metadata.topic(name, deadline_s=soon())
+            assert repr(name) in str(caught.value)
+            assert str(caught.value).isprintable()
 
     run(scenario)
 

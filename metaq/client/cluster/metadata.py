@@ -49,8 +49,8 @@ from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterWatch
-from metaq.zk.errors import CoordinationTimeoutError
-from metaq.zk.paths import NodePaths
+from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
+from metaq.zk.paths import NodePaths, is_legal_step
 from metaq.zk.session import Cancel, Coordinator
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Metadata(Protocol):
 
         Raises:
             ClosedError: stopped.
-            NodeNameError: no topic can have this name (ZooKeeper only).
+            NodeNameError: no topic can have this name.
         """
         ...
 
@@ -340,6 +340,9 @@ class AddressMetadata(Service):
         self._require_open()
         if name in self._watched:
             return
+        if not is_legal_step(name):
+            # Errors name topics as they are: none of these may reach a user's log.
+            raise NodeNameError(f"topic {name!r}: no broker can register such a name")
         self._watched.add(name)
         self._publish()
         if name not in self._snapshot.puts:
