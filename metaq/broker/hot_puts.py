@@ -8,10 +8,10 @@ Theory of operation. The loop takes every form of a put that is to be stored,
 
 with its checksum, with -1 in its place, or without; to a partition, or to any (-1).
 What names a transaction goes to that and to the journal in the place of the log
-(`_TransactionRun`); all else about it is the same. A *head*, "put topic partition
-length flag", is resolved once, through `Topics`, and remembered. What is left over ends
-the loop, with the position at that frame's first byte: puts that are refused, that are
-not there in whole, or that come first to their partition. The general path
+(`_TransactionRun`); all else about it is the same. A *request prefix*, "put topic
+partition length flag", is resolved once, through `Topics`, and remembered. What is left
+over ends the loop, with the position at that frame's first byte: puts that are refused,
+that are not there in whole, or that come first to their partition. The general path
 (`protocol.Connection`, `dispatch`, handlers) handles exactly that frame, and the loop
 is tried again behind it. So this file never answers an error, but to puts that would
 pass a bound of transactions.
@@ -29,14 +29,14 @@ appended with those of other connections (`lone_puts.py`). A batch of one messag
 is what a producer sends that waits for each reply, is looked up like a put of the
 length of its record (`take_lone_batch`).
 
-A head that many messages in a row had is expected again: what follows is tried as a
-*row* first (`put_row.py`), which goes without the loop; rows that follow each other in
-one turn are one run. Whatever is odd about a row leaves all of it to the loop, and no
-row is expected until there was one again.
+A request prefix that many messages in a row had is expected again: what follows is
+tried as a *uniform run* first (`uniform_puts.py`), which goes without the loop; those
+that follow each other in one turn are appended as one. Whatever is odd about a uniform
+run leaves all of it to the loop, and none is expected until there was one again.
 
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
-    Invariant: heads resolved under an older `topics.version` are never used.
+    Invariant: request prefixes resolved under an older `topics.version` are never used.
 
 Keep in step: `handlers/put.py`, `handlers/mput.py`, `record/layout.py`,
 `record/ids.py`.
@@ -53,13 +53,13 @@ from metaq.broker.lone_puts import (
     LONE_PAYLOAD_BYTES_MAX,
     LonePuts,
 )
-from metaq.broker.put_row import (
-    ROW_MIN,
-    ROW_PAYLOAD_BYTES_MAX,
-    UNCHECKED,
-    PutRowReader,
-)
 from metaq.broker.transactions import put_run
+from metaq.broker.uniform_puts import (
+    UNCHECKED,
+    UNIFORM_MIN,
+    UNIFORM_PAYLOAD_BYTES_MAX,
+    UniformPutReader,
+)
 from metaq.errors import (
     RemoteProtocolError,
     SequenceError,
@@ -79,8 +79,8 @@ from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put_head
 from metaq.txn.transaction import BrokerTransaction
 
-ROW_MAX: Final = 256
-"""Most puts of a row, a quarter of a millisecond: the time is looked at behind it."""
+UNIFORM_MAX: Final = 256
+"""Most puts of a uniform run, a quarter of a millisecond; then a look at the time."""
 
 TAKEN_MAX: Final = 128
 """Most puts that are taken one by one before the time is looked at: likewise."""
@@ -89,8 +89,8 @@ ANY_READS_MAX: Final = 4
 """Most reads of a stream whose puts to any partition go to one, 1 MiB: a group of the
 disk."""
 
-HEADS_MAX: Final = 4096
-"""Heads remembered per session; one more starts the memory afresh."""
+PREFIXES_MAX: Final = 4096
+"""Request prefixes remembered per session; one more starts the memory afresh."""
 
 _ZERO: Final = ord("0")
 _DIGITS_END: Final = b":"
@@ -153,8 +153,8 @@ class _AnyPartition:
         self.run: _Run | None = None
 
 
-class _Head:
-    """A resolved head: how long the payload is, and where it goes."""
+class _Prefix:
+    """A resolved request prefix: how long the payload is, and where it goes."""
 
     __slots__ = ("any", "flag", "is_canonical", "length", "reader", "run")
 
@@ -173,7 +173,7 @@ class _Head:
         self.flag = flag
         self.is_canonical = False
         """Of one partition, its numbers spelt as replies would spell them."""
-        self.reader: PutRowReader | None = None
+        self.reader: UniformPutReader | None = None
         if run is not None:
             log_id = run.log.log_id
             words = log_id.topic.encode(), log_id.partition, length, flag
@@ -181,7 +181,7 @@ class _Head:
 
 
 class HotPuts:
-    """The hot loop of one session and its memory of heads."""
+    """The hot loop of one session and its memory of request prefixes."""
 
     def __init__(
         self, answerer: Answerer, context: BrokerContext, lone_puts: LonePuts
@@ -189,10 +189,10 @@ class HotPuts:
         self._answerer = answerer
         self._context = context
         self._lone_puts = lone_puts
-        self._heads: dict[bytes, _Head] = {}
+        self._prefixes: dict[bytes, _Prefix] = {}
         self._runs: dict[LogId, _Run] = {}
         self._any: dict[str, _AnyPartition] = {}
-        self._expected: _Head | None = None
+        self._expected: _Prefix | None = None
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
@@ -228,16 +228,16 @@ class HotPuts:
         """
         line_end = data.find(b"\r\n")
         words = data[:line_end].rsplit(b" ", 2)
-        head = self._heads.get(words[0])
+        prefix = self._prefixes.get(words[0])
         if (
-            head is None
-            or head.length != len(data) - line_end - 2
-            or head.length > LONE_PAYLOAD_BYTES_MAX
+            prefix is None
+            or prefix.length != len(data) - line_end - 2
+            or prefix.length > LONE_PAYLOAD_BYTES_MAX
             or line_end < 0
             or self._version != self._context.topics.version
         ):
             return 0
-        # More than two spaces are in a head, so there are three words.
+        # More than two spaces are in a prefix, so there are three words.
         _, token, opaque = words
         payload = data[line_end + 2 :]
         crc = crc32(payload) & CHECKSUM_MASK
@@ -249,10 +249,10 @@ class HotPuts:
                 return 0
             opaque = b"%d" % number
         self._read_number += 1
-        run = head.run or self._choose(head)
+        run = prefix.run or self._choose(prefix)
         if run is None:
             return 0
-        put = (self._answerer, opaque, crc, head.flag, payload)
+        put = (self._answerer, opaque, crc, prefix.flag, payload)
         self._lone_puts.add(run.log, put)
         return LONE_OVERHEAD_BYTES + len(payload)
 
@@ -274,18 +274,18 @@ class HotPuts:
         _, topic, partition, length, _, token, producer, number, opaque = words
         self._forget_outdated()
         name = b"put %b %b %b 0" % (topic, partition, length)
-        head = self._heads.get(name) or self._resolve(name)
+        prefix = self._prefixes.get(name) or self._resolve(name)
         record = data[line_end + 2 :]
         if (
-            head is None
-            or head.run is None
-            or not HEADER_BYTES <= head.length == len(record) <= self._lone_batch_max
+            prefix is None
+            or prefix.run is None
+            or not HEADER_BYTES <= prefix.length == len(record) <= self._lone_batch_max
             or not _is_plain(opaque)
             or not (number.isdigit() and len(number) <= _SEQUENCE_DIGITS_MAX)
             or (writer := parse_producer(producer)) is None
         ):
             return False
-        payload, log = record[HEADER_BYTES:], head.run.log
+        payload, log = record[HEADER_BYTES:], prefix.run.log
         payload_bytes, crc, _, flag = HEADER.unpack_from(record)
         whole = crc32(record) & CHECKSUM_MASK
         if (
@@ -328,7 +328,7 @@ class HotPuts:
         """
         self._forget_outdated()
         self.has_more = False
-        count = self._take_row(buffer)
+        count = self._take_uniform(buffer)
         if self.has_more:
             return count
         return count + self._take_each(buffer)
@@ -336,35 +336,35 @@ class HotPuts:
     def _forget_outdated(self) -> None:
         """Forget what was resolved before topics or partitions changed."""
         if self._version != self._context.topics.version:
-            self._heads.clear()
+            self._prefixes.clear()
             self._runs.clear()
             self._any.clear()
             self._expected = None
             self._version = self._context.topics.version
 
-    def _take_row(self, buffer: UnparsedBytes) -> int:
-        """Take rows of puts that all have the head of those before them, as one run."""
-        head = self._expected
-        if head is None or head.reader is None:
+    def _take_uniform(self, buffer: UnparsedBytes) -> int:
+        """Take uniform runs with the prefix of the puts before; append them as one."""
+        prefix = self._expected
+        if prefix is None or prefix.reader is None:
             return 0
-        run = head.run or self._choose(head)
+        run = prefix.run or self._choose(prefix)
         if run is None:
             return 0
         now_s, opaques, records = self._context.clock.monotonic_s, [], bytearray()
         while True:
-            row = head.reader.read(buffer.data, buffer.position, ROW_MAX)
-            if row is None:
+            puts = prefix.reader.read(buffer.data, buffer.position, UNIFORM_MAX)
+            if puts is None:
                 self._expected = None
                 break
-            buffer.position = row.end
-            opaques += row.opaques
-            records += encode_uniform(row.payloads, row.checksums, flag=head.flag)
-            if len(row.opaques) < ROW_MAX:
+            buffer.position = puts.end
+            opaques += puts.opaques
+            records += encode_uniform(puts.payloads, puts.checksums, flag=prefix.flag)
+            if len(puts.opaques) < UNIFORM_MAX:
                 break
             if now_s() >= self.turn_ends_s:
                 self.has_more = True
                 break
-        count, stride = len(opaques), HEADER_BYTES + head.length
+        count, stride = len(opaques), HEADER_BYTES + prefix.length
         if not count:
             return 0
         log, done = run.log, 0
@@ -383,13 +383,13 @@ class HotPuts:
         return count
 
     def _take_each(self, buffer: UnparsedBytes) -> int:
-        """Take ordinary puts one by one, whatever their heads are."""
+        """Take ordinary puts one by one, whatever their prefixes are."""
         data, position = buffer.data, buffer.position
         size, find, pack = len(data), data.find, HEADER.pack
         active: list[_Run] = []
         first_id = self._context.ids.peek()
         next_id = since_id = int(first_id)
-        # What the head of the message before this one stood for: most follow suit.
+        # What the prefix of the message before this one stood for: most follow suit.
         last_name, last_key, length, flag, offset = b"", b"", 0, 0, 0
         commands: list[bytes] | None = None
         run: _Run | None = None
@@ -412,9 +412,9 @@ class HotPuts:
                     break
                 if run is not None:
                     run.offset = offset
-                name, token, head, run = found
+                name, token, prefix, run = found
                 last_name, last_key, since_id = name, key, next_id
-                length, flag, commands = head.length, head.flag, run.commands
+                length, flag, commands = prefix.length, prefix.flag, run.commands
                 chunks, opaques, ids = run.chunks, run.opaques, run.ids
                 offsets, offset = run.offsets, run.offset
             start = line_end + 2
@@ -449,15 +449,15 @@ class HotPuts:
         run.offset = offset
         buffer.position = position
         self._context.ids.advance_to(MessageId(next_id))
-        if next_id - since_id >= ROW_MIN and not last_key:
+        if next_id - since_id >= UNIFORM_MIN and not last_key:
             self._expect(last_name)
-        # The last one may have met its head only, and no put that it could take.
+        # The last one may have met its prefix only, and no put that it could take.
         return sum([self._append_run(run) for run in active if run.chunks])
 
     def _look_up(
         self, name: bytes, token: bytes, key: bytes, active: list[_Run]
-    ) -> tuple[bytes, bytes, _Head, _Run] | None:
-        """Return head and run of a put, and its name and checksum as they are then.
+    ) -> tuple[bytes, bytes, _Prefix, _Run] | None:
+        """Return prefix and run of a put, and its name and checksum as they are then.
 
         Args:
             name: its words before the checksum.
@@ -470,29 +470,29 @@ class HotPuts:
         """
         if not name.startswith(b"put "):
             return None  # a command behind the puts, as the verdict of a transaction
-        head = self._heads.get(name) or self._resolve(name)
-        if head is None:
+        prefix = self._prefixes.get(name) or self._resolve(name)
+        if prefix is None:
             # The older form: what looks like a checksum is the flag.
             name, token = name + b" " + token, UNCHECKED
-            head = self._heads.get(name) or self._resolve(name)
-        if head is None or (run := head.run or self._choose(head)) is None:
+            prefix = self._prefixes.get(name) or self._resolve(name)
+        if prefix is None or (run := prefix.run or self._choose(prefix)) is None:
             return None
         if key:
-            found = self._find_transaction_run(key, head, active)
-            return None if found is None else (name, token, head, found)
+            found = self._find_transaction_run(key, prefix, active)
+            return None if found is None else (name, token, prefix, found)
         if not run.chunks:
             run.offset = run.log.next_offset
             active.append(run)
-        return name, token, head, run
+        return name, token, prefix, run
 
     def _expect(self, name: bytes) -> None:
-        """Expect a row of puts with this head: there was one just now."""
-        head = self._heads[name]
-        if head.length > ROW_PAYLOAD_BYTES_MAX:
+        """Expect a uniform run with this prefix: there was one just now."""
+        prefix = self._prefixes[name]
+        if prefix.length > UNIFORM_PAYLOAD_BYTES_MAX:
             return
-        self._expected = head
-        if head.reader is None:
-            head.reader = PutRowReader(name, head.length)
+        self._expected = prefix
+        if prefix.reader is None:
+            prefix.reader = UniformPutReader(name, prefix.length)
 
     def _append_run(self, run: _Run) -> int:
         """Hand what a run gathered to its log; return the number of puts."""
@@ -530,14 +530,14 @@ class HotPuts:
         )
 
     def _find_transaction_run(
-        self, key: bytes, head: _Head, active: list[_Run]
+        self, key: bytes, prefix: _Prefix, active: list[_Run]
     ) -> _TransactionRun | None:
         """Return the run of a transaction in this pass; None: the general path looks.
 
         The journal gets the words of the put as they are, so all must be spelt as MetaQ
         spells them.
         """
-        if head.run is None or not head.is_canonical:
+        if prefix.run is None or not prefix.is_canonical:
             return None
         try:
             # Transactions are kept under their keys as MetaQ spells them.
@@ -546,7 +546,7 @@ class HotPuts:
             )
         except (UnicodeDecodeError, TransactionError):
             return None
-        log = head.run.log
+        log = prefix.run.log
         for run in active:
             if (
                 isinstance(run, _TransactionRun)
@@ -583,8 +583,8 @@ class HotPuts:
             receipts=receipts,
         )
 
-    def _resolve(self, name: bytes) -> _Head | None:
-        """Return what a head stands for, or None if the general path must look."""
+    def _resolve(self, name: bytes) -> _Prefix | None:
+        """Return what a prefix stands for, or None if the general path must look."""
         words = name.split(b" ")
         if len(words) != 5 or words[0] != b"put":
             return None
@@ -605,20 +605,22 @@ class HotPuts:
             run = self._find_run(topic, choices[0])
             if run is None:
                 return None
-        if len(self._heads) >= HEADS_MAX:
-            self._heads.clear()
-        head = self._heads[name] = _Head(name, run, any_, length=length, flag=flag)
-        return head
+        if len(self._prefixes) >= PREFIXES_MAX:
+            self._prefixes.clear()
+        prefix = self._prefixes[name] = _Prefix(
+            name, run, any_, length=length, flag=flag
+        )
+        return prefix
 
     def _find_run(self, topic: str, partition: int) -> _Run | None:
         """Return the run of a log; None before the log's first put, which makes it."""
         log = self._context.topics.find_log(topic, partition)
         return None if log is None else self._runs.setdefault(log.log_id, _Run(log))
 
-    def _choose(self, head: _Head) -> _Run | None:
+    def _choose(self, prefix: _Prefix) -> _Run | None:
         """Return where puts to any partition go in this read; None: no log is there."""
-        chosen = head.any
-        assert chosen is not None, "a head has a run, or a choice of them"
+        chosen = prefix.any
+        assert chosen is not None, "a prefix has a run, or a choice of them"
         if chosen.read_number != self._read_number:
             chosen.read_number = self._read_number
             number = self._context.topics.choose(len(chosen.partitions))

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from metaq.broker.hot_puts import (
     ANY_READS_MAX,
-    HEADS_MAX,
-    ROW_MAX,
+    PREFIXES_MAX,
     TAKEN_MAX,
+    UNIFORM_MAX,
     HotPuts,
     read_opaque,
 )
-from metaq.broker.put_row import ROW_MIN
+from metaq.broker.uniform_puts import UNIFORM_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record
@@ -96,19 +96,21 @@ OTHERS = st.sampled_from(
         b"offset test g 0 0 5\r\n",
     ]
 )
-ROWS = st.builds(
+UNIFORM_RUNS = st.builds(
     lambda opaques, payload, form: b"".join(
         put(payload=payload, opaque=o, **form) for o in opaques
     ),
-    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROW_MIN, max_size=2 * ROW_MIN),
+    st.lists(
+        st.integers(-(2**31), 2**31 - 1), min_size=UNIFORM_MIN, max_size=2 * UNIFORM_MIN
+    ),
     st.sampled_from([b"", b"hello", b"\r\nput test 0 5 0 907060870 7\r\nhello"]),
     st.sampled_from([{}, {"checksum": -1}, {"partition": -1}, {"flag": 3}]),
 )
-"""Many puts with one head."""
+"""Many puts with one request prefix."""
 
 FRAMES = st.builds(
     lambda frames, last: [*frames, *last],
-    st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS | ROWS, max_size=30),
+    st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS | UNIFORM_RUNS, max_size=30),
     st.lists(BROKEN, max_size=1),
 )
 
@@ -270,19 +272,27 @@ def test_each_oddity_is_treated_the_same(is_alone: bool, tmp_path: Path) -> None
         b"put test 0 5 0 907060870 7\nhello",
     ],
 )
-def test_an_oddity_in_a_row_is_treated_the_same(frame: bytes, tmp_path: Path) -> None:
-    """Row, row with one odd frame in its middle, and a frame that is cut in two."""
-    row = b"".join(put(opaque=o) for o in range(ROW_MIN))
-    pieces = [put(), put(partition=1), put(topic="meta-test"), row, row + frame + row]
-    pieces += [row + put()[:-2], put()[-2:] + row]
+def test_an_oddity_in_a_uniform_run_is_treated_the_same(
+    frame: bytes, tmp_path: Path
+) -> None:
+    """A uniform run, one with an odd frame inside, and a frame that is cut in two."""
+    uniform = b"".join(put(opaque=o) for o in range(UNIFORM_MIN))
+    pieces = [
+        put(),
+        put(partition=1),
+        put(topic="meta-test"),
+        uniform,
+        uniform + frame + uniform,
+    ]
+    pieces += [uniform + put()[:-2], put()[-2:] + uniform]
     hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
     general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
     assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
     assert hot[1:] == general[1:]
 
 
-def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
-    """A row's pattern is used for the next one, and forgotten with the heads."""
+def test_a_uniform_run_is_taken_as_one(tmp_path: Path) -> None:
+    """A uniform run's pattern is used for the next one, and forgotten with prefixes."""
 
     async def scenario() -> None:
         clock = ManualClock(wall_ms=NOW_MS)
@@ -293,19 +303,19 @@ def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
             await peer.ask(put())
             hot = hot_puts_of(peer.session)
             hot.turn_ends_s = clock.monotonic_s() + 1
-            row = b"".join(put(opaque=o) for o in range(LONG_ROW))
+            uniform = b"".join(put(opaque=o) for o in range(LONG_RUN))
             for _ in range(2):
-                assert take_all(hot, row) == [TAKEN_MAX, LONG_ROW - TAKEN_MAX]
-                assert take_all(hot, row) == [LONG_ROW]
+                assert take_all(hot, uniform) == [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
+                assert take_all(hot, uniform) == [LONG_RUN]
                 assert take_all(hot, put(flag=1) * TAKEN_MAX) == [TAKEN_MAX]
             broker.context.topics.close_partitions("test", start=0, end=0)
-            assert take_all(hot, row) == []
+            assert take_all(hot, uniform) == []
             await settled(peer)
 
     asyncio.run(scenario())
 
 
-LONG_ROW = 2 * TAKEN_MAX
+LONG_RUN = 2 * TAKEN_MAX
 """More puts than are taken one by one at once."""
 
 
@@ -323,9 +333,9 @@ async def settled(peer: Peer) -> None:
             await asyncio.sleep(0.0005)
 
 
-def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
+def test_uniform_runs_of_one_turn_are_one_append(tmp_path: Path) -> None:
     """The clock stands still, so no time-out parts them; each has its own receipt."""
-    count = 2 * ROW_MAX + ROW_MIN
+    count = 2 * UNIFORM_MAX + UNIFORM_MIN
 
     async def scenario() -> None:
         clock = ManualClock(wall_ms=NOW_MS)
@@ -333,7 +343,7 @@ def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
             running_broker(tmp_path / "data", clock=clock) as broker,
             Peer(broker) as peer,
         ):
-            await peer.ask(put(payload=b"") * (2 * ROW_MIN))
+            await peer.ask(put(payload=b"") * (2 * UNIFORM_MIN))
             log = broker.context.topics.find_log("test", 0)
             assert log is not None
             hot = hot_puts_of(peer.session)
@@ -345,24 +355,24 @@ def test_rows_of_one_turn_are_one_append(tmp_path: Path) -> None:
             assert hot.take(buffer) == count
             await settled(peer)
             assert log.statistics().append_count == before + 1
-            assert log.record_count == 2 * ROW_MIN + count
+            assert log.record_count == 2 * UNIFORM_MIN + count
 
     asyncio.run(scenario())
 
 
-def test_a_turn_that_is_over_ends_the_rows(tmp_path: Path) -> None:
+def test_a_turn_that_is_over_ends_the_uniform_run(tmp_path: Path) -> None:
     """The rest waits for the next turn, and the session is told that there is some."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
-            await peer.ask(put(payload=b"") * (2 * ROW_MIN))
+            await peer.ask(put(payload=b"") * (2 * UNIFORM_MIN))
             hot, buffer = (
                 hot_puts_of(peer.session),
-                Received(put(payload=b"") * (3 * ROW_MAX)),
+                Received(put(payload=b"") * (3 * UNIFORM_MAX)),
             )
             hot.turn_ends_s = 0.0
             for _ in range(3):
-                assert hot.take(buffer) == ROW_MAX
+                assert hot.take(buffer) == UNIFORM_MAX
                 assert hot.has_more
 
     asyncio.run(scenario())
@@ -407,7 +417,7 @@ def test_opaques_are_read_as_the_general_path_reads_them(
 
 
 def test_a_closed_partition_is_noticed_at_once(tmp_path: Path) -> None:
-    """A head resolved before a partition was closed is not used after it."""
+    """A request prefix resolved before a partition was closed is not used after it."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
@@ -441,15 +451,15 @@ def test_ids_of_a_run_carry_into_the_milliseconds(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
-    """Ever new heads (flags here) do not fill the memory."""
+    """Ever new request prefixes (flags here) do not fill the memory."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
             await peer.ask(put())
-            count = HEADS_MAX + 10
+            count = PREFIXES_MAX + 10
             replies = await peer.ask(b"".join(put(flag=f) for f in range(count)))
             assert replies.count(b"result 200") == count
-            assert 0 < len(hot_puts_of(peer.session)._heads) <= HEADS_MAX
+            assert 0 < len(hot_puts_of(peer.session)._prefixes) <= PREFIXES_MAX
 
     asyncio.run(scenario())
 
@@ -488,7 +498,7 @@ def test_every_form_is_taken_by_the_loop(
     asyncio.run(scenario())
 
 
-def test_rows_of_every_form_are_taken_as_rows(tmp_path: Path) -> None:
+def test_uniform_runs_of_every_form_are_taken(tmp_path: Path) -> None:
     """Without checksum, and to any partition; all of one read go to one."""
 
     async def scenario() -> None:
@@ -502,12 +512,12 @@ def test_rows_of_every_form_are_taken_as_rows(tmp_path: Path) -> None:
             hot = hot_puts_of(peer.session)
             hot.turn_ends_s = clock.monotonic_s() + 1
             for form in ({"checksum": -1}, {"partition": -1}):
-                row = put(**form) * LONG_ROW
-                assert take_all(hot, row) == [TAKEN_MAX, LONG_ROW - TAKEN_MAX]
-                assert take_all(hot, row) == [LONG_ROW]
+                uniform = put(**form) * LONG_RUN
+                assert take_all(hot, uniform) == [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
+                assert take_all(hot, uniform) == [LONG_RUN]
                 await settled(peer)
             logs = broker.context.topics.logs()
-            assert [log.record_count for log in logs] == [1 + 2 * LONG_ROW] * 2
+            assert [log.record_count for log in logs] == [1 + 2 * LONG_RUN] * 2
 
     asyncio.run(scenario())
 

@@ -1,14 +1,14 @@
-"""A row of puts with one head, read in a few calls for all of them.
+"""Uniform runs: puts with one request prefix, read in a few calls for all of them.
 
-    name SP checksum SP opaque CRLF payload  name SP checksum SP opaque CRLF payload ...
+    prefix SP checksum SP opaque CRLF payload  prefix SP checksum SP opaque CRLF ...
 
 Pipelined puts are often alike: one topic, one partition, one length, one flag,
-so one *name* ("put topic partition length flag"). Taking such a frame apart by itself
-costs several operations of the interpreter; a pattern made for the name takes them all
-apart in one, the checksums are compared as a whole column, and the opaques stay the
-text that they are. That is a third of the price per put, with the same results: a row
-holds only frames that the general parser accepts with the same values, and whose
-checksum is right.
+so one *request prefix* ("put topic partition length flag"). Taking such a frame apart
+by itself costs several operations of the interpreter; a pattern made for the prefix
+takes them all apart in one, the checksums are compared as a whole column, and the
+opaques stay the text that they are. That is a third of the price per put, with the same
+results: a uniform run holds only frames that the general parser accepts with the same
+values, and whose checksum is right.
 
 Source: broker spec 1.3, 1.4. Pure.
 """
@@ -22,27 +22,27 @@ from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.decimals import I32_MAX, I32_MIN
 from metaq.record.checksum import pack_checksums
 
-ROW_MIN: Final = 32
-"""Fewest puts that are worth being read as a row."""
+UNIFORM_MIN: Final = 32
+"""Fewest puts that are worth being read as a uniform run."""
 
-ROW_PAYLOAD_BYTES_MAX: Final = 4096
-"""Largest payload of a row, bytes; larger ones cost more than their frames."""
+UNIFORM_PAYLOAD_BYTES_MAX: Final = 4096
+"""Largest payload of a uniform run, bytes; larger ones cost more than their frames."""
 
 UNCHECKED: Final = b"%d" % NO_CHECKSUM
 """Stands for a missing checksum."""
 
 _NUMBERS_BYTES_MAX: Final = len(b" 2147483647 -2147483648\r\n")
-"""Bytes of a frame between its name and its payload, where nothing is odd."""
+"""Bytes of a frame between its prefix and its payload, where nothing is odd."""
 
 _COLUMNS: Final = 5
-"""Columns that the pattern splits off a frame: nothing, its groups (`PutRowReader`)."""
+"""Columns that the pattern splits off a frame: nothing, and its groups (see below)."""
 
 _I32_DIGITS: Final = 10
 """Digits of the largest 32-bit number; shorter numbers are in range."""
 
 
-class PutRow(NamedTuple):
-    """Puts in the order of their frames."""
+class UniformPuts(NamedTuple):
+    """The columns of a uniform run, in the order of its frames."""
 
     opaques: list[bytes]
     """Their opaques, as a reply writes them: 32 bits, in decimal, no zeros before."""
@@ -54,43 +54,43 @@ class PutRow(NamedTuple):
     """Position behind the last of their frames."""
 
 
-class PutRowReader:
-    """Reads rows of one name; made once for a name that was seen often."""
+class UniformPutReader:
+    """Reads uniform runs of one prefix; made once for one that was seen often."""
 
-    __slots__ = ("_frame_bytes_max", "_pattern", "name")
+    __slots__ = ("_frame_bytes_max", "_pattern", "prefix")
 
-    def __init__(self, name: bytes, length: int) -> None:
+    def __init__(self, prefix: bytes, length: int) -> None:
         """Make the pattern.
 
         Args:
-            name: "put topic partition length flag", as the frames begin.
+            prefix: "put topic partition length flag", as the frames begin.
             length: of the payload, bytes, 0 or more.
         """
-        self.name: Final = name
+        self.prefix: Final = prefix
         """Start of each frame."""
-        # Groups: checksum, opaque, payload of a frame, or all that follows the row.
+        # Groups: checksum, opaque, payload of a frame, or all that follows the run.
         self._pattern = re.compile(
             rb"%b (-1|\d+) (0|-?[1-9]\d{0,9})\r\n(.{%d})|(.+)"
-            % (re.escape(name), length),
+            % (re.escape(prefix), length),
             re.DOTALL,
         )
-        self._frame_bytes_max = len(name) + _NUMBERS_BYTES_MAX + length
+        self._frame_bytes_max = len(prefix) + _NUMBERS_BYTES_MAX + length
 
-    def read(self, data: bytes, position: int, count_max: int) -> PutRow | None:
-        """Return the row that starts at a position.
+    def read(self, data: bytes, position: int, count_max: int) -> UniformPuts | None:
+        """Return the uniform run that starts at a position.
 
         Args:
             data: received bytes.
             position: where a frame starts.
-            count_max: most puts of the row, ROW_MIN or more.
+            count_max: most puts of the run, UNIFORM_MIN or more.
 
         Returns:
-            The row; None if there are fewer than ROW_MIN puts of this name in whole, or
-            if one of them is odd: a checksum that is wrong, not written plainly or
-            missing where others have one, an opaque of more than 32 bits or not written
-            plainly.
+            The run; None if fewer than UNIFORM_MIN puts of this prefix are there in
+            whole, or if one of them is odd: a checksum that is wrong, not written
+            plainly or missing where others have one, an opaque of more than 32 bits or
+            not written plainly.
         """
-        if not data.startswith(self.name, position):
+        if not data.startswith(self.prefix, position):
             return None
         piece = data[position : position + count_max * self._frame_bytes_max]
         columns = self._pattern.split(piece, count_max)
@@ -98,13 +98,15 @@ class PutRowReader:
         if rest is not None:
             del columns[-_COLUMNS:]
         rest = rest or columns[-1]
-        if len(columns) < ROW_MIN * _COLUMNS:
+        if len(columns) < UNIFORM_MIN * _COLUMNS:
             return None
         tokens, opaques, payloads = (columns[k::_COLUMNS] for k in (1, 2, 3))
         checksums = pack_checksums(payloads)
         if not _are_right(tokens, checksums) or not _are_plain_i32(opaques):
             return None
-        return PutRow(opaques, checksums, payloads, position + len(piece) - len(rest))
+        return UniformPuts(
+            opaques, checksums, payloads, position + len(piece) - len(rest)
+        )
 
 
 def _are_right(tokens: list[bytes], checksums: bytes) -> bool:
