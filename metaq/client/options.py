@@ -165,8 +165,8 @@ class ConsumerOptions:
     """Cache in which members of a group share the ids of handled messages: a message
     whose id is there counts as handled and is not delivered. None: none."""
     revoke_timeout_s: float = 30.0
-    """Time for which a rebalance waits for a message in hand; then the partition goes,
-    and a late commit is refused."""
+    """Time for which a rebalance waits for a message being handled; then the partition
+    goes, and a late commit is refused."""
     watchdog_s: float | None = 60.0
     """No progress for so long although there is data and a free worker: an error.
     Counts as twice `idle_max_s` at least. None trusts that it never happens."""

@@ -295,7 +295,7 @@ class Cluster:
 
         return self.run(find)
 
-    def outlets(self, topics: Iterable[str]) -> dict[str, dict[TopicPartition, str]]:
+    def targets(self, topics: Iterable[str]) -> dict[str, dict[TopicPartition, str]]:
         """Return the partitions of topics that take puts, with their addresses.
 
         Raises:
@@ -311,10 +311,10 @@ class Cluster:
 
         return self.run(find)
 
-    def whole_outlets(
+    def whole_targets(
         self, topics: Iterable[str]
     ) -> dict[str, dict[TopicPartition, str]]:
-        """Return the result of `outlets`, when all named brokers are there.
+        """Return the result of `targets`, when all named brokers are there.
 
         Without ZooKeeper it is the list of the brokers that says where a batch goes.
 

@@ -105,7 +105,7 @@ class WriteRoutes:
             ) from error
 
 
-def require_outlets(
+def require_targets(
     route: Route, topics: Collection[str], addresses: Mapping[TopicPartition, str]
 ) -> dict[str, dict[TopicPartition, str]]:
     """Return the partitions of topics with the addresses that take their puts.

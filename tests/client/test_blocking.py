@@ -186,7 +186,7 @@ def test_the_end_of_a_block_does_not_count_what_another_thread_handles(
 def test_closing_inside_the_loop_ends_it_at_once(
     broker: AnyBroker, client: Client
 ) -> None:
-    """The message in hand is the caller's own: there is no wait."""
+    """The message being handled is the caller's own: there is no wait."""
     broker.put(b"0", b"1")
     store = MemoryOffsets()
     consumer = client.consumer(

@@ -103,7 +103,7 @@ def test_a_callback_that_exits_leaves_the_client_at_work(broker: AnyBroker) -> N
             assert producer.send("test", b"b").offset
 
 
-def test_a_close_that_is_refused_leaves_the_messages_in_hand(broker: AnyBroker) -> None:
+def test_a_close_that_is_refused_takes_no_messages(broker: AnyBroker) -> None:
     """On the client's own thread nothing can be closed, and nothing goes."""
     with Client(brokers=[broker.address], **QUICK) as client:
         consumer = client.consumer("g", ["test"], **OPTIONS)

@@ -94,7 +94,7 @@ def test_a_message_whose_handling_failed_comes_again(broker: Any, client: Any) -
         assert payloads(take(consumer, 3)) == numbered(2, 5)
 
 
-def test_a_commit_counts_the_message_in_hand(broker: Any, client: Any) -> None:
+def test_a_commit_counts_the_message_being_handled(broker: Any, client: Any) -> None:
     broker.put(*numbered(0, 5))
     store = MemoryOffsets()
     options = {"offsets": store, "commit_interval_s": None, **IDLE}
@@ -292,14 +292,14 @@ def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> 
     options = {"buffer_bytes_max": 200_000, "fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         assert consumer.receive(30) is not None
-        feed = async_of(consumer).fetch_buffer
+        fetch_buffer = async_of(consumer).fetch_buffer
         most = 0
         for count in range(1, 2000):
             assert consumer.receive(30) is not None, count
-            most = max(most, _buffered_count(feed))
+            most = max(most, _buffered_count(fetch_buffer))
         assert most * 1000 <= 200_000 + 2 * 65536
         assert consumer.receive(0) is None
-        assert _buffered_count(feed) == 0
+        assert _buffered_count(fetch_buffer) == 0
 
 
 @pytest.mark.slow
@@ -317,8 +317,8 @@ def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> No
         assert _asked_bytes(twin) == count * 65536
 
 
-def _buffered_count(feed: Any) -> int:
-    return sum(buffer.buffered_count for buffer in feed.statistics().values())
+def _buffered_count(fetch_buffer: Any) -> int:
+    return sum(buffer.buffered_count for buffer in fetch_buffer.statistics().values())
 
 
 def _asked_bytes(consumer: Any) -> int:
@@ -374,7 +374,7 @@ def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
     assert payloads(found) == numbered(0, len(found))
     assert len(found) <= 3000
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        # The message in hand when the error came was not confirmed.
+        # The message being handled when the error came was not confirmed.
         assert consumer.receive(30).offset <= found[-1].next_offset
 
 
@@ -666,7 +666,7 @@ def test_lag_counts_what_is_not_handled(broker: Any, client: Any) -> None:
     with client.consumer("g", ["test"], commit_interval_s=None, **IDLE) as consumer:
         take(consumer, 4)
         lag = consumer.lag()[ZERO]
-        assert lag.bytes == 7 * step  # three are handled, one is in hand
+        assert lag.bytes == 7 * step  # three are handled, one is being handled
         assert lag.messages == (7 if broker.has_extensions else None)
         if broker.has_extensions:
             assert lag.seconds is not None

@@ -196,7 +196,7 @@ def test_other_groups_know_nothing_of_it(broker: Any, members: MakeMember) -> No
 def test_a_message_that_is_not_handled_comes_to_the_next_member(
     broker: Any, members: MakeMember
 ) -> None:
-    """The one in hand was never followed by another one."""
+    """The one being handled was never followed by another one."""
     broker.put(*numbered(0, 5))
     ids = LruDuplicateIds()
     with contextlib.suppress(ZeroDivisionError), members(ids) as one:
@@ -206,7 +206,7 @@ def test_a_message_that_is_not_handled_comes_to_the_next_member(
         assert by_loop(two, 3) == numbered(2, 5)
 
 
-def test_a_commit_has_the_ids_of_what_is_in_hand_remembered(
+def test_a_commit_has_the_ids_of_what_is_being_handled_remembered(
     broker: Any, members: MakeMember
 ) -> None:
     """A process that is killed afterwards takes nothing of them with it."""

@@ -250,7 +250,7 @@ def test_a_session_lost_before_the_first_commit_passes_over_nothing(
     asyncio.run(scenario())
 
 
-def test_a_message_in_hand_is_waited_for_and_committed(
+def test_a_message_being_handled_is_waited_for_and_committed(
     broker: AnyBroker,
 ) -> None:
     """The next owner is handed what comes behind it."""

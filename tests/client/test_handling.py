@@ -112,7 +112,7 @@ def test_each_partition_is_handled_in_order_and_one_at_a_time(
 def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
     broker: AnyBroker,
 ) -> None:
-    """With one worker: none waits with a batch in hand."""
+    """With one worker: none waits with a batch taken."""
     log = Log()
 
     async def handler(message: Message) -> None:
@@ -305,7 +305,7 @@ def test_dropped_messages_are_counted(broker: AnyBroker) -> None:
     asyncio.run(scenario())
 
 
-def test_cancelling_a_run_leaves_the_message_in_hand_unhandled(
+def test_cancelling_a_run_leaves_the_message_being_handled_unhandled(
     broker: AnyBroker,
 ) -> None:
     begun = asyncio.Event()

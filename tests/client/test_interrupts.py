@@ -1,4 +1,5 @@
-"""Ctrl-C while threads handle messages: heard, and what is in hand is finished."""
+"""Ctrl-C while threads handle messages: heard, and what is being handled is
+finished."""
 
 import _thread
 import signal

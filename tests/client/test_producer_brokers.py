@@ -231,7 +231,7 @@ def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None
 def test_one_in_flight_keeps_the_order_whatever_broker_it_is(
     start_broker: StartBroker,
 ) -> None:
-    """MetaQ 1.4 stores what it has in hand together as it likes."""
+    """MetaQ 1.4 stores what it has together as it likes."""
     broker = start_broker()
     sent = [b"%d" % n for n in range(100)]
 

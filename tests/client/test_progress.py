@@ -49,7 +49,8 @@ class WaitedFor(FetchBuffer):
 
 
 class Bench:
-    """A watchdog over a feed, a clock that is moved, and a broker that says `ends`."""
+    """A watchdog over a fetch buffer, a clock that is moved, and a broker that says
+    `ends`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
@@ -150,7 +151,7 @@ def test_a_message_that_is_long_in_hand_is_told_once(
     assert bench.looks_until_alarm(20) is None
     (line,) = caplog.messages
     assert line == (
-        "message still in hand, its partition waits: group=g partition=test/0-0"
+        "message still being handled, its partition waits: group=g partition=test/0-0"
         " offset=0 duration_s=60"
     )
     batch.handed = 2
@@ -282,7 +283,7 @@ def test_a_part_of_a_large_message_is_progress(bench: Bench) -> None:
 QUIET = Sight(
     progress_s=0.0,
     standing=Standing(Offset(0), None),
-    is_in_hand=False,
+    is_taken=False,
     is_buffered=False,
     has_room=True,
     has_waiters=True,
@@ -298,8 +299,8 @@ CLOSED = Standing(Offset(0), ForbiddenError("closed"))
         ({}, True),
         ({"standing": REFUSED}, True),
         ({"standing": CLOSED}, False),
-        ({"is_in_hand": True}, False),
-        ({"is_in_hand": True, "standing": REFUSED}, False),
+        ({"is_taken": True}, False),
+        ({"is_taken": True, "standing": REFUSED}, False),
         ({"is_buffered": True}, True),
         ({"is_buffered": True, "has_waiters": False}, False),
         ({"has_waiters": False}, True),

@@ -413,7 +413,7 @@ def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
 
 
 def test_a_stop_waits_for_a_revocation_under_way() -> None:
-    """The message in hand is handled and committed before anything is released."""
+    """The message being handled ends and committed before anything is released."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server

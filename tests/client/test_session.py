@@ -298,7 +298,7 @@ def test_a_second_close_of_a_producer_waits_for_the_first(broker: AnyBroker) -> 
 def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
     broker: AnyBroker,
 ) -> None:
-    """The message in hand comes again; who waits for others hears of the end."""
+    """The message being handled comes again; who waits for others hears of the end."""
     broker.put(b"0", b"1")
     closed = asyncio.Event()
 
@@ -382,15 +382,15 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
 
     async def scenario(client: AsyncClient) -> None:
         async with client.consumer("g", ["test"], **IDLE) as consumer:
-            feed = consumer.fetch_buffer
-            waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
+            buffer = consumer.fetch_buffer
+            waiters = [asyncio.ensure_future(buffer.take_async()) for _ in range(2)]
             await asyncio.sleep(0)
-            assert len(sleepers_of(feed)) == 2
+            assert len(sleepers_of(buffer)) == 2
             broker.put(b"m")
-            while len(sleepers_of(feed)) == 2:
+            while len(sleepers_of(buffer)) == 2:
                 await asyncio.sleep(0)
             # One is woken: cancel it before it runs.
-            asleep = next(iter(sleepers_of(feed)))
+            asleep = next(iter(sleepers_of(buffer)))
             woken = [
                 w for w in waiters if getattr(w, "_fut_waiter", None) is not asleep
             ]
@@ -398,7 +398,7 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
             rest = [w for w in waiters if w is not woken[0]]
             batch = await asyncio.wait_for(rest[0], 30)
             assert batch.messages[0].data == b"m"
-            feed.done(batch)
+            buffer.done(batch)
 
     run(broker, scenario)
 

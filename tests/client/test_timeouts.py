@@ -223,7 +223,7 @@ class Worker:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_client", [False, True])
-def test_a_close_waits_for_a_message_in_hand_no_longer_than_half_its_time(
+def test_a_close_waits_for_a_message_being_handled_no_longer_than_half_its_time(
     broker: AnyBroker, of_client: bool
 ) -> None:
     """The other half is for the commit of what is handled."""

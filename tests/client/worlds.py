@@ -148,7 +148,7 @@ def partition(number: int = 0, topic: str = "test") -> TopicPartition:
 
 
 def take(consumer: Any, count: int) -> list[Message]:
-    """Return so many messages from a loop; the last one stays in hand."""
+    """Return so many messages from a loop; the last one stays current."""
     found: list[Message] = []
     for message in consumer:
         found.append(message)

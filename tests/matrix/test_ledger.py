@@ -29,7 +29,7 @@ CLEAN = (
     ("assign a", "deliver a 0 5", "refused a", "revoke a", "assign b", "deliver b 0 9"),
     # The batch that was on its way when the partition went.
     ("assign a", "fence a", "deliver a 0 5", "assign b", "deliver b 0 9"),
-    # Back again: what it has handled is passed over, what was in hand is not.
+    # Back again: what it has handled is passed over, what was being handled is not.
     (
         "assign a",
         "deliver a 0 5",

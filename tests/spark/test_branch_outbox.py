@@ -11,7 +11,7 @@ from metaq.model import BrokerId
 from metaq.spark.errors import BranchRefusedError, RowError
 from metaq.spark.sink.branch_outbox import BranchOutbox
 from metaq.spark.sink.decisions import branch_xid
-from metaq.spark.sink.outbox import Outlets, WriteName
+from metaq.spark.sink.outbox import Targets, WriteName
 from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
@@ -27,15 +27,15 @@ def rows(values: list[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
-def box(outlets: Outlets, *, attempt: int = 1) -> BranchOutbox:
+def box(targets: Targets, *, attempt: int = 1) -> BranchOutbox:
     return BranchOutbox(
         WriteName("query", 7, 3, attempt),
         qualifier=NAME,
         query=QUERY,
         batch=7,
         topic=TOPIC,
-        outlets=outlets,
-        find_outlets=lambda _topics: outlets,
+        targets=targets,
+        find_targets=lambda _topics: targets,
         timeout_s=20.0,
     )
 
@@ -48,14 +48,14 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield found
 
 
-def outlets_of(broker: EmbeddedBroker) -> Outlets:
+def targets_of(broker: EmbeddedBroker) -> Targets:
     return {TOPIC: {tp(0): broker.address, tp(1): broker.address}}
 
 
 def test_rows_are_promised_under_the_id_of_their_task(broker: EmbeddedBroker) -> None:
     """Not readable before the commit; then each partition in its order."""
     values = numbered(1000)
-    with box(outlets_of(broker)) as outbox:
+    with box(targets_of(broker)) as outbox:
         for first in range(0, 1000, 250):
             outbox.put(rows([*values[first : first + 250]]))
         written, branch = outbox.prepare()
@@ -74,7 +74,7 @@ def test_rows_are_promised_under_the_id_of_their_task(broker: EmbeddedBroker) ->
 
 
 def test_a_task_without_rows_has_no_branch(broker: EmbeddedBroker) -> None:
-    with box(outlets_of(broker), attempt=2) as outbox:
+    with box(targets_of(broker), attempt=2) as outbox:
         outbox.put(rows([]))
         assert outbox.prepare()[1].brokers == ()
 
@@ -83,7 +83,7 @@ def test_a_task_that_fails_leaves_nothing_prepared(broker: EmbeddedBroker) -> No
     """Also one that fails behind the promise, before the driver hears of it."""
 
     def fail(attempt: int, *, is_prepared: bool) -> None:
-        with box(outlets_of(broker), attempt=attempt) as outbox:
+        with box(targets_of(broker), attempt=attempt) as outbox:
             outbox.put(rows([b"lost"]))
             if is_prepared:
                 outbox.prepare()
@@ -109,7 +109,7 @@ def test_rows_that_a_broker_does_not_hold_name_the_setting(
 ) -> None:
     """The limit, what it would have been, and where it is changed."""
     with pytest.raises(BranchRefusedError, match=r"1048576 bytes.*raise txBytesMax"):
-        send_all(box(outlets_of(broker), attempt=5), b"x" * 1000, 20)
+        send_all(box(targets_of(broker), attempt=5), b"x" * 1000, 20)
 
 
 def test_a_task_that_takes_too_long_names_the_setting() -> None:
@@ -135,8 +135,8 @@ def test_a_broker_that_is_away_fails_the_task(broker: EmbeddedBroker) -> None:
             query=QUERY,
             batch=7,
             topic=TOPIC,
-            outlets={TOPIC: {tp(0): str(away.address)}},
-            find_outlets=lambda _topics: {},
+            targets={TOPIC: {tp(0): str(away.address)}},
+            find_targets=lambda _topics: {},
             timeout_s=0.2,
         )
         away.go_away()

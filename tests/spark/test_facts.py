@@ -41,7 +41,7 @@ def cluster(broker: FakeBroker) -> Iterator[Cluster]:
     )
     found = Cluster(wire)
     # Its broker has to be known before it can be asked.
-    found.outlets([TOPIC])
+    found.targets([TOPIC])
     yield found
     found.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import NoBrokerError
 from metaq.spark.sink import outbox as outboxes
-from metaq.spark.sink.outbox import Outbox, Outlets, WriteName
+from metaq.spark.sink.outbox import Outbox, Targets, WriteName
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
 
@@ -23,12 +23,12 @@ def rows(values: Sequence[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
-def box(outlets: Outlets, *, attempt: int = 1, batch_bytes: int = 4096) -> Outbox:
+def box(targets: Targets, *, attempt: int = 1, batch_bytes: int = 4096) -> Outbox:
     return Outbox(
         WriteName(NAME.query, NAME.batch, NAME.task, attempt),
         topic=TOPIC,
-        outlets=outlets,
-        find_outlets=lambda _topics: outlets,
+        targets=targets,
+        find_targets=lambda _topics: targets,
         batch_bytes=batch_bytes,
         timeout_s=20.0,
     )
@@ -41,7 +41,7 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield found
 
 
-def outlets_of(broker: EmbeddedBroker) -> Outlets:
+def targets_of(broker: EmbeddedBroker) -> Targets:
     return {TOPIC: {tp(0): broker.address, tp(1): broker.address}}
 
 
@@ -55,7 +55,7 @@ def test_a_task_that_is_run_again_stores_nothing_twice(
     edges = [0, *accumulate(sizes)]
     parts = [rows(values[start:end]) for start, end in pairwise(edges)]
     for attempt, some in enumerate((parts[:1], parts)):
-        with box(outlets_of(broker), attempt=attempt) as outbox:
+        with box(targets_of(broker), attempt=attempt) as outbox:
             for part in some:
                 outbox.put(part)
             done = outbox.finish()
@@ -68,7 +68,7 @@ def test_other_rows_in_another_run_are_all_stored(broker: EmbeddedBroker) -> Non
     """Indistinguishable rows may be doubled, never lost."""
     values = numbered(500)
     for attempt, some in enumerate((values, values[::-1])):
-        with box(outlets_of(broker), attempt=attempt) as outbox:
+        with box(targets_of(broker), attempt=attempt) as outbox:
             outbox.put(rows(some))
             done = outbox.finish()
     assert set(data_of(stored(broker))) == set(values)

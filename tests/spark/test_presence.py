@@ -108,10 +108,10 @@ def test_a_sink_refuses_a_topic_that_nobody_has_and_waits_for_one_that_is_away(
     """A write whose topic is misspelt does not wait as if its broker came back."""
     cluster = clusters.shared_cluster(options().wire)
     with pytest.raises(NoBrokerError, match=r"no broker has topic 'lgos'; .*: logs$"):
-        cluster.outlets(["lgos"])
+        cluster.targets(["lgos"])
     two.brokers[1].stop()
     with pytest.raises(NoBrokerError, match="takes puts to topic 'lonely'"):
-        cluster.outlets(["lonely"])
+        cluster.targets(["lonely"])
 
 
 def test_a_pattern_does_not_choose_the_pattern_of_a_broker(

@@ -189,19 +189,19 @@ def test_rows_of_every_kind_keep_their_order(
 ) -> None:
     """Named, with a key and in turn: in a partition they lie as they came."""
     types = {"topic": TEXT, "partition": TEXT, "key": BYTES, "value": BYTES}
-    outlets = {
+    targets = {
         topic: [replace(p, topic=topic) for p in PARTITIONS]
         for topic in (TOPIC, "other")
     }
-    found = Router(outlets, first_turn=0).route(batch(types, *rows), None)
+    found = Router(targets, first_turn=0).route(batch(types, *rows), None)
     expected: dict[TopicPartition, list[tuple[bytes, int]]] = {}
     for topic, wanted, key, value in rows:
-        target = outlets[topic][1]
+        target = targets[topic][1]
         if wanted is not None:
-            (target,) = (p for p in outlets[topic] if str(p).endswith(f"/{wanted}"))
+            (target,) = (p for p in targets[topic] if str(p).endswith(f"/{wanted}"))
         elif key is not None:
             message = OutgoingMessage(b"", key=key)
-            target = KeyHash()(topic, tuple(outlets[topic]), message)
+            target = KeyHash()(topic, tuple(targets[topic]), message)
         expected.setdefault(target, []).append(encode_payload(value, key=key))
     assert {
         target: list(zip(there.payloads, there.flags, strict=True))

@@ -219,16 +219,17 @@ class AsyncConsumer:
     async def close(self, timeout: float | None = None) -> None:
         """Revoke the partitions, commit handled messages, and leave the group.
 
-        The message in hand counts as handled only if `commit` was called or the next
-        one asked for. A loop in another task or thread is given `revoke_timeout_s` to
-        do that. A second call waits for the first.
+        The message being handled counts as handled only if `commit` was called or the
+        next one asked for. A loop in another task or thread is given `revoke_timeout_s`
+        to do that. A second call waits for the first.
 
         Args:
             timeout: seconds that all of it may take, half of which at most for the
-                message in hand. At the end nothing more is waited for: messages without
-                a commit are delivered again, and the group left as soon as ZooKeeper
-                answers, with the session at the latest. None leaves the last commit and
-                the leaving `request_timeout_s` each, and the store `close_timeout_s`.
+                message being handled. At the end nothing more is waited for: messages
+                without a commit are delivered again, and the group left as soon as
+                ZooKeeper answers, with the session at the latest. None leaves the last
+                commit and the leaving `request_timeout_s` each, and the store
+                `close_timeout_s`.
 
         Raises:
             ClosedError: it is of another event loop; it is not closed.
@@ -429,13 +430,13 @@ class AsyncConsumer:
     # -- offsets ----------------------------------------------------------------------
 
     async def commit(self, timeout: float | None = None) -> None:
-        """Commit everything handed out, the message in hand included; durable then.
+        """Commit all that was handed out, the last message included; durable then.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
-            OwnershipLostError: the partition of the message in hand belongs to
+            OwnershipLostError: the partition of the message being handled belongs to
                 another member now; the others are committed.
             RequestTimeoutError: the time is over; as for the next line.
             MetaqError: the store could not write; handled messages stay handled, and

@@ -5,7 +5,7 @@ both hand messages out of here, and take turns. A second reader would count mess
 the first one as handled, and is refused where it shows.
 
 A message is handled when the next one is asked for. Ending the loop does not tell that
-the last one is handled, so it stays in hand: the next loop over the same consumer
+the last one is handled, so it stays current: the next loop over the same consumer
 counts it, `commit` counts it, a clean end of the `with` block counts it, and an
 exception does not.
 """
@@ -41,7 +41,7 @@ class CurrentBatch:
         """
         self._fetch_buffer = fetch_buffer
         self.batch: FetchedBatch | None = None
-        """The batch in hand."""
+        """The batch that messages are handed out of."""
         self._loopers: list[Looper] = []
         self._taking = threading.Lock()
 
@@ -95,7 +95,7 @@ class CurrentBatch:
     # -- messages ---------------------------------------------------------------------
 
     def hold(self, batch: FetchedBatch) -> None:
-        """Take a batch in hand."""
+        """Make a batch the current one."""
         assert self.batch is None
         self.batch = batch
 
@@ -149,8 +149,8 @@ class CurrentBatch:
         if not self._fetch_buffer.is_current(batch):
             self.batch = None
             raise OwnershipLostError(
-                f"{batch.partition}: lost while its messages were in hand; they will"
-                " be delivered again"
+                f"{batch.partition}: lost while its messages were being handled;"
+                " they will be delivered again"
             )
         batch.confirm()
 

@@ -11,13 +11,13 @@ A message counts as *handled* when the worker asks for the next one
 (`current_batch.py`), or says so (`FetchedBatch.confirm`). `handled` tells the offset
 behind the last handled message of each partition, for a commit.
 
-A buffer goes in one of two ways. `revoke` stops the batch in hand, waits until its
-worker gives it back (bounded), and returns the handled offset. `fence` does not wait.
-Either way the buffer is gone: what its worker reports later changes nothing, and a
-commit of it is refused (`is_current`). A buffer may be given back *paused*: its worker
-is free for others, and nothing of it is handed out before `resume`.
+A buffer goes in one of two ways. `revoke` stops the batch that is taken, waits until
+its worker gives it back (bounded), and returns the handled offset. `fence` does not
+wait. Either way the buffer is gone: what its worker reports later changes nothing, and
+a commit of it is refused (`is_current`). A buffer may be given back *paused*: its
+worker is free for others, and nothing of it is handed out before `resume`.
 
-    Invariant: a batch in hand belongs to exactly one worker.
+    Invariant: a batch that is taken belongs to exactly one worker.
     Invariant: handled offsets of a buffer never go back.
     Invariant: buffered bytes are those of batches that were put and not taken.
     Invariant: a buffer in line has a batch, and no worker holds one of it.
@@ -46,7 +46,7 @@ PARTITION_BATCHES_MAX: Final = 2
 
 @dataclass(slots=True, eq=False)
 class FetchedBatch:
-    """Messages of one partition, in order; belongs to one worker while in hand."""
+    """Messages of one partition, in order; belongs to one worker while taken."""
 
     partition: TopicPartition
     """Partition of the batch."""
@@ -59,7 +59,7 @@ class FetchedBatch:
     handed: int = 0
     """Messages that were handed out."""
     held: int = 1
-    """Number of the last messages handed out that are still in hand, not handled."""
+    """Number of the last messages handed out that are still being handled."""
     confirmed: int = 0
     """Messages that were confirmed as handled."""
     told: int = 0
@@ -69,7 +69,7 @@ class FetchedBatch:
 
     @property
     def handled(self) -> int:
-        """Messages that are handled: all handed out but those in hand."""
+        """Messages that are handled: all handed out but those being handled."""
         return max(self.handed - self.held, self.confirmed, 0)
 
     def confirm(self) -> None:
@@ -83,7 +83,7 @@ class _PartitionBuffer:
     handled: GroupOffset
     progress_s: float
     ready: deque[FetchedBatch] = field(default_factory=deque)
-    in_hand: FetchedBatch | None = None
+    taken: FetchedBatch | None = None
     is_queued: bool = False
     is_paused: bool = False
     is_ending: bool = False
@@ -107,7 +107,7 @@ class PartitionBufferStatistics:
         "Messages fetched and not handed out.",
         combine=max,
     )
-    is_in_hand: bool = False
+    is_taken: bool = False
     """Whether a worker has a batch of it, or it is paused."""
     progress_s: float = 0.0
     """Monotonic time at which something was last fetched, handed out or handled."""
@@ -198,7 +198,7 @@ class FetchBuffer:
             self._enqueue(buffer)
 
     def _skip_to(self, buffer: _PartitionBuffer, offset: Offset) -> None:
-        last = buffer.ready[-1] if buffer.ready else buffer.in_hand
+        last = buffer.ready[-1] if buffer.ready else buffer.taken
         if last is None:
             buffer.handled = GroupOffset(offset, buffer.handled.message_id)
         else:
@@ -206,7 +206,7 @@ class FetchBuffer:
 
     def _enqueue(self, buffer: _PartitionBuffer) -> None:
         """Put a buffer in line and wake one worker; the lock is held."""
-        if buffer.is_queued or buffer.in_hand is not None or not buffer.ready:
+        if buffer.is_queued or buffer.taken is not None or not buffer.ready:
             return
         if buffer.is_paused or buffer.is_ending:
             return
@@ -241,7 +241,7 @@ class FetchBuffer:
             timeout_s: longest wait; None waits for ever.
 
         Returns:
-            The batch, in hand until `done`; None when the time is over.
+            The batch, taken until `done`; None when the time is over.
         """
         with self._lock:
             batch = self._take()
@@ -297,8 +297,8 @@ class FetchBuffer:
         if self._line:
             buffer = self._line.popleft()
             buffer.is_queued = False
-            # In hand before it leaves the line: see `recover`.
-            batch = buffer.in_hand = buffer.ready[0]
+            # Taken before it leaves the line: see `recover`.
+            batch = buffer.taken = buffer.ready[0]
             buffer.ready.popleft()
             buffer.progress_s = self._asked_s
             self._buffered_bytes -= batch.size_bytes
@@ -311,12 +311,12 @@ class FetchBuffer:
         return None
 
     def tell_handled(self) -> None:
-        """Tell `on_handled` of the batches in hand now, not when they come back."""
+        """Tell `on_handled` of the batches taken now, not when they come back."""
         if self._on_handled is None:
             return
         with self._lock:
-            in_hand = [buffer.in_hand for buffer in self._buffers.values()]
-        for batch in in_hand:
+            taken = [buffer.taken for buffer in self._buffers.values()]
+        for batch in taken:
             if batch is not None:
                 self._tell_handled(batch)
 
@@ -349,7 +349,7 @@ class FetchBuffer:
         self._tell_handled(batch)
         with self._lock:
             buffer = self._buffers.get(batch.partition)
-            if buffer is None or buffer.in_hand is not batch:
+            if buffer is None or buffer.taken is not batch:
                 return
             buffer.is_paused = is_paused
             buffer.is_ending = batch.is_stopped
@@ -362,7 +362,7 @@ class FetchBuffer:
                 self._buffered_count += len(rest)
             # Behind the rest: see `recover`.
             buffer.handled = _handled(buffer.handled, batch)
-            buffer.in_hand = None
+            buffer.taken = None
             buffer.progress_s = self._clock.monotonic_s()
             self._enqueue(buffer)
             returned, buffer.returned = buffer.returned, []
@@ -373,23 +373,23 @@ class FetchBuffer:
     def recover(self) -> None:
         """Put right what an interrupt may have left half done in its only reader.
 
-        Batches in hand are given back. `_take` and `done` have the messages of a batch
-        in one place at least, wherever Ctrl-C comes; here two places become one.
+        Batches that are taken are given back. `_take` and `done` have the messages of a
+        batch in one place at least, wherever Ctrl-C comes; here two places become one.
         """
         with self._lock:
-            in_hand = []
+            taken = []
             for buffer in self._buffers.values():
-                batch = buffer.in_hand
+                batch = buffer.taken
                 if batch is None:
                     continue
                 first = buffer.ready[0] if buffer.ready else None
                 if first is batch:  # about to be taken
-                    buffer.in_hand = None
+                    buffer.taken = None
                     continue
                 if first is not None and first.next_offset == batch.next_offset:
                     buffer.ready.popleft()  # the rest of it, about to be given back
-                in_hand.append(batch)
-        for batch in in_hand:
+                taken.append(batch)
+        for batch in taken:
             self.done(batch)
         with self._lock:
             ready = [batch for each in self._buffers.values() for batch in each.ready]
@@ -432,12 +432,12 @@ class FetchBuffer:
             if buffer is None:
                 return None
             handled = buffer.handled
-            if buffer.in_hand is not None:
-                buffer.in_hand.is_stopped = True
-                handled = _handled(handled, buffer.in_hand)
+            if buffer.taken is not None:
+                buffer.taken.is_stopped = True
+                handled = _handled(handled, buffer.taken)
             self._drop_ready(buffer)
-        if buffer.in_hand is not None:
-            self._tell_handled(buffer.in_hand)
+        if buffer.taken is not None:
+            self._tell_handled(buffer.taken)
         for tell in buffer.returned:
             tell()
         self._tell_room()
@@ -458,10 +458,10 @@ class FetchBuffer:
             if buffer is None:
                 return None, True
             self._drop_ready(buffer)
-            if buffer.in_hand is None:
+            if buffer.taken is None:
                 returned.set_result(None)
             else:
-                buffer.in_hand.is_stopped = True
+                buffer.taken.is_stopped = True
                 buffer.returned.append(partial(_finish_soon, returned))
         is_returned = True
         try:
@@ -521,9 +521,9 @@ class FetchBuffer:
         )
 
     def is_current(self, batch: FetchedBatch) -> bool:
-        """Return whether the batch's buffer is still there and has it in hand."""
+        """Return whether a batch is taken from a buffer that is still there."""
         buffer = self._buffers.get(batch.partition)
-        return buffer is not None and buffer.in_hand is batch
+        return buffer is not None and buffer.taken is batch
 
     def handled(
         self, partitions: Collection[TopicPartition] | None = None
@@ -532,8 +532,8 @@ class FetchBuffer:
         with self._lock:
             return {
                 partition: buffer.handled
-                if buffer.in_hand is None
-                else _handled(buffer.handled, buffer.in_hand)
+                if buffer.taken is None
+                else _handled(buffer.handled, buffer.taken)
                 for partition, buffer in self._buffers.items()
                 if partitions is None or partition in partitions
             }
@@ -546,7 +546,7 @@ class FetchBuffer:
                 partition: PartitionBufferStatistics(
                     handled=handled.get(partition, buffer.handled),
                     buffered_count=sum(len(batch.messages) for batch in buffer.ready),
-                    is_in_hand=buffer.in_hand is not None or buffer.is_paused,
+                    is_taken=buffer.taken is not None or buffer.is_paused,
                     progress_s=buffer.progress_s,
                 )
                 for partition, buffer in self._buffers.items()

@@ -363,7 +363,7 @@ class Sight:
     """Monotonic time at which something was last fetched, handed out or handled."""
     standing: Standing
     """Progress of reading."""
-    is_in_hand: bool
+    is_taken: bool
     """A worker has messages of it, or it is paused."""
     is_buffered: bool
     """Messages of it wait for a worker."""
@@ -383,7 +383,7 @@ def may_be_stuck(sight: Sight) -> bool:
     other partitions. An operator who closed a partition keeps it from being read:
     `health` tells of that for as long as it takes.
     """
-    if sight.is_in_hand or isinstance(sight.standing.error, ForbiddenError):
+    if sight.is_taken or isinstance(sight.standing.error, ForbiddenError):
         return False
     if sight.is_buffered:
         return sight.has_waiters
@@ -417,7 +417,7 @@ class Watchdog:
             fetch_buffer: the buffer to watch.
             group: consumer group, for the log.
             bound_s: how long data may wait for a free worker, and how long a message
-                may be in hand before the log says so.
+                may take before the log says so.
             standing_of: progress of reading a partition; None: it is not read.
             on_stuck: called once, with the error.
         """
@@ -428,7 +428,7 @@ class Watchdog:
         self._standing_of = standing_of
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
-        self._hands: dict[TopicPartition, _Hand] = {}
+        self._taken: dict[TopicPartition, _TakenBatch] = {}
         self._beyond: dict[TopicPartition, tuple[Offset, Offset]] = {}
         """Offsets at which partitions are read, each with the log end before it."""
 
@@ -454,7 +454,7 @@ class Watchdog:
 
     async def look(self) -> StuckError | None:
         """Look once; return the error of a partition that is stuck."""
-        self._look_at_hands()
+        self._look_at_handling()
         now_s = self._context.clock.monotonic_s()
         buffers = self._fetch_buffer.statistics()
         self._beyond = {
@@ -493,35 +493,35 @@ class Watchdog:
         return Sight(
             progress_s=buffer.progress_s,
             standing=standing,
-            is_in_hand=buffer.is_in_hand,
+            is_taken=buffer.is_taken,
             is_buffered=buffer.buffered_count > 0,
             has_room=self._fetch_buffer.has_space,
             has_waiters=has_waiters,
             is_wanted=has_waiters or now_s - self._fetch_buffer.asked_s < self._bound_s,
         )
 
-    def _look_at_hands(self) -> None:
-        """Tell the log once of each message that is in hand for too long."""
+    def _look_at_handling(self) -> None:
+        """Tell the log once of each message that is being handled for too long."""
         now_s = self._context.clock.monotonic_s()
-        before, self._hands = self._hands, {}
+        before, self._taken = self._taken, {}
         for partition, buffer in self._fetch_buffer.statistics().items():
-            if not buffer.is_in_hand:
+            if not buffer.is_taken:
                 continue
             state = (buffer.progress_s, buffer.handled.offset)
-            hand = before.get(partition)
-            if hand is None or hand.state != state:
-                hand = _Hand(state, now_s)
-            elif not hand.is_told and now_s - hand.since_s >= self._bound_s:
-                hand.is_told = True
+            seen = before.get(partition)
+            if seen is None or seen.state != state:
+                seen = _TakenBatch(state, now_s)
+            elif not seen.is_told and now_s - seen.since_s >= self._bound_s:
+                seen.is_told = True
                 log.warning(
-                    "message still in hand, its partition waits: group=%s partition=%s"
-                    " offset=%d duration_s=%.0f",
+                    "message still being handled, its partition waits: group=%s"
+                    " partition=%s offset=%d duration_s=%.0f",
                     self._group,
                     partition,
                     buffer.handled.offset,
-                    now_s - hand.since_s,
+                    now_s - seen.since_s,
                 )
-            self._hands[partition] = hand
+            self._taken[partition] = seen
 
     async def _end_of(
         self,
@@ -591,9 +591,9 @@ class _Suspicion:
 
 
 @dataclass(slots=True)
-class _Hand:
+class _TakenBatch:
     state: tuple[float, Offset]
-    """Time of the last progress, and the offset of the message in hand."""
+    """Time of the last progress, and the offset of the message being handled."""
     since_s: float
     """Monotonic time at which this state was first seen."""
     is_told: bool = False

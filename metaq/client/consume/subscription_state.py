@@ -4,7 +4,7 @@ Here meet the parts that a partition goes through: fetcher, fetch handler,
 fetch buffer and committer.
 
     assign: committed offset, or `start` --> fetch buffer, fetcher
-    revoke: fetcher stops --> message in hand comes back --> commit
+    revoke: fetcher stops --> message being handled comes back --> commit
     fence:  all at once, and nothing is committed
 
 A partition that is begun anew after a lost session goes on where it was begun first,
@@ -41,9 +41,9 @@ from metaq.model import GroupOffset, Offset, TopicPartition
 
 log = logging.getLogger(__name__)
 
-HAND_SHARE: Final = 0.5
-"""Part of a closing consumer's time that the message in hand may take: the rest is for
-the last commit."""
+HANDLING_SHARE: Final = 0.5
+"""Part of a closing consumer's time that the message being handled may take: the rest
+is for the last commit."""
 
 
 class SubscriptionState:
@@ -133,7 +133,7 @@ class SubscriptionState:
             self._begin(partition, begin)
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for the message in hand, commit, stop.
+        """Wait for the message being handled, commit, stop.
 
         Cancellation: another `revoke` of the same partitions goes on with it.
         """
@@ -143,7 +143,7 @@ class SubscriptionState:
         wait_s = self._options.revoke_timeout_s
         if self._end_s is not None:
             left_s = max(0.0, self._end_s - self._context.clock.monotonic_s())
-            wait_s = min(wait_s, left_s * HAND_SHARE)
+            wait_s = min(wait_s, left_s * HANDLING_SHARE)
         ends = await asyncio.gather(
             *(
                 self.fetch_buffer.revoke(partition, timeout_s=wait_s)
@@ -154,8 +154,8 @@ class SubscriptionState:
         for partition, (offset, is_returned) in zip(going, ends, strict=True):
             if not is_returned:
                 log.error(
-                    "message still in hand after %.1f s, partition goes without it:"
-                    " group=%s partition=%s",
+                    "message still being handled after %.1f s, partition goes without"
+                    " it: group=%s partition=%s",
                     wait_s,
                     self._group,
                     partition,
@@ -383,13 +383,13 @@ class SubscriptionState:
         self, *, handling: HandlingStatistics | None, rebalance_count: int
     ) -> ConsumerStatistics:
         """Return a snapshot of the consumer's counters, with those of other parts."""
-        intake = self._fetch_handler
+        handler = self._fetch_handler
         return ConsumerStatistics(
-            delivered_count=intake.delivered_count,
-            filtered_count=intake.filtered_count,
-            repeat_count=intake.repeat_count,
+            delivered_count=handler.delivered_count,
+            filtered_count=handler.filtered_count,
+            repeat_count=handler.repeat_count,
             reset_count=self._reset_count,
-            missing_bytes=intake.missing_bytes,
+            missing_bytes=handler.missing_bytes,
             commit_count=self._committer.commit_count,
             commit_failure_count=self._committer.failure_count,
             fetches={

@@ -360,7 +360,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
             self._thread.run_close(close())
 
     def let_go(self) -> None:
-        """Give the batch in hand back, unless another thread's loop has it."""
+        """Give the current batch back, unless another thread's loop has it."""
         if self._is_free:
             self._twin.current_batch.drop()
 
@@ -378,22 +378,22 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        hand, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
+        current, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
         self._require_started()
-        with hand.loop_of(threading.current_thread()):
+        with current.loop_of(threading.current_thread()):
             try:
                 while True:
-                    yield from hand.messages()
+                    yield from current.messages()
                     self._thread.require_own()
                     try:
-                        with hand.taking():
+                        with current.taking():
                             batch = fetch_buffer.take(None)
                             assert batch is not None
-                            hand.hold(batch)
+                            current.hold(batch)
                     except ClosedError:
                         return
             except KeyboardInterrupt:
-                hand.recover()
+                current.recover()
                 raise
 
     def _require_started(self) -> None:
@@ -420,19 +420,19 @@ class Consumer(SyncClosable[AsyncConsumer]):
             raise
 
     def _receive(self, count_max: int, timeout: float | None) -> list[Message]:
-        hand = self._twin.current_batch
+        current = self._twin.current_batch
         self._require_started()
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
-        hand.require_free_for(threading.current_thread())
-        many = hand.some(count_max)
+        current.require_free_for(threading.current_thread())
+        many = current.some(count_max)
         if many:
             return many
         left_s, began_s = timeout, self._clock.monotonic_s()
-        with hand.taking():
+        with current.taking():
             while batch := self._twin.fetch_buffer.take(left_s):
-                hand.hold(batch)
-                many = hand.some(count_max)
+                current.hold(batch)
+                many = current.some(count_max)
                 if many:
                     return many
                 # Its partition is being taken away.

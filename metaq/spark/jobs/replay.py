@@ -91,9 +91,9 @@ def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:
         TopicPartition(sink.topic or topic, BrokerId(broker_id), partition)
         for topic, broker_id, partition in places
     }
-    outlets = shared_cluster(sink.wire).outlets(place.topic for place in wanted)
+    targets = shared_cluster(sink.wire).targets(place.topic for place in wanted)
     for place in sorted(wanted):
-        there = outlets[place.topic]
+        there = targets[place.topic]
         if place not in there:
             raise JobError(
                 f"replay: topic {place.topic} lacks partition"

@@ -16,9 +16,9 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.spark.errors import BranchRefusedError
 from metaq.spark.sink.decisions import TaskBranch, branch_xid
 from metaq.spark.sink.outbox import (
-    FindOutlets,
-    Outlets,
+    FindTargets,
     RowOutbox,
+    Targets,
     WriteName,
     Written,
 )
@@ -51,8 +51,8 @@ class BranchOutbox(RowOutbox):
         query: str,
         batch: int,
         topic: str | None,
-        outlets: Outlets,
-        find_outlets: FindOutlets,
+        targets: Targets,
+        find_targets: FindTargets,
         timeout_s: float,
     ) -> None:
         """Prepare to send.
@@ -63,14 +63,14 @@ class BranchOutbox(RowOutbox):
             query: the query, or the write.
             batch: number of the micro-batch; 0 for a batch write.
             topic: of all rows; None: each row names its own.
-            outlets: of topics that are known already.
-            find_outlets: asked for other topics.
+            targets: of topics that are known already.
+            find_targets: asked for other topics.
             timeout_s: how long one answer may take.
         """
         super().__init__(
             topic=topic,
-            outlets=outlets,
-            find_outlets=find_outlets,
+            targets=targets,
+            find_targets=find_targets,
             first_turn=name.turn,
         )
         self._name = name

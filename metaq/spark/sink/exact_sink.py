@@ -21,7 +21,7 @@ from metaq.spark.errors import SparkError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink.branch_outbox import BranchOutbox
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
-from metaq.spark.sink.outbox import Outlets, Written
+from metaq.spark.sink.outbox import Targets, Written
 from metaq.spark.sink.task import draw_turn, write_name
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ class ExactSink:
         self._name = name
         self._place = place
         self._write = write
-        self._outlets: Outlets = {}
+        self._targets: Targets = {}
         self._terms: WriteTerms | None = None
         if is_planned:
             if options.topic is not None:
-                self._outlets = self._find([options.topic])
-            brokers = {p.broker_id for some in self._outlets.values() for p in some}
+                self._targets = self._find([options.topic])
+            brokers = {p.broker_id for some in self._targets.values() for p in some}
             self._terms = self._run(lambda manager: manager.begin(brokers))
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> TaskPrepared:
@@ -117,8 +117,8 @@ class ExactSink:
             query=query,
             batch=batch,
             topic=self._options.topic,
-            outlets=self._outlets,
-            find_outlets=self._find,
+            targets=self._targets,
+            find_targets=self._find,
             timeout_s=self._options.wire.request_timeout_s,
         ) as outbox:
             for rows in batches:
@@ -168,8 +168,8 @@ class ExactSink:
         if self._write is not None and decision is None:
             self._run(lambda manager: manager.forget())
 
-    def _find(self, topics: Collection[str]) -> Outlets:
-        return shared_cluster(self._options.wire).outlets(topics)
+    def _find(self, topics: Collection[str]) -> Targets:
+        return shared_cluster(self._options.wire).targets(topics)
 
     def _run(self, step: ManagerStep[T_co]) -> T_co:
         """Run a step on the driver; tasks take none, and import no manager."""

@@ -36,10 +36,10 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.sink.sink_rows import Payloads, Router
 
-Outlets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
+Targets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 """Topic → partition → address of the broker that takes its puts."""
-FindOutlets: TypeAlias = Callable[[Collection[str]], Outlets]
-"""Returns the outlets of topics; raises NoBrokerError where there is none."""
+FindTargets: TypeAlias = Callable[[Collection[str]], Targets]
+"""Return where puts to topics go; raises NoBrokerError where there is none."""
 
 BATCH_RECORDS_MAX: Final = 8192
 """Most messages of one batch."""
@@ -100,23 +100,23 @@ class RowOutbox(ABC):
         self,
         *,
         topic: str | None,
-        outlets: Outlets,
-        find_outlets: FindOutlets,
+        targets: Targets,
+        find_targets: FindTargets,
         first_turn: int,
     ) -> None:
         """Prepare to route.
 
         Args:
             topic: of all rows; None: each row names its own.
-            outlets: of topics that are known already.
-            find_outlets: asked for other topics.
+            targets: of topics that are known already.
+            find_targets: asked for other topics.
             first_turn: as in `Router`.
         """
         self._topic = topic
-        self._find_outlets = find_outlets
+        self._find_targets = find_targets
         self._router = Router({}, first_turn=first_turn)
         self._addresses: dict[BrokerId, str] = {}
-        for known, there in outlets.items():
+        for known, there in targets.items():
             self._add_topic(known, there)
 
     def put(self, batch: pa.RecordBatch) -> None:
@@ -131,7 +131,7 @@ class RowOutbox(ABC):
         """
         if self._topic is None:
             missing = self._router.missing(batch)
-            for topic, there in self._find_outlets(missing).items() if missing else ():
+            for topic, there in self._find_targets(missing).items() if missing else ():
                 self._add_topic(topic, there)
         for partition, new in self._router.route(batch, self._topic).items():
             self._send(partition, new)
@@ -159,8 +159,8 @@ class Outbox(RowOutbox):
         name: WriteName,
         *,
         topic: str | None,
-        outlets: Outlets,
-        find_outlets: FindOutlets,
+        targets: Targets,
+        find_targets: FindTargets,
         batch_bytes: int,
         timeout_s: float,
     ) -> None:
@@ -169,15 +169,15 @@ class Outbox(RowOutbox):
         Args:
             name: whose rows these are.
             topic: of all rows; None: each row names its own.
-            outlets: of topics that are known already.
-            find_outlets: asked for other topics.
+            targets: of topics that are known already.
+            find_targets: asked for other topics.
             batch_bytes: bytes of one batch; a larger message goes alone.
             timeout_s: how long one answer may take.
         """
         super().__init__(
             topic=topic,
-            outlets=outlets,
-            find_outlets=find_outlets,
+            targets=targets,
+            find_targets=find_targets,
             first_turn=name.turn,
         )
         self._name = name

@@ -100,19 +100,19 @@ class Router:
     """Says where the rows of one task go. Owner: one task; one thread."""
 
     def __init__(
-        self, outlets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
+        self, targets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
     ) -> None:
         """Know the partitions of some topics.
 
         Args:
-            outlets: topic → partitions that take messages, one or more.
+            targets: topic → partitions that take messages, one or more.
             first_turn: of the task: rows without key and partition go to partitions
                 in turn, a batch of rows at a time.
         """
         self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
         self._slots: dict[str, list[int]] = {}
         self._turn = first_turn
-        for topic, partitions in outlets.items():
+        for topic, partitions in targets.items():
             self.add_topic(topic, partitions)
 
     def add_topic(self, topic: str, partitions: Iterable[TopicPartition]) -> None:

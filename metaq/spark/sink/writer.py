@@ -21,9 +21,9 @@ from metaq.model import TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
-from metaq.spark.routing import WriteRoutes, require_outlets
+from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
-from metaq.spark.sink.outbox import Outbox, Outlets, WriteName, Written
+from metaq.spark.sink.outbox import Outbox, Targets, WriteName, Written
 from metaq.spark.sink.sink_rows import check_columns
 from metaq.spark.sink.task import write_name
 
@@ -74,7 +74,7 @@ class Sink:
         self._kept_as = kept_as if options.wire.zookeeper else None
         self._is_repeatable = is_repeatable
         self._routes, self._addresses = WriteRoutes(), dict[TopicPartition, str]()
-        self._outlets: Outlets = {}
+        self._targets: Targets = {}
         if options.topic is not None:
             self._begin([options.topic])
 
@@ -89,16 +89,16 @@ class Sink:
         """
         options, name = self._options, write_name(self._write)
 
-        def find(topics: Collection[str]) -> Outlets:
+        def find(topics: Collection[str]) -> Targets:
             self._begin(topics)
-            return self._outlets_of(topics, name)
+            return self._targets_of(topics, name)
 
         known = [] if options.topic is None else [options.topic]
         with Outbox(
             name,
             topic=options.topic,
-            outlets=self._outlets_of(known, name),
-            find_outlets=find,
+            targets=self._targets_of(known, name),
+            find_targets=find,
             batch_bytes=options.batch_bytes,
             timeout_s=options.wire.request_timeout_s,
         ) as outbox:
@@ -137,15 +137,15 @@ class Sink:
                 self._kept_as, topics, fail_on_lost_route=options.fail_on_lost_route
             )
         elif self._is_repeatable and options.wire.zookeeper is None:
-            self._outlets = cluster.whole_outlets(topics)
+            self._targets = cluster.whole_targets(topics)
         else:
-            self._outlets = cluster.outlets(topics)
+            self._targets = cluster.targets(topics)
 
-    def _outlets_of(self, topics: Collection[str], name: WriteName) -> Outlets:
+    def _targets_of(self, topics: Collection[str], name: WriteName) -> Targets:
         if self._kept_as is None:
-            return self._outlets
+            return self._targets
         route = self._routes.of(name.batch, name.query)
-        return require_outlets(route, topics, self._addresses)
+        return require_targets(route, topics, self._addresses)
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -41,8 +41,8 @@ def letter_outbox(task: ReadTask, options: SourceOptions) -> Outbox:
     return Outbox(
         write_name(f"dead letters to {topic} of {read}"),
         topic=topic,
-        outlets=cluster.outlets([topic]),
-        find_outlets=cluster.outlets,
+        targets=cluster.targets([topic]),
+        find_targets=cluster.targets,
         batch_bytes=BATCH_BYTES,
         timeout_s=options.wire.request_timeout_s,
     )

@@ -1,4 +1,4 @@
-"""A feed hands out in order, one worker per partition, and loses nothing."""
+"""A fetch buffer hands out in order, one worker per partition, and loses nothing."""
 
 import asyncio
 import threading
@@ -50,20 +50,20 @@ def batch(partition: TopicPartition, first: int, count: int) -> FetchedBatch:
     return FetchedBatch(partition, messages, end, count * STEP)
 
 
-def make_feed(on_room: Callable[[], None] = lambda: None) -> FetchBuffer:
-    feed = FetchBuffer(
+def make_buffer(on_room: Callable[[], None] = lambda: None) -> FetchBuffer:
+    buffer = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
         on_room=on_room,
     )
-    feed.add(ZERO, BEGIN)
-    feed.add(ONE, BEGIN)
-    return feed
+    buffer.add(ZERO, BEGIN)
+    buffer.add(ONE, BEGIN)
+    return buffer
 
 
-def take(feed: FetchBuffer) -> FetchedBatch:
-    taken = feed.take_nowait()
+def take(buffer: FetchBuffer) -> FetchedBatch:
+    taken = buffer.take_nowait()
     assert taken is not None
     return taken
 
@@ -73,99 +73,99 @@ def numbers(messages: list[Message]) -> list[int]:
 
 
 def test_partitions_take_turns_and_are_with_one_worker_at_a_time() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 2))
-    feed.put(batch(ZERO, 2, 2))
-    feed.put(batch(ONE, 0, 1))
-    first, second = take(feed), take(feed)
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 2))
+    buffer.put(batch(ZERO, 2, 2))
+    buffer.put(batch(ONE, 0, 1))
+    first, second = take(buffer), take(buffer)
     assert (first.partition, second.partition) == (ZERO, ONE)
-    assert feed.take_nowait() is None  # the rest of ZERO waits for its worker
+    assert buffer.take_nowait() is None  # the rest of ZERO waits for its worker
     first.handed = 2
     first.confirm()
-    feed.done(first)
-    assert numbers(take(feed).messages) == [2, 3]
+    buffer.done(first)
+    assert numbers(take(buffer).messages) == [2, 3]
 
 
 def test_what_is_not_handled_comes_again_first() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 3))
-    feed.put(batch(ZERO, 3, 1))
-    first = take(feed)
-    first.handed = 2  # the second one is still in hand
-    feed.done(first)
-    assert feed.handled()[ZERO] == GroupOffset(Offset(STEP), MessageId(1))
-    assert numbers(take(feed).messages) == [1, 2]
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 3))
+    buffer.put(batch(ZERO, 3, 1))
+    first = take(buffer)
+    first.handed = 2  # the second one is still being handled
+    buffer.done(first)
+    assert buffer.handled()[ZERO] == GroupOffset(Offset(STEP), MessageId(1))
+    assert numbers(take(buffer).messages) == [1, 2]
 
 
 def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -> None:
     told = []
-    feed = make_feed(on_room=lambda: told.append(1))
+    buffer = make_buffer(on_room=lambda: told.append(1))
     for number in range(PARTITION_BATCHES_MAX):
-        assert feed.has_room(ZERO)
-        feed.put(batch(ZERO, number, 1))
-    assert not feed.has_room(ZERO)
-    assert feed.has_room(ONE)
-    feed.put(batch(ONE, 0, 8))
-    assert not feed.has_room(ONE)  # 10 records of at most 10
+        assert buffer.has_room(ZERO)
+        buffer.put(batch(ZERO, number, 1))
+    assert not buffer.has_room(ZERO)
+    assert buffer.has_room(ONE)
+    buffer.put(batch(ONE, 0, 8))
+    assert not buffer.has_room(ONE)  # 10 records of at most 10
     assert not told
-    taken = take(feed)
+    taken = take(buffer)
     assert told == [1]
-    assert feed.has_room(ZERO)
-    feed.done(taken)
+    assert buffer.has_room(ZERO)
+    buffer.done(taken)
 
 
 def test_a_filtered_batch_moves_the_offset_behind_what_is_before_it() -> None:
-    feed = make_feed()
+    buffer = make_buffer()
     empty = FetchedBatch(ZERO, [], Offset(70), 70)
-    feed.put(empty)
-    assert feed.handled()[ZERO].offset == 70
-    feed.put(batch(ZERO, 3, 1))
-    feed.put(FetchedBatch(ZERO, [], Offset(200), 0))
-    taken = take(feed)
-    assert feed.handled()[ZERO].offset == 70
+    buffer.put(empty)
+    assert buffer.handled()[ZERO].offset == 70
+    buffer.put(batch(ZERO, 3, 1))
+    buffer.put(FetchedBatch(ZERO, [], Offset(200), 0))
+    taken = take(buffer)
+    assert buffer.handled()[ZERO].offset == 70
     taken.handed = 1
     taken.confirm()
-    feed.done(taken)
-    assert feed.handled()[ZERO] == GroupOffset(Offset(200), MessageId(4))
+    buffer.done(taken)
+    assert buffer.handled()[ZERO] == GroupOffset(Offset(200), MessageId(4))
 
 
 def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 3))
-    feed.put(batch(ZERO, 3, 3))
-    hand = CurrentBatch(feed)
-    hand.hold(take(feed))
-    messages = hand.messages()
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 3))
+    buffer.put(batch(ZERO, 3, 3))
+    current = CurrentBatch(buffer)
+    current.hold(take(buffer))
+    messages = current.messages()
     assert int(next(messages).data) == 0
-    assert feed.fence(ZERO) == BEGIN
+    assert buffer.fence(ZERO) == BEGIN
     assert list(messages) == []
-    assert ZERO not in feed.handled()
-    assert feed.take_nowait() is None
-    feed.put(batch(ZERO, 6, 1))  # an answer that was on its way
-    assert feed.take_nowait() is None
+    assert ZERO not in buffer.handled()
+    assert buffer.take_nowait() is None
+    buffer.put(batch(ZERO, 6, 1))  # an answer that was on its way
+    assert buffer.take_nowait() is None
 
 
 def test_committing_what_was_taken_away_is_refused() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 3))
-    hand = CurrentBatch(feed)
-    hand.hold(take(feed))
-    next(hand.messages())
-    feed.fence(ZERO)
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 3))
+    current = CurrentBatch(buffer)
+    current.hold(take(buffer))
+    next(current.messages())
+    buffer.fence(ZERO)
     with pytest.raises(OwnershipLostError, match="t/0-0"):
-        hand.confirm()
-    hand.confirm()  # nothing is in hand any more
+        current.confirm()
+    current.confirm()  # nothing is being handled any more
 
 
-def test_revoking_waits_for_the_message_in_hand() -> None:
+def test_revoking_waits_for_the_message_being_handled() -> None:
     async def scenario() -> None:
-        feed = make_feed()
-        feed.put(batch(ZERO, 0, 3))
-        hand = CurrentBatch(feed)
-        hand.hold(take(feed))
-        messages = hand.messages()
+        buffer = make_buffer()
+        buffer.put(batch(ZERO, 0, 3))
+        current = CurrentBatch(buffer)
+        current.hold(take(buffer))
+        messages = current.messages()
         next(messages)
-        revoking = asyncio.ensure_future(feed.revoke(ZERO, timeout_s=5))
+        revoking = asyncio.ensure_future(buffer.revoke(ZERO, timeout_s=5))
         await asyncio.sleep(0)
         assert not revoking.done()
         assert list(messages) == []  # asked for the next one: the first is handled
@@ -178,53 +178,53 @@ def test_revoking_waits_for_the_message_in_hand() -> None:
 
 def test_revoking_does_not_wait_for_ever() -> None:
     async def scenario() -> None:
-        feed = make_feed()
-        feed.put(batch(ZERO, 0, 3))
-        taken = take(feed)
+        buffer = make_buffer()
+        buffer.put(batch(ZERO, 0, 3))
+        taken = take(buffer)
         taken.handed = 1
-        handled, is_returned = await feed.revoke(ZERO, timeout_s=0.01)
+        handled, is_returned = await buffer.revoke(ZERO, timeout_s=0.01)
         assert not is_returned
         assert handled == BEGIN
-        assert not feed.is_current(taken)
+        assert not buffer.is_current(taken)
 
     asyncio.run(scenario())
 
 
 def test_nothing_overtakes_what_a_partition_left_in_a_batch_that_was_stopped() -> None:
     """Neither what was fetched before that nor what still comes, filtered or not."""
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 3))
-    feed.put(batch(ZERO, 3, 1))
-    stopped = take(feed)
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 3))
+    buffer.put(batch(ZERO, 3, 1))
+    stopped = take(buffer)
     stopped.handed = 2
     stopped.is_stopped = True
-    feed.done(stopped)
-    feed.put(batch(ZERO, 4, 1))
-    feed.put(FetchedBatch(ZERO, [], Offset(9 * STEP), 0))
-    assert feed.take_nowait() is None
-    assert not feed.has_room(ZERO)
-    assert feed.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
+    buffer.done(stopped)
+    buffer.put(batch(ZERO, 4, 1))
+    buffer.put(FetchedBatch(ZERO, [], Offset(9 * STEP), 0))
+    assert buffer.take_nowait() is None
+    assert not buffer.has_room(ZERO)
+    assert buffer.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
 
 
 def test_a_failure_is_told_behind_what_was_fetched_before_it() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 1))
-    feed.fail(ClosedError("over"))
-    taken = take(feed)
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 1))
+    buffer.fail(ClosedError("over"))
+    taken = take(buffer)
     taken.handed = 1
     taken.confirm()
-    feed.done(taken)
+    buffer.done(taken)
     for _ in range(2):
         with pytest.raises(ClosedError, match="over"):
-            feed.take_nowait()
+            buffer.take_nowait()
 
 
 def test_a_cancelled_wait_takes_nothing_and_passes_its_wake_up_on() -> None:
     async def scenario() -> None:
-        feed = make_feed()
-        waits = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
+        buffer = make_buffer()
+        waits = [asyncio.ensure_future(buffer.take_async()) for _ in range(2)]
         await asyncio.sleep(0)
-        feed.put(batch(ZERO, 0, 1))  # wakes one of them
+        buffer.put(batch(ZERO, 0, 1))  # wakes one of them
         await asyncio.sleep(0)
         for wait in waits:
             if not wait.done():
@@ -235,22 +235,22 @@ def test_a_cancelled_wait_takes_nothing_and_passes_its_wake_up_on() -> None:
         for wait in waiting:
             wait.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        left = feed.take_nowait()
+        left = buffer.take_nowait()
         assert len(results) + (left is not None) == 1
 
     asyncio.run(scenario())
 
 
 def test_a_thread_that_waits_is_woken() -> None:
-    feed = make_feed()
+    buffer = make_buffer()
     taken: list[FetchedBatch | None] = []
-    thread = threading.Thread(target=lambda: taken.append(feed.take(20)))
+    thread = threading.Thread(target=lambda: taken.append(buffer.take(20)))
     thread.start()
-    feed.put(batch(ZERO, 0, 1))
+    buffer.put(batch(ZERO, 0, 1))
     thread.join(20)
     assert taken
     assert taken[0] is not None
-    assert feed.take(0) is None
+    assert buffer.take(0) is None
 
 
 @given(
@@ -260,120 +260,121 @@ def test_a_thread_that_waits_is_woken() -> None:
 def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
     sizes: list[int], breaks: list[int]
 ) -> None:
-    """A loop that breaks and a next one over the same hand see one sequence."""
-    feed = FetchBuffer(
+    """A loop that breaks and a next one over the same current batch see one
+    sequence."""
+    buffer = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10**9,
         buffer_count_max=10**9,
         on_room=lambda: None,
     )
-    feed.add(ZERO, BEGIN)
+    buffer.add(ZERO, BEGIN)
     total = 0
     for size in sizes:
-        feed.put(batch(ZERO, total, size))
+        buffer.put(batch(ZERO, total, size))
         total += size
-    hand = CurrentBatch(feed)
+    current = CurrentBatch(buffer)
     seen: list[int] = []
     stops = iter(breaks)
     while True:
         stop = next(stops, 10**9)
-        for count, message in enumerate(hand.messages(), 1):
+        for count, message in enumerate(current.messages(), 1):
             seen.append(int(message.data))
-            assert feed.handled()[ZERO].offset == (len(seen) - 1) * STEP
+            assert buffer.handled()[ZERO].offset == (len(seen) - 1) * STEP
             if count == stop:
                 break
         else:
-            taken = feed.take_nowait()
+            taken = buffer.take_nowait()
             if taken is None:
                 break
-            hand.hold(taken)
+            current.hold(taken)
     assert seen == list(range(total))
-    assert feed.handled()[ZERO].offset == total * STEP
+    assert buffer.handled()[ZERO].offset == total * STEP
 
 
 def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> None:
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 6))
-    hand = CurrentBatch(feed)
-    hand.hold(take(feed))
-    assert numbers(hand.some(3)) == [0, 1, 2]
-    loop = hand.messages()
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 6))
+    current = CurrentBatch(buffer)
+    current.hold(take(buffer))
+    assert numbers(current.some(3)) == [0, 1, 2]
+    loop = current.messages()
     for number in (3, 4):
         assert numbers([next(loop)]) == [number]
-        assert feed.handled()[ZERO].offset == number * STEP
+        assert buffer.handled()[ZERO].offset == number * STEP
 
 
 def test_a_loop_goes_on_behind_what_was_handed_out_meanwhile() -> None:
     """In the same batch, and in the next one where its own is used up."""
-    feed = make_feed()
+    buffer = make_buffer()
     for first in (0, 3):
-        feed.put(batch(ZERO, first, 3))
-    hand = CurrentBatch(feed)
-    hand.hold(take(feed))
-    loop = hand.messages()
+        buffer.put(batch(ZERO, first, 3))
+    current = CurrentBatch(buffer)
+    current.hold(take(buffer))
+    loop = current.messages()
     assert numbers([next(loop)]) == [0]
-    assert numbers(hand.some(1)) == [1]
+    assert numbers(current.some(1)) == [1]
     assert numbers([next(loop)]) == [2]
-    assert hand.some(1) == []
-    hand.hold(take(feed))
-    assert numbers(hand.some(2)) == [3, 4]
-    assert feed.handled()[ZERO].offset == 3 * STEP
+    assert current.some(1) == []
+    current.hold(take(buffer))
+    assert numbers(current.some(2)) == [3, 4]
+    assert buffer.handled()[ZERO].offset == 3 * STEP
     assert numbers([next(loop)]) == [5]
-    assert feed.handled()[ZERO].offset == 5 * STEP
+    assert buffer.handled()[ZERO].offset == 5 * STEP
     assert list(loop) == []
-    assert feed.handled()[ZERO].offset == 6 * STEP
+    assert buffer.handled()[ZERO].offset == 6 * STEP
 
 
 def test_a_partition_that_goes_leaves_the_line() -> None:
     """A waiter that is woken finds something: a place in line is a batch to take."""
 
     async def scenario() -> None:
-        feed = make_feed()
-        feed.put(batch(ZERO, 0, 1))
-        feed.put(batch(ONE, 0, 1))
-        feed.fence(ZERO)
-        taken = take(feed)
+        buffer = make_buffer()
+        buffer.put(batch(ZERO, 0, 1))
+        buffer.put(batch(ONE, 0, 1))
+        buffer.fence(ZERO)
+        taken = take(buffer)
         assert taken.partition == ONE
-        assert feed.take(0) is None
-        feed.put(batch(ONE, 1, 1))
+        assert buffer.take(0) is None
+        buffer.put(batch(ONE, 1, 1))
         taken.handed = 1
-        feed.done(taken)
-        await feed.revoke(ONE, timeout_s=1)
-        assert feed.take(0) is None
+        buffer.done(taken)
+        await buffer.revoke(ONE, timeout_s=1)
+        assert buffer.take(0) is None
 
     asyncio.run(scenario())
 
 
 def test_a_paused_partition_waits_until_it_is_resumed() -> None:
     """Whatever arrives; it does not look idle meanwhile, and the others go on."""
-    feed = make_feed()
-    feed.put(batch(ZERO, 0, 3))
-    taken = take(feed)
+    buffer = make_buffer()
+    buffer.put(batch(ZERO, 0, 3))
+    taken = take(buffer)
     taken.handed = 2  # the first is handled, the second failed
-    feed.done(taken, is_paused=True)
-    feed.put(batch(ZERO, 3, 1))
-    feed.put(batch(ONE, 0, 1))
-    assert take(feed).partition == ONE
-    assert feed.take_nowait() is None
-    assert feed.statistics()[ZERO].is_in_hand
-    feed.resume(ZERO)
-    assert numbers(take(feed).messages) == [1, 2]
-    feed.resume(TopicPartition("gone", BrokerId(0), 0))
+    buffer.done(taken, is_paused=True)
+    buffer.put(batch(ZERO, 3, 1))
+    buffer.put(batch(ONE, 0, 1))
+    assert take(buffer).partition == ONE
+    assert buffer.take_nowait() is None
+    assert buffer.statistics()[ZERO].is_taken
+    buffer.resume(ZERO)
+    assert numbers(take(buffer).messages) == [1, 2]
+    buffer.resume(TopicPartition("gone", BrokerId(0), 0))
 
 
 def test_a_paused_partition_is_revoked_at_once() -> None:
     async def scenario() -> None:
-        feed = make_feed()
-        feed.put(batch(ZERO, 0, 2))
-        taken = take(feed)
+        buffer = make_buffer()
+        buffer.put(batch(ZERO, 0, 2))
+        taken = take(buffer)
         taken.handed = 2
-        feed.done(taken, is_paused=True)
-        handled, is_returned = await feed.revoke(ZERO, timeout_s=1000)
+        buffer.done(taken, is_paused=True)
+        handled, is_returned = await buffer.revoke(ZERO, timeout_s=1000)
         assert is_returned
         assert handled == GroupOffset(Offset(STEP), MessageId(1))
-        feed.add(ZERO, BEGIN)
-        feed.put(batch(ZERO, 0, 1))
-        assert take(feed).partition == ZERO
+        buffer.add(ZERO, BEGIN)
+        buffer.put(batch(ZERO, 0, 1))
+        assert take(buffer).partition == ZERO
 
     asyncio.run(scenario())
 
@@ -389,10 +390,10 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on(
     """
 
     async def scenario() -> None:
-        feed = make_feed()
-        waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
+        buffer = make_buffer()
+        waiters = [asyncio.ensure_future(buffer.take_async()) for _ in range(2)]
         await asyncio.sleep(0)
-        feed.put(batch(ZERO, 0, 1))
+        buffer.put(batch(ZERO, 0, 1))
         for _ in range(turns):
             await asyncio.sleep(0)
         waiters[victim].cancel()
@@ -406,48 +407,48 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on(
 
 def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
     async def scenario() -> None:
-        feed = make_feed()
-        wait = asyncio.ensure_future(feed.take_async())
+        buffer = make_buffer()
+        wait = asyncio.ensure_future(buffer.take_async())
         await asyncio.sleep(0)
         aside = batch(ZERO, 5, 1)
-        feed.put_aside(aside)
+        buffer.put_aside(aside)
         assert await wait is aside
         aside.handed = aside.confirmed = 1
-        feed.done(aside)
-        assert feed.handled()[ZERO] == BEGIN
-        feed.put_aside(aside)
-        feed.drop_asides()
-        assert feed.take_nowait() is None
+        buffer.done(aside)
+        assert buffer.handled()[ZERO] == BEGIN
+        buffer.put_aside(aside)
+        buffer.drop_asides()
+        assert buffer.take_nowait() is None
 
     asyncio.run(scenario())
 
 
 def test_each_handled_message_is_told_once() -> None:
-    """In hand, given back in pieces, fenced in hand, and given back after that."""
+    """Taken, given back in pieces, fenced while taken, and given back after that."""
     told: list[int] = []
-    feed = FetchBuffer(
+    buffer = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
         on_room=lambda: None,
         on_handled=lambda _, messages: told.extend(numbers(messages)),
     )
-    feed.add(ZERO, BEGIN)
-    feed.put(batch(ZERO, 0, 4))
-    first = take(feed)
-    feed.tell_handled()
+    buffer.add(ZERO, BEGIN)
+    buffer.put(batch(ZERO, 0, 4))
+    first = take(buffer)
+    buffer.tell_handled()
     assert told == []
     first.handed = 3
-    feed.tell_handled()
-    feed.tell_handled()
+    buffer.tell_handled()
+    buffer.tell_handled()
     assert told == [0, 1]
     first.confirm()
-    feed.done(first)
+    buffer.done(first)
     assert told == [0, 1, 2]
-    second = take(feed)
+    second = take(buffer)
     second.handed = 1
-    feed.fence(ZERO)
+    buffer.fence(ZERO)
     assert told == [0, 1, 2]
     second.confirm()
-    feed.done(second)
+    buffer.done(second)
     assert told == [0, 1, 2, 3]

@@ -27,7 +27,7 @@ from metaq.model import (
 )
 from metaq.testing.clock import ManualClock
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.test_feed import batch
+from tests.client.test_fetch_buffer import batch
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
 
@@ -164,7 +164,7 @@ def test_a_directory_that_another_one_uses_is_an_error(
 
 
 @pytest.mark.slow
-def empty_feed() -> FetchBuffer:
+def empty_buffer() -> FetchBuffer:
     return FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=1000,
@@ -183,12 +183,12 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         raise Reject("not now")
 
     async def scenario() -> None:
-        feed = empty_feed()
-        feed.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
-        feed.put(batch(PLACE, 0, 1))
+        fetch_buffer = empty_buffer()
+        fetch_buffer.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
+        fetch_buffer.put(batch(PLACE, 0, 1))
         options = policy("/p", replay_first_s=100.0)
         handling = Handling(
-            feed,
+            fetch_buffer,
             group="g",
             topics=["t"],
             policy=options,
@@ -200,10 +200,10 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
             handling.run(handler, 1, timeout_s=None, grace_s=0.0)
         )
         await until(lambda: any("takes it" in p for p in handling.problems()))
-        assert feed.handled()[PLACE].offset == 0
+        assert fetch_buffer.handled()[PLACE].offset == 0
         fs.set_capacity(1 << 20)
         await until(lambda: handling.statistics().parked_count == 1)
-        await until(lambda: feed.handled()[PLACE].offset > 0)
+        await until(lambda: fetch_buffer.handled()[PLACE].offset > 0)
         assert handling.problems() == []
         assert handling.statistics().waiting_count == 1
         task.cancel()
@@ -233,7 +233,7 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         parking = LocalRetryStore(
-            empty_feed(),
+            empty_buffer(),
             group="g",
             topics=["test"],
             policy=policy(tmp_path),
