@@ -1,7 +1,7 @@
 """Assignment of partitions to the members of a group, by MetaQ's strategies. Pure.
 
 Theory of operation: there is no leader that hands partitions out. Every member sees the
-same members and the same partitions, computes the same plan, and takes its own share;
+same members and the same partitions, computes the same plan, and takes its own part;
 so the plan is a function of two *sets*, and members of both kinds, MetaQ's and ours,
 must compute it alike to the last character. That is why orders are part of the format
 here: Java compares strings by UTF-16 code units, which differs from Python's order for
@@ -64,7 +64,7 @@ def assign(
 def partitions_of(
     strategy: Strategy, members: Iterable[str], partitions: Iterable[str], me: str
 ) -> tuple[str, ...]:
-    """Return one member's share of the plan; () for a non-member."""
+    """Return one member's part of the plan; () for a non-member."""
     return assign(strategy, members, partitions).get(me, ())
 
 
@@ -117,11 +117,11 @@ def ring_assignment(
         return {}
     ring = {point: member for member, some in points.items() for point in some}
     order = sorted(ring)
-    shares: dict[str, list[str]] = {member: [] for member in points}
+    parts: dict[str, list[str]] = {member: [] for member in points}
     for partition, place in hashes.items():
         at = bisect.bisect_left(order, place)
-        shares[ring[order[at % len(order)]]].append(partition)
-    return {member: tuple(share) for member, share in shares.items()}
+        parts[ring[order[at % len(order)]]].append(partition)
+    return {member: tuple(part) for member, part in parts.items()}
 
 
 def member_points(member: str) -> list[int]:

@@ -222,7 +222,7 @@ class Broker(Service):
         )
         self.on_way_down("logs", self._close_logs)
         open_logs = partial(self._logs.open, left_out=self._definitions.deleting)
-        opening = asyncio.wrap_future(start_call("metaq-opener", open_logs))
+        opening = asyncio.wrap_future(start_call("metaq-opening", open_logs))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -111,7 +111,7 @@ class ClientStatistics:
         is_closed=True,
     )
     """Sums of the closed consumers of each group, by the group's name;
-    nothing of it is parked, and no partition is read."""
+    its local retry store is closed, and no partition is read."""
 
 
 class Made:

@@ -90,7 +90,7 @@ class PartitionsAwayError(NoBrokerError):
 
 
 class NotSettledError(ClientError):
-    """A member does not have all partitions of its share: others own them still."""
+    """A member does not have all partitions assigned to it: others own them still."""
 
     retriable = True
 

@@ -117,7 +117,7 @@ class _Entry(NamedTuple):
 
 
 class Spool:
-    """Messages on the local disk, in order. Owner: its opener, who closes it.
+    """Messages on the local disk, in order. Owner: the caller that opens it.
 
     Concurrency: any thread; calls follow each other. All of them block on the disk.
     """

@@ -170,7 +170,7 @@ class ConnectionStatistics:
 
 
 class BrokerConnection:
-    """An open connection. Owner: the pool, or its opener; used on the loop.
+    """An open connection. Owner: the pool, or who opened it; used on the loop.
 
     Lifecycle: `open_connection`, use, `close`. The end comes once, by `close` or by
     the broker; everything in flight then hears of it in the order of submission, then

@@ -64,7 +64,7 @@ class Applier:
         """
         together = tx.group or {tx: None}
         self.decided.update(together)
-        if any(each.is_doubtful for each in together):
+        if any(each.is_unverified for each in together):
             text = "a partition could not be read: a restart sees what it has"
             for each in together:
                 self._get_stuck(each, StorageError(text))

@@ -55,7 +55,7 @@ class StoredBatches(Protocol):
 
         Raises:
             OffsetOutOfRangeError: nothing readable is there. Below `log_start` the
-                batch was applied and has been retired since; at or above
+                batch was applied and was trimmed since; at or above
                 `high_watermark` it was not applied.
             StorageError: the partition or its disk cannot be read.
         """

@@ -82,7 +82,7 @@ class ReplayedTransaction:
     """Position in that file → what an offset was first, where that is known."""
     deleted_topics: frozenset[str] = frozenset()
     """Topics that were deleted behind its commit: what it put to them is over."""
-    is_doubtful: bool = False
+    is_unverified: bool = False
     """Whether its batches are there could not be seen: not to be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
     """Bytes of a batch that lie at the end of its log already."""
@@ -353,7 +353,7 @@ def _find_waiting(
     """
     ends: dict[LogId, Offset] = {}
     for left in [missing[e.first_id] for e in group if e.first_id in missing]:
-        if left.is_doubtful:
+        if left.is_unverified:
             return []
         for place in left.places or ():
             log_id, end = place.log_id, place.offset
@@ -411,7 +411,7 @@ def _left_of(
             elif found is not None and not found.applied_bytes and is_guess:
                 found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
-            left.is_doubtful = True
+            left.is_unverified = True
             found = Location(bound, 0)
         if found is None:
             continue
@@ -450,7 +450,7 @@ class Location(NamedTuple):
 def locate(
     batch: CommittedBatch, bound: Offset, windows: "_Windows"
 ) -> Location | None:
-    """Find a batch from `bound` on, -1 is the end; None: it is there, or retired.
+    """Find a batch from `bound` on, -1 is the end; None: it is there, or trimmed.
 
     Raises:
         StorageError: the partition cannot be read.
@@ -496,7 +496,7 @@ class _Windows:
         return self._reader.offset_since(batch.log_id, since_ms)
 
     def has(self, place: BatchPlace, commit: ReplayedTransaction) -> bool:
-        """Tell whether a batch lies exactly where it is said to, or is retired."""
+        """Tell whether a batch lies exactly where it is said to, or is trimmed."""
         log_start, end = self.range_of(place.log_id)
         if 0 <= place.offset < log_start:
             # A place that is torn may lie in front of what was ever readable then.

@@ -80,7 +80,7 @@ class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
     __slots__ = (
-        "batches", "began_ms", "group", "held_bytes", "is_doubtful", "key", "owner",
+        "batches", "began_ms", "group", "held_bytes", "is_unverified", "key", "owner",
         "prepared_ms", "put_count", "session_id", "slot", "state", "stuck", "waiters",
         "was_prepared",
     )  # fmt: skip
@@ -105,7 +105,7 @@ class BrokerTransaction:
         """Waiters for the verdict at hand."""
         self.stuck: MetaqError | None = None
         """Why a batch of a decided one is not in its partition."""
-        self.is_doubtful = False
+        self.is_unverified = False
         """Whether its batches are there is not known before a restart."""
         self.group: dict[BrokerTransaction, None] | None = None
         """Those that are committed by one command, and not finished; shared by them."""
@@ -195,7 +195,7 @@ def restore_transaction(
     )
     tx.slot = restored.slot
     tx.was_prepared = replayed.is_prepared
-    tx.is_doubtful = replayed.is_doubtful
+    tx.is_unverified = replayed.is_unverified
     tx.prepared_ms = tx.began_ms if replayed.is_prepared else None
     tx.state = TxState.PREPARED if replayed.places is None else TxState.DECIDED
     places = replayed.places or ()

@@ -292,7 +292,7 @@ class GroupMembership:
         return True
 
     async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
-        """Give a partition up; its offset has been committed.
+        """Release a partition; its offset has been committed.
 
         Right also after a claim that failed (`unanswered_claims`). Without an error the
         partition is ours no more, whatever is returned.

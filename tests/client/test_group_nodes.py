@@ -145,8 +145,8 @@ def test_a_member_node_that_changed_hands_is_told() -> None:
 # -- members of MetaQ -----------------------------------------------------------------
 
 
-def test_a_member_of_metaq_that_joins_gets_its_share() -> None:
-    """It writes its id node, computes its share, and claims until it can."""
+def test_a_member_of_metaq_that_joins_gets_its_assignment() -> None:
+    """It writes its id node, computes its assignment, and claims until it can."""
 
     async def scenario() -> None:
         server = serving(5)
@@ -169,7 +169,7 @@ def test_a_member_of_metaq_that_joins_gets_its_share() -> None:
     run_virtually(scenario())
 
 
-def test_a_member_of_metaq_that_is_there_keeps_its_share() -> None:
+def test_a_member_of_metaq_that_is_there_keeps_its_assignment() -> None:
     """Ours takes what it releases, whenever that is, and nothing else."""
 
     async def scenario() -> None:

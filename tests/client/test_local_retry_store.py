@@ -1,4 +1,5 @@
-"""Parked messages come again until they are handled, over restarts too."""
+"""Messages of the local retry store come again until they are handled, over restarts
+too."""
 
 import asyncio
 import contextlib
@@ -44,14 +45,14 @@ def policy(directory: Path | str, **changes: float) -> RetryPolicy:
     return RetryPolicy(then="park", park_dir=directory, **options)
 
 
-def parked(directory: Path, group: str) -> list[bytes]:
+def kept(directory: Path, group: str) -> list[bytes]:
     spool = Spool.open(SystemFileSystem(), directory / spool_name("test", group))
     stored = [spool.read(number) for number in spool.numbers()]
     spool.close()
     return [message.data for message in stored if message is not None]
 
 
-def test_a_parked_message_is_handled_later_and_the_live_ones_meanwhile(
+def test_a_kept_message_is_handled_later_and_the_live_ones_meanwhile(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
     seen: list[bytes] = []
@@ -81,7 +82,7 @@ def test_a_parked_message_is_handled_later_and_the_live_ones_meanwhile(
             assert found.failure_count == 3
 
     asyncio.run(scenario())
-    assert parked(tmp_path / "parked", "g@1") == []
+    assert kept(tmp_path / "parked", "g@1") == []
 
 
 def counts(consumer):
@@ -102,7 +103,7 @@ def closed_when(consumer: Consumer, condition: Callable[[], object]) -> Iterator
     closer.join()
 
 
-def test_what_is_parked_survives_and_is_handled_by_the_next_run(
+def test_what_is_kept_survives_and_is_handled_by_the_next_run(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
     """In the sync world, by the same threads as all other messages."""
@@ -125,7 +126,7 @@ def test_what_is_parked_survives_and_is_handled_by_the_next_run(
             consumer, lambda: counts(consumer) and counts(consumer).parked_count
         ):
             consumer.run(reject, retry=late)
-        assert parked(directory, "g") == [b"a"]
+        assert kept(directory, "g") == [b"a"]
         consumer = client.consumer("other", ["test"], start="latest")
         consumer.start()
         with closed_when(consumer, lambda: counts(consumer)):
@@ -138,7 +139,7 @@ def test_what_is_parked_survives_and_is_handled_by_the_next_run(
         ):
             consumer.run(accept, retry=policy(directory))
     assert names == {("metaq-handler-0", b"a")}
-    assert parked(directory, "g") == []
+    assert kept(directory, "g") == []
 
 
 def test_a_directory_that_another_one_uses_is_an_error(
@@ -174,7 +175,7 @@ def empty_buffer() -> FetchBuffer:
 
 
 def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
-    """The handler gets it no more; it is parked when there is room."""
+    """The handler gets it no more; it is kept when there is room."""
     fs, seen = FaultyFileSystem(), []
 
     async def handler(message: Message) -> None:
@@ -232,14 +233,14 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
         return True
 
     async def scenario() -> None:
-        parking = LocalRetryStore(
+        store = LocalRetryStore(
             empty_buffer(),
             group="g",
             topics=["test"],
             policy=policy(tmp_path),
             fs=SlowDisk(),
         )
-        starting = asyncio.create_task(parking.start())
+        starting = asyncio.create_task(store.start())
         await until(opened.is_set)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -252,9 +253,9 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
 
 
 def is_free(directory: Path) -> bool:
-    """Whether the parked messages of the group "g" are not open."""
+    """Whether the retry store of the group "g" are not open."""
     try:
-        parked(directory, "g")
+        kept(directory, "g")
     except LogDirLockedError:
         return False
     return True

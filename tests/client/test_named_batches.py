@@ -240,7 +240,7 @@ def test_a_broken_connection_is_mended_and_what_may_be_doubled_is_counted() -> N
         assert batches[1].sequence in [b.sequence for b in batches[2:]]
 
 
-def test_a_batch_that_the_broker_recognises_is_not_doubtful() -> None:
+def test_a_batch_that_the_broker_recognises_is_not_counted() -> None:
     """It was sent twice and is stored once."""
     with (
         MemoryBroker(replace(OURS, dedup=True)) as broker,
@@ -254,7 +254,7 @@ def test_a_batch_that_the_broker_recognises_is_not_doubtful() -> None:
 
 
 def test_a_connection_that_is_lost_between_batches_is_made_again() -> None:
-    """Nothing was in flight that could have told; nothing is doubtful."""
+    """Nothing was in flight that could have told; nothing may be there twice."""
     with MemoryBroker() as broker, sender_to(broker) as sender:
         send_all(sender, 10)
         is_lost = threading.Event()

@@ -193,7 +193,7 @@ def test_order_holds_whatever_is_refused(
     last attempt was under way at the deadline.
     """
     count = 30
-    doubtful: set[bytes] = set()
+    in_doubt: set[bytes] = set()
 
     async def send(producer: AsyncOrderedProducer, sender: int) -> None:
         for number in range(count):
@@ -201,7 +201,7 @@ def test_order_holds_whatever_is_refused(
             try:
                 await producer.send(text, key=str(sender % 2), timeout=2.0)
             except OutcomeUnknownError:
-                doubtful.add(text)
+                in_doubt.add(text)
             await asyncio.sleep(rng.random() / 500)
 
     async def trouble(producer: AsyncOrderedProducer) -> None:
@@ -224,7 +224,7 @@ def test_order_holds_whatever_is_refused(
                 )
                 await until(lambda: not waiting(producer))
                 found = producer.statistics()
-                sure_count = 4 * count - len(doubtful)
+                sure_count = 4 * count - len(in_doubt)
                 assert found.sent_count + found.spooled_count == sure_count
                 assert found.spooled_count
                 assert found.replayed_count == found.spooled_count
@@ -237,7 +237,7 @@ def test_order_holds_whatever_is_refused(
             if text.startswith(b"%d:" % sender)
         ]
         sent = [b"%d:%d" % (sender, number) for number in range(count)]
-        lost = doubtful.difference(mine)
+        lost = in_doubt.difference(mine)
         assert mine == [text for text in sent if text not in lost]
 
 

@@ -56,8 +56,9 @@ def test_a_repeated_batch_is_recognised() -> None:
     run_virtual(main())
 
 
-def test_a_doubtful_batch_goes_before_a_refused_one() -> None:
-    """The refused one gets a new number, which must not pass the doubtful one's."""
+def test_a_batch_in_doubt_goes_before_a_refused_one() -> None:
+    """The refused one gets a new number, which must not pass that of the one in
+    doubt."""
 
     async def main() -> None:
         broker = StandInBroker()

@@ -1,4 +1,4 @@
-"""Shares and plans: tables, and what holds for any of them."""
+"""Assignments and plans: tables, and what holds for any of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from metaq.assignment import Strategy
 from metaq.client.group.rebalance_plan import (
     RebalancePlan,
+    assignment_of,
     plan_rebalance,
-    share_of,
 )
 from metaq.client.names import name_some
 from metaq.model import BrokerId, TopicPartition
@@ -22,29 +22,31 @@ def parts(numbers: set[int], topic: str = "t") -> frozenset[TopicPartition]:
 def test_what_is_lost_goes_and_what_is_new_comes() -> None:
     """A kept partition is in neither set."""
     plan = plan_rebalance(
-        owned=parts({0, 1}), reading=parts({0, 1}), share=parts({1, 2})
+        owned=parts({0, 1}), active=parts({0, 1}), assignment=parts({1, 2})
     )
     assert plan == RebalancePlan(revoke=parts({0}), claim=parts({2}))
 
 
 def test_what_is_owned_and_not_read_is_taken_again() -> None:
-    """Its reading could not begin; or, if it is another's by now, it is released."""
-    plan = plan_rebalance(owned=parts({0, 1}), reading=parts(set()), share=parts({1}))
+    """Its active could not begin; or, if it is another's by now, it is released."""
+    plan = plan_rebalance(
+        owned=parts({0, 1}), active=parts(set()), assignment=parts({1})
+    )
     assert plan == RebalancePlan(revoke=parts({0}), claim=parts({1}))
 
 
-@given(owned=numbers, reading=numbers, share=numbers)
-def test_a_plan_leads_to_the_share(
-    owned: set[int], reading: set[int], share: set[int]
+@given(owned=numbers, active=numbers, assignment=numbers)
+def test_a_plan_leads_to_the_assignment(
+    owned: set[int], active: set[int], assignment: set[int]
 ) -> None:
-    """After it exactly the share is read, and nothing else owned."""
+    """After it exactly the assignment is read, and nothing else owned."""
     plan = plan_rebalance(
-        owned=parts(owned), reading=parts(reading), share=parts(share)
+        owned=parts(owned), active=parts(active), assignment=parts(assignment)
     )
-    assert (parts(reading) - plan.revoke) | plan.claim == parts(share)
-    assert parts(owned) - plan.revoke <= parts(share)
+    assert (parts(active) - plan.revoke) | plan.claim == parts(assignment)
+    assert parts(owned) - plan.revoke <= parts(assignment)
     assert plan.revoke.isdisjoint(plan.claim)
-    assert plan.claim.isdisjoint(parts(reading))
+    assert plan.claim.isdisjoint(parts(active))
 
 
 @given(
@@ -56,7 +58,7 @@ def test_a_plan_leads_to_the_share(
     ),
     counts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
 )
-def test_shares_divide_what_is_subscribed_to(
+def test_assignments_divide_what_is_subscribed_to(
     strategy: Strategy, members: dict[str, tuple[str, ...]], counts: tuple[int, int]
 ) -> None:
     """Each partition has one reader, of those who want its topic, if there is one."""
@@ -64,8 +66,8 @@ def test_shares_divide_what_is_subscribed_to(
         topic: parts(set(range(count)), topic)
         for topic, count in zip(("t", "u"), counts, strict=True)
     }
-    shares = [
-        share_of(
+    found = [
+        assignment_of(
             member,
             strategy=strategy,
             members=members,
@@ -75,14 +77,14 @@ def test_shares_divide_what_is_subscribed_to(
     ]
     wanted = {topic for subscribed in members.values() for topic in subscribed}
     expected = frozenset().union(*(topics[topic] for topic in wanted))
-    assert sum(map(len, shares)) == len(expected)
-    assert frozenset().union(*shares) == expected
+    assert sum(map(len, found)) == len(expected)
+    assert frozenset().union(*found) == expected
 
 
 def test_names_are_ordered_as_metaq_orders_them() -> None:
     """`0-10` stands before `0-2`: the vector of MetaQ's tests."""
-    shares = [
-        share_of(
+    found = [
+        assignment_of(
             member,
             strategy=Strategy.DEFAULT,
             members=dict.fromkeys(("g_c3", "g_c1", "g_c2"), ("t",)),
@@ -90,7 +92,7 @@ def test_names_are_ordered_as_metaq_orders_them() -> None:
         )
         for member in ("g_c1", "g_c2", "g_c3")
     ]
-    assert shares == [parts({0, 1, 10, 2}), parts({3, 4, 5, 6}), parts({7, 8, 9})]
+    assert found == [parts({0, 1, 10, 2}), parts({3, 4, 5, 6}), parts({7, 8, 9})]
 
 
 def test_a_line_names_five_partitions_and_counts_the_rest() -> None:

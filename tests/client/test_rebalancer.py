@@ -33,7 +33,7 @@ from tests.zk.virtual import run_virtually
 
 
 def test_a_thousand_members_that_take_nothing_are_named() -> None:
-    """They get a share each and read nothing, which only this tells."""
+    """They get an assignment each and read nothing, which only this tells."""
 
     async def scenario(group: Group, one: Member) -> None:
         assert one.source.problems() == []
@@ -46,7 +46,7 @@ def test_a_thousand_members_that_take_nothing_are_named() -> None:
         (problem,) = one.source.problems()
         assert problem.startswith("3 partitions without an owner for 60 s (t/0-0, ")
         assert "the 1001 members of the group (a\\u202e000, a\\u202e001," in problem
-        assert "and 996 more) have a share each" in problem
+        assert "and 996 more) have assignments" in problem
         group.server.reap(99)
         await until(lambda: one.reading == parts(0, 1, 2))
         assert one.source.problems() == []
@@ -396,7 +396,8 @@ def test_a_stop_ends_what_is_being_taken() -> None:
 
 
 def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
-    """A member that reads nothing and stays would keep its share from all others."""
+    """A member that reads nothing and stays would keep its assignment from all
+    others."""
 
     async def scenario(group: Group, one: Member) -> None:
         one.sink.revoke_s = 1000.0

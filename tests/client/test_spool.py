@@ -253,7 +253,7 @@ class Life:
 
     def __init__(self) -> None:
         self.kept: list[int] = []
-        self.doubtful: set[int] = set()
+        self.in_doubt: set[int] = set()
 
     def run(self, fs: FileSystem) -> None:
         spool = Spool.open(fs, DIRECTORY, compact_bytes=300)
@@ -265,23 +265,23 @@ class Life:
     def work(self, spool: Spool) -> None:
         marks: list[tuple[int, int]] = []
         for number in range(12):
-            self.doubtful.add(number)
+            self.in_doubt.add(number)
             marks.append((spool.append(message(number, 60)), number))
-            self.doubtful.discard(number)
+            self.in_doubt.discard(number)
             self.kept.append(number)
             if number % 3 == 2:
                 gone, marks = marks[:2], marks[2:]
                 for _, old in gone:
                     self.kept.remove(old)
-                    self.doubtful.add(old)
+                    self.in_doubt.add(old)
                 spool.remove([mark for mark, _ in gone])
-                self.doubtful -= {old for _, old in gone}
+                self.in_doubt -= {old for _, old in gone}
 
     def check(self, fs: FileSystem) -> None:
         spool = opened(fs)
         found = content(spool)
         assert found == sorted(found)
-        assert set(self.kept) <= set(found) <= set(self.kept) | self.doubtful
+        assert set(self.kept) <= set(found) <= set(self.kept) | self.in_doubt
         spool.append(message(99))
         assert content(spool) == [*found, 99]
         spool.close()
@@ -305,12 +305,12 @@ def test_whichever_call_fails_nothing_promised_is_lost(number: int, seed: int) -
 def test_whenever_the_power_goes_nothing_promised_is_lost(seed: int) -> None:
     fs, life = FaultyFileSystem(), Life()
     points = crash_points(
-        fs, lambda: life.run(fs), lambda: (list(life.kept), set(life.doubtful))
+        fs, lambda: life.run(fs), lambda: (list(life.kept), set(life.in_doubt))
     )
     assert len(points) > 20
     for number, point in enumerate(points):
         after = Life()
-        after.kept, after.doubtful = point.progress
+        after.kept, after.in_doubt = point.progress
         for sample in range(SAMPLES):
             choose = keep_random(seed + number * 100 + sample)
             after.check(point.disk.crash(choose, torn=True))

@@ -137,14 +137,14 @@ class JavaMember(threading.Thread):
 
     def _try(self) -> bool:
         self._commit()
-        mine = self._share()
+        mine = self._assignment()
         self._release([name for name in self._offsets if name not in mine])
         for name in mine:
             if name not in self._offsets and not self._claim(name):
                 return False
         return True
 
-    def _share(self) -> list[str]:
+    def _assignment(self) -> list[str]:
         """Return what strategy DEFAULT gives us (client spec 14.7)."""
         members = sorted(self._zookeeper.get_children(f"{self._root}/ids"))
         n, e = divmod(len(self._partitions), len(members))

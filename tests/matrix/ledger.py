@@ -85,7 +85,7 @@ class Ledger:
 
 
 @dataclass
-class _Lane:
+class _History:
     """State of one partition while the events pass."""
 
     reader: str | None = None
@@ -108,13 +108,13 @@ class _Lane:
 
 
 class _Walk:
-    """The state of `check`: a lane per partition, and what was found."""
+    """The state of `check`: a history per partition, and what was found."""
 
     def __init__(self, forced: Collection[str]) -> None:
         self.forced = forced
-        self.lanes: dict[TopicPartition, _Lane] = {}
+        self.histories: dict[TopicPartition, _History] = {}
         self.violations: list[str] = []
-        self.steps: dict[str, Callable[[Event, _Lane], None]] = {
+        self.steps: dict[str, Callable[[Event, _History], None]] = {
             "assign": self.assign,
             "revoke": self.end,
             "fence": self.end,
@@ -126,58 +126,62 @@ class _Walk:
     def blame(self, event: Event, text: str) -> None:
         self.violations.append(f"{event.member}, {event.partition}: {text}")
 
-    def assign(self, event: Event, lane: _Lane) -> None:
-        former = lane.reader
+    def assign(self, event: Event, history: _History) -> None:
+        former = history.reader
         if former is not None and former in self.forced:
-            self.end(Event("fence", former, event.partition), lane)
-            lane.strays[former] = STRAYS_UNTIL_KNOWN
+            self.end(Event("fence", former, event.partition), history)
+            history.strays[former] = STRAYS_UNTIL_KNOWN
         elif former is not None:
             self.blame(event, f"assigned while {former} reads")
-        lane.reader, lane.is_fresh = event.member, True
-        lane.low = max(lane.low, lane.committed)
+        history.reader, history.is_fresh = event.member, True
+        history.low = max(history.low, history.committed)
 
-    def end(self, event: Event, lane: _Lane) -> None:
-        if lane.reader != event.member:
-            lane.strays[event.member] = min(1, lane.strays.get(event.member, 0))
+    def end(self, event: Event, history: _History) -> None:
+        if history.reader != event.member:
+            history.strays[event.member] = min(1, history.strays.get(event.member, 0))
             return
-        lane.reader = None
-        is_clean = event.kind == "revoke" and not lane.is_refused
-        lane.strays[event.member] = event.kind == "fence"
-        if not lane.is_fresh:
-            lane.low = lane.position if is_clean else lane.committed
-        lane.is_refused = False
+        history.reader = None
+        is_clean = event.kind == "revoke" and not history.is_refused
+        history.strays[event.member] = event.kind == "fence"
+        if not history.is_fresh:
+            history.low = history.position if is_clean else history.committed
+        history.is_refused = False
 
-    def commit(self, event: Event, lane: _Lane) -> None:
-        if lane.reader == event.member:
-            lane.is_refused = False
-            if event.begin < lane.committed:
-                self.blame(event, f"commit went from {lane.committed} to {event.begin}")
-        lane.committed = max(lane.committed, event.begin)
+    def commit(self, event: Event, history: _History) -> None:
+        if history.reader == event.member:
+            history.is_refused = False
+            if event.begin < history.committed:
+                self.blame(
+                    event, f"commit went from {history.committed} to {event.begin}"
+                )
+        history.committed = max(history.committed, event.begin)
 
-    def refuse(self, event: Event, lane: _Lane) -> None:
-        if lane.reader == event.member:
-            lane.is_refused = True
+    def refuse(self, event: Event, history: _History) -> None:
+        if history.reader == event.member:
+            history.is_refused = True
 
-    def deliver(self, event: Event, lane: _Lane) -> None:
+    def deliver(self, event: Event, history: _History) -> None:
         if not event.is_whole:
             self.blame(event, f"a gap within {event.begin}..{event.end}")
-        if event.begin < lane.marks.get(event.member, 0):
+        if event.begin < history.marks.get(event.member, 0):
             self.blame(event, f"{event.begin} again, handled by this very client")
-        lane.marks[event.member] = event.begin
-        if lane.reader == event.member:
-            self._follow(event, lane)
+        history.marks[event.member] = event.begin
+        if history.reader == event.member:
+            self._follow(event, history)
         else:
-            lane.strays[event.member] = lane.strays.get(event.member, 0) - 1
-            if lane.strays[event.member] < 0:
+            history.strays[event.member] = history.strays.get(event.member, 0) - 1
+            if history.strays[event.member] < 0:
                 self.blame(event, f"{event.begin} handed out after its end")
-        lane.high = max(lane.high, event.end)
+        history.high = max(history.high, event.end)
 
-    def _follow(self, event: Event, lane: _Lane) -> None:
-        if not lane.is_fresh and event.begin != lane.position:
-            self.blame(event, f"expected {lane.position}, got {event.begin}")
-        if lane.is_fresh and not lane.low <= event.begin <= lane.high:
-            self.blame(event, f"expected {lane.low} to {lane.high}, got {event.begin}")
-        lane.is_fresh, lane.position = False, event.end
+    def _follow(self, event: Event, history: _History) -> None:
+        if not history.is_fresh and event.begin != history.position:
+            self.blame(event, f"expected {history.position}, got {event.begin}")
+        if history.is_fresh and not history.low <= event.begin <= history.high:
+            self.blame(
+                event, f"expected {history.low} to {history.high}, got {event.begin}"
+            )
+        history.is_fresh, history.position = False, event.end
 
 
 def check(
@@ -197,7 +201,9 @@ def check(
     """
     walk = _Walk(forced)
     for event in tuple(ledger.events):
-        walk.steps[event.kind](event, walk.lanes.setdefault(event.partition, _Lane()))
+        walk.steps[event.kind](
+            event, walk.histories.setdefault(event.partition, _History())
+        )
     violations = walk.violations
     missing = ledger.missing(acked)
     if missing:

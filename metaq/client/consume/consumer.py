@@ -62,7 +62,7 @@ class AsyncConsumer:
 
     Delivery: at least once. A message counts as handled when the next one is asked
     for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
-    partitions are given up, and on `close`. After a crash, messages handled since the
+    partitions are revoked, and on `close`. After a crash, messages handled since the
     last commit are delivered again.
 
     Cancellation: cancelling any `await` loses no message.
@@ -234,7 +234,7 @@ class AsyncConsumer:
         Raises:
             ClosedError: it is of another event loop; it is not closed.
 
-        Cancellation: the partitions are given up at once, and the group is left;
+        Cancellation: the partitions are revoked at once, and the group is left;
         messages without a commit are delivered again.
         """
         self._require_loop()
@@ -386,7 +386,8 @@ class AsyncConsumer:
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
-            RequestTimeoutError: the disk did not open the parked messages in this time.
+            RequestTimeoutError: the disk did not open the local retry store in this
+                time.
             MetaqError: the consumer has failed, is run already, or is not started.
 
         Cancellation: the handlers are cancelled, and their messages are delivered

@@ -2,7 +2,7 @@
 
     buffer --take--> worker --> handler returned: handled
                      |----> it raised: back to the fetch buffer, the partition paused
-                     `----> given up: dead letter, parked, dropped, or the end
+                     `----> given up: dead letter, kept, dropped, or the end
 
 Theory of operation. A worker holds one batch, so a partition is with one worker at a
 time and its order is kept. A message that failed goes back to the buffer with all
@@ -58,7 +58,7 @@ CONCURRENCY_MAX: Final = 10_000
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: no broker takes the dead letter, or the
-disk does not take the parked message."""
+local retry store does not take the message."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class HandlingStatistics:
 
 
 def total_of_runs(parts: Sequence[HandlingStatistics]) -> HandlingStatistics:
-    """Return what runs, one or more, counted together; parked is what the last has."""
+    """Return what runs, one or more, counted together; the last one's store counts."""
     return replace(total_of(parts), waiting_count=parts[-1].waiting_count)
 
 
@@ -147,11 +147,11 @@ class Handling:
         Args:
             fetch_buffer: where messages come from.
             group: consumer group.
-            topics: topics of the consumer; their parked messages are replayed.
+            topics: topics of the consumer; their messages are replayed.
             policy: policy chosen by the user.
             clock: for deadlines, and for the times in dead letters.
             make_producer: makes the producer of dead letters, when there is one.
-            fs: the disk of parked messages; None: this machine's.
+            fs: the disk of the local retry store; None: this machine's.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
@@ -326,7 +326,7 @@ class Handling:
     def take_replay(
         self, batch: FetchedBatch
     ) -> Callable[[BaseException | None], None] | None:
-        """Return whom to tell how handling a parked message ended; None: not parked."""
+        """Return whom to tell how a message of the retry store ended, or None."""
         return None if self._retry_store is None else self._retry_store.take(batch)
 
     def give_back(self, batch: FetchedBatch, pause_s: float | None) -> None:
@@ -383,7 +383,7 @@ class Handling:
         Raises:
             HandlerFailedError: the end of the run.
 
-        Cancellation: the message may be a dead letter, or parked, and come again.
+        Cancellation: the message may be a dead letter, or kept, and come again.
         """
         if batch.is_stopped or self.is_closed:
             return 0.0
@@ -404,7 +404,9 @@ class Handling:
             trouble.refusals += 1
             trouble.refusal = refusal
             log.error(
-                "message given up is not taken: group=%s %s", self._group, trouble
+                "failed message not stored, trying again: group=%s %s",
+                self._group,
+                trouble,
             )
             return GIVING_UP.delay_s(trouble.refusals)
         self._troubles.pop(message.partition, None)
@@ -430,7 +432,7 @@ class Handling:
             self._dropped_count += 1
         elif then == "park":
             assert self._retry_store is not None
-            await self._retry_store.park(trouble.message)
+            await self._retry_store.add(trouble.message)
             self._parked_count += 1
         else:
             await self._send_dead_letter(trouble)
@@ -487,21 +489,21 @@ class Handling:
             if partition in buffers and trouble.attempts
         ]
         if self._retry_store is not None and self._retry_store.last_error is not None:
-            found.append(f"parked messages: {self._retry_store.last_error}")
+            found.append(f"local retry store: {self._retry_store.last_error}")
         return found
 
     def statistics(self) -> HandlingStatistics:
         """Return a snapshot of the counters."""
-        parking = self._retry_store
+        store = self._retry_store
         return HandlingStatistics(
             handled_count=self._handled_count,
             failure_count=self._failure_count
-            + (0 if parking is None else parking.failure_count),
+            + (0 if store is None else store.failure_count),
             dead_letter_count=self._dead_letter_count,
             dropped_count=self._dropped_count,
             parked_count=self._parked_count,
-            replayed_count=0 if parking is None else parking.replayed_count,
-            waiting_count=0 if parking is None else parking.waiting_count,
+            replayed_count=0 if store is None else store.replayed_count,
+            waiting_count=0 if store is None else store.waiting_count,
         )
 
 

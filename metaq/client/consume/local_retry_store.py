@@ -1,9 +1,9 @@
-"""Parked messages: given up by handlers, kept on the local disk, handled again later.
+"""Local retry store: failed messages on the local disk, to be handled again later.
 
-One spool per topic and group. In every round the handler gets each parked message
-once, in the order in which they were parked, one at a time, through the same workers
-as all other messages. Messages that the handler takes are removed; the rest stays
-for the next round. Source: client spec 12.
+One spool per topic and group. In every round the handler gets each message
+of it once, in the order in which they came to it, one at a time, through the same
+workers as all other messages. Messages that the handler takes are removed; the rest
+stays for the next round. Source: client spec 12.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class LocalRetryStore:
-    """The parked messages of one consumer.
+    """Failed messages of one consumer, kept to be handled again.
 
     Concurrency: on the loop, except `take` and its result.
     """
@@ -46,7 +46,7 @@ class LocalRetryStore:
         """Prepare; nothing is opened before `start`.
 
         Args:
-            fetch_buffer: hands parked messages to the workers.
+            fetch_buffer: hands them to the workers.
             group: consumer group.
             topics: one spool for each.
             policy: where, and how often they are handled again.
@@ -61,7 +61,7 @@ class LocalRetryStore:
         self._places = {topic: root / spool_name(topic, group) for topic in topics}
         self._loop = asyncio.get_running_loop()
         self._threads = HelperThreads(
-            min(len(self._places), SPOOL_THREADS_MAX), f"parked messages of {group}"
+            min(len(self._places), SPOOL_THREADS_MAX), f"retry store of {group}"
         )
         self._failures = FailureLog(log)
         self._spools: dict[str, Spool] = {}
@@ -69,15 +69,15 @@ class LocalRetryStore:
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
-        """Parked messages that were handled."""
+        """Messages of the store that were handled."""
         self.failure_count = 0
-        """Number of failures of handlers with a parked message."""
+        """Number of failures of handlers with a message of the store."""
         self.last_error: MetaqError | None = None
         """Error that ended the last round early; None when none did."""
 
     @property
     def waiting_count(self) -> int:
-        """Number of parked messages; from any thread."""
+        """Number of its messages; from any thread."""
         return sum(map(len, tuple(self._spools.values())))
 
     # -- life -------------------------------------------------------------------------
@@ -97,10 +97,10 @@ class LocalRetryStore:
         except BaseException:
             await self.close()
             raise
-        self._task = self._loop.create_task(self._run(), name="parked messages")
+        self._task = self._loop.create_task(self._run(), name="local retry store")
 
     async def close(self) -> None:
-        """Stop and close the spools; parked messages stay. Never raises.
+        """Stop and close the spools; their messages stay. Never raises.
 
         A disk that hangs is waited for `CLOSE_TIMEOUT_S`: the files are closed when it
         answers.
@@ -114,7 +114,7 @@ class LocalRetryStore:
         _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
         if late:
             log.warning(
-                "parked messages are not closed yet, the disk does not answer: group=%s"
+                "retry store is not closed yet, the disk does not answer: group=%s"
                 " timeout_s=%.1f",
                 self._group,
                 CLOSE_TIMEOUT_S,
@@ -125,13 +125,13 @@ class LocalRetryStore:
             await close_off_loop(self._threads, spool)
         self._threads.shutdown(wait=False)
 
-    async def park(self, message: Message) -> None:
+    async def add(self, message: Message) -> None:
         """Keep a message; it is on disk when this returns.
 
         Raises:
             StorageError: the disk does not take it.
 
-        Cancellation: it may be parked, and come again all the same.
+        Cancellation: it may be kept, and come again all the same.
         """
         append = self._spools[message.topic].append
         await call_off_loop(self._threads, append, message)
@@ -163,7 +163,7 @@ class LocalRetryStore:
                 continue
             self.failure_count += 1
             self._failures.tell(
-                f"parked message failed: group={self._group}"
+                f"message of the retry store failed: group={self._group}"
                 f" partition={message.partition} offset={message.offset}"
                 f" id={message.id}: {failure!r}",
                 failure,
@@ -186,7 +186,7 @@ class LocalRetryStore:
     def take(
         self, batch: FetchedBatch
     ) -> Callable[[BaseException | None], None] | None:
-        """Return whom to tell how handling a batch ended; None: it is not parked."""
+        """Return whom to tell how handling a batch ended; None: not of this store."""
         ended = self._replays.pop(batch, None) if self._replays else None
         if ended is None:
             return None

@@ -193,14 +193,14 @@ class Unserved:
         """Partitions to be read that are away."""
 
     def update(
-        self, snapshot: ClusterSnapshot, group: str, reading: Iterable[TopicPartition]
+        self, snapshot: ClusterSnapshot, group: str, active: Iterable[TopicPartition]
     ) -> None:
         """Take over a snapshot; topics that it has not heard of yet are not missing.
 
         Args:
             snapshot: the cluster as it is now.
             group: for the log.
-            reading: the partitions that are read.
+            active: the partitions that are read.
         """
         known = snapshot.topics.intersection(self._topics)
         missing = frozenset(t for t in known if not snapshot.get_partitions(t))
@@ -218,7 +218,7 @@ class Unserved:
             served = known - missing
             strange = frozenset(
                 one
-                for one in reading
+                for one in active
                 if one.topic in served
                 and one.broker_id in snapshot.brokers
                 and not snapshot.is_served(one)
@@ -315,7 +315,7 @@ class ConsumerStatistics:
     )
     """Of the partitions it reads now."""
     handling: HandlingStatistics | None = None
-    """Of every `run`; what is parked is what the last one has. None when there was
+    """Of every `run`; the retry store is that of the last one. None when there was
     none."""
 
 

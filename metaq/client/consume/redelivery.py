@@ -53,19 +53,19 @@ class RetryPolicy:
     """Longest pause between attempts."""
     then: LastResort = "stop"
     """A message given up ends `run` with `HandlerFailedError` ("stop"), goes to another
-    topic ("dead_letter"), waits in a local directory ("park"), or counts as handled
+    topic ("dead_letter"), waits in the local retry store ("park"), or counts as handled
     with a line in the log ("drop")."""
     dead_letter_topic: str | None = None
     """Topic of dead letters; None: the message's topic with `.dead` behind it. The
     brokers must have it: as long as no broker takes a dead letter, its partition waits,
     and `health` says so."""
     park_dir: Path | str | None = None
-    """With "park": directory of the parked messages; one process at a time."""
+    """With "park": directory of the local retry store; one process at a time."""
     replay_first_s: float = 5.0
-    """With "park": when parked messages are handled for the first time."""
+    """With "park": when its messages are handled for the first time."""
     replay_interval_s: float = 300.0
-    """With "park": pause between rounds; in each the handler gets every parked message
-    once. The order among parked and other messages is lost."""
+    """With "park": pause between rounds; in each the handler gets every message of
+    the store once. The order among these and other messages is lost."""
 
     def __post_init__(self) -> None:
         """Refuse contradictions.

@@ -23,7 +23,7 @@ CHECK_S: Final = 30.0
 
 
 class NodeCheck:
-    """Owner: one member of a group; used on its loop."""
+    """Checks that a member's nodes are in ZooKeeper. Owner: the member, on its loop."""
 
     def __init__(
         self, membership: GroupMembership, topics: Collection[str], *, clock: Clock
@@ -45,12 +45,12 @@ class NodeCheck:
         self._due_s = 0.0
 
     async def find_lost(
-        self, reading: set[TopicPartition], deadline_s: Callable[[], float]
+        self, active: set[TopicPartition], deadline_s: Callable[[], float]
     ) -> set[TopicPartition]:
         """Return the partitions read and not owned in ZooKeeper, if a check is due.
 
         Args:
-            reading: the partitions read, followed as they change meanwhile.
+            active: the partitions read, followed as they change meanwhile.
             deadline_s: gives the deadline of a question that is asked now.
 
         Raises:
@@ -61,7 +61,7 @@ class NodeCheck:
         # Whatever is reported from here on asks for another check.
         self._due_s = self._clock.monotonic_s() + CHECK_S
         try:
-            lost = await self._ask(reading, deadline_s)
+            lost = await self._ask(active, deadline_s)
         except MetaqError:
             self._due_s = 0.0
             raise
@@ -75,13 +75,13 @@ class NodeCheck:
         return lost
 
     async def _ask(
-        self, reading: set[TopicPartition], deadline_s: Callable[[], float]
+        self, active: set[TopicPartition], deadline_s: Callable[[], float]
     ) -> set[TopicPartition]:
         if not await self._membership.is_registered(deadline_s=deadline_s()):
             await self._membership.register(self._topics, deadline_s=deadline_s())
         owns = partial(self._membership.owns, deadline_s=deadline_s())
-        answers = await for_each(owns, reading)
+        answers = await for_each(owns, active)
         raise_first(answers)
         lost = {partition for partition, is_ours in answers.items() if not is_ours}
         # The session may have gone meanwhile, with everything that was read.
-        return lost & reading
+        return lost & active

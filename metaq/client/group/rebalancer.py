@@ -1,8 +1,8 @@
-"""A group's decisions: from members and partitions in ZooKeeper to our share.
+"""A group's decisions: from members and partitions in ZooKeeper to our assignment.
 
 Theory of operation. One task owns everything; whatever happens (members, partitions,
 the session, an owner node that went) only wakes it, and events while it works are
-looked at once when it has finished. An attempt computes our share from the latest
+looked at once when it has finished. An attempt computes our assignment from the latest
 members and partitions and goes there by the shortest way:
 
     revoke lost ones -> release them -> claim new ones -> read them
@@ -13,7 +13,7 @@ may be the partition of a process that died, whose session ends a whole time-out
 An attempt that fails is made again in the same way; there is no last one.
 
     session       what we read        what we do
-    CONNECTED     our share           attempts
+    CONNECTED     our assignment      attempts
     SUSPENDED     as before           wait: the session, and what we own, may live on
     LOST          nothing, at once    wait for the next session; then register, claim
 
@@ -42,7 +42,7 @@ from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
 from metaq.client.group.node_check import CHECK_S, NodeCheck
-from metaq.client.group.rebalance_plan import plan_rebalance, share_of
+from metaq.client.group.rebalance_plan import assignment_of, plan_rebalance
 from metaq.client.names import name_few, name_some
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
@@ -121,7 +121,7 @@ class GroupSource:
         self._members: Members = {}
         self._owners: dict[str, frozenset[str]] = {}
         self._unowned_since_s: dict[TopicPartition, float] = {}
-        self._reading: set[TopicPartition] = set()
+        self._active: set[TopicPartition] = set()
         self._session_version = 0
         self._is_stopping = False
         self._wake = asyncio.Event()
@@ -211,14 +211,15 @@ class GroupSource:
             if self._task is not None:
                 await self._end_task(self._task, deadline_s)
             if self._sink is not None:
-                await self._revoke(self._sink, self._reading)
+                await self._revoke(self._sink, self._active)
         except asyncio.CancelledError:
             if self._task is not None:
                 self._task.cancel()
-            self._fence(frozenset(self._reading))
+            self._fence(frozenset(self._active))
             raise
         finally:
-            # A member that stays and reads nothing keeps its share from all others.
+            # A member that stays and reads nothing keeps its assignment from all
+            # others.
             self._leaving = asyncio.create_task(self._leave(), name="group left")
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
@@ -299,7 +300,7 @@ class GroupSource:
         """Stop at once: our nodes may be gone, and others may own them."""
         if self._taking is not None:
             self._taking.cancel()
-        self._fence(frozenset(self._reading))
+        self._fence(frozenset(self._active))
         if not self._is_stopping:
             self._note_unsettled(reason)
 
@@ -321,7 +322,7 @@ class GroupSource:
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
         self._owners[topic] = frozenset(names or ())
         self._note_unowned(self._metadata.snapshot)
-        expected = {p.name for p in self._reading if p.topic == topic}
+        expected = {p.name for p in self._active if p.topic == topic}
         if not expected.issubset(names or ()):
             self._node_check.ask_soon()
             self._wake.set()
@@ -367,24 +368,26 @@ class GroupSource:
         """Make one attempt; False: there is nothing to go by yet.
 
         Raises:
-            MetaqError: something of our share is not read, or of another's not given
-                up; what could be done is done.
+            MetaqError: something of our assignment is not read, or of another's not
+                released; what could be done is done.
         """
         began_s = self._clock.monotonic_s()
         await self._register()
-        share = self._share()
-        if share is None:
+        assignment = self._assignment()
+        if assignment is None:
             return False
         self._joined.set()
-        lost = await self._node_check.find_lost(self._reading, self._deadline_s)
+        lost = await self._node_check.find_lost(self._active, self._deadline_s)
         self._fence(lost)
-        plan = plan_rebalance(owned=self._owned(), reading=self._reading, share=share)
-        removed = plan.revoke.intersection(self._reading)
-        release_error = await self._give_up(sink, plan.revoke)
+        plan = plan_rebalance(
+            owned=self._owned(), active=self._active, assignment=assignment
+        )
+        removed = plan.revoke.intersection(self._active)
+        release_error = await self._revoke_and_release(sink, plan.revoke)
         try:
             await self._take(sink, plan.claim)
         finally:
-            self._report(plan.claim & self._reading, removed, began_s)
+            self._report(plan.claim & self._active, removed, began_s)
         if release_error is not None:
             raise release_error
         return not self._is_stopping
@@ -399,12 +402,12 @@ class GroupSource:
                 self._topics, deadline_s=self._deadline_s()
             )
 
-    def _share(self) -> frozenset[TopicPartition] | None:
+    def _assignment(self) -> frozenset[TopicPartition] | None:
         """Return our wanted partitions; None while they are unknown."""
         snapshot, member = self._metadata.snapshot, self._membership.member
         if member not in self._members or not snapshot.topics.issuperset(self._topics):
             return None
-        return share_of(
+        return assignment_of(
             member,
             strategy=self._strategy,
             members=self._members,
@@ -420,16 +423,16 @@ class GroupSource:
         assert self._sink is not None
         if partitions:
             self._sink.fence(partitions)
-            self._reading.difference_update(partitions)
+            self._active.difference_update(partitions)
 
     async def _revoke(self, sink: AssignmentSink, partitions: Partitions) -> None:
-        reading = self._reading.intersection(partitions)
-        if reading:
+        revoked = self._active.intersection(partitions)
+        if revoked:
             # Until it ends they count as read, for the session may be lost meanwhile.
-            await sink.revoke(reading)
-            self._reading -= reading
+            await sink.revoke(revoked)
+            self._active -= revoked
 
-    async def _give_up(
+    async def _revoke_and_release(
         self, sink: AssignmentSink, partitions: Partitions
     ) -> MetaqError | None:
         """Revoke and release; return why something was not released."""
@@ -459,7 +462,7 @@ class GroupSource:
                 return False
             await sink.assign([partition])
             # No await between: a fence in between must find it.
-            self._reading.add(partition)
+            self._active.add(partition)
             if self._is_lost(self._coordinator.status):
                 # The last answer came with the end of the session, and overtook it.
                 self._fence([partition])
@@ -506,7 +509,7 @@ class GroupSource:
         text = (
             f"{len(since_s)} partitions without an owner for {unowned_s:.0f} s"
             f" ({name_some(since_s)}): the {len(self._members)} members of the group"
-            f" ({names}) have a share each, and some do not take theirs"
+            f" ({names}) have assignments, and some do not take theirs"
         )
         return [text]
 
@@ -531,7 +534,7 @@ class GroupSource:
             self.rebalance_count,
             len(added),
             len(removed),
-            len(self._reading),
+            len(self._active),
             (self._clock.monotonic_s() - began_s) * 1000,
         )
 

@@ -11,7 +11,7 @@ the sender's own. What differs is the end (`AttemptLimits`): the first failure e
 sending, for the caller begins again then. An answer has the time of one request, and
 what has none is sent again, RETRIES_MAX times at most; the same time is given to
 connecting again. What was sent before, and is not recognised, may be there twice then:
-it is counted as *doubtful*.
+it is counted.
 
 A refusal (closed partition, no space) is such a failure: nothing new goes out, the
 answers to what is in flight are waited for, each within its time, and then the first
