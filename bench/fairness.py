@@ -1,4 +1,4 @@
-"""What a flood on one connection costs a put on another.
+"""The price of a flood on one connection for a put on another.
 
 Each figure is the p99 of puts sent one at a time, in turn beside a quiet broker and
 beside a flood (`bench/flood.py`), which has a process of its own.

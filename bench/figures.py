@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured: samples of floor and broker in one unit."""
+    """Result of a measurement: samples of floor and broker in one unit."""
 
     name: str
     unit: str

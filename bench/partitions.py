@@ -1,4 +1,4 @@
-"""What many partitions cost: the first put to each, and a start that finds them."""
+"""Costs of many partitions: the first put to each, and a start that finds them."""
 
 import os
 import time

@@ -17,7 +17,7 @@ from tests.rigs.process import BrokerProcess
 CLIENTS = 64
 
 Exchange = list[tuple[bytes, int]]
-"""What one client sends and how many replies it waits for, step by step."""
+"""Commands of one client, and the replies that it waits for, step by step."""
 
 
 def restart(directory: Path, rounds: int) -> Figure:

@@ -42,7 +42,7 @@ PARTITIONS: Final = 4
 LOGS: Final = Path("/var/log")
 FILES_MAX: Final = 100
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""What is published at most: its checksums are kept in memory."""
+"""Most messages that are published: their checksums are kept in memory."""
 CHUNK_BYTES: Final = 1024 * 1024
 PROBE_BYTES: Final = 4096
 START_TIMEOUT_S: Final = 90.0
@@ -50,15 +50,15 @@ STOP_TIMEOUT_S: Final = 20.0
 TIMEOUT_S: Final = 20.0
 READ_TIMEOUT_S: Final = 60.0
 SESSION_TIMEOUT_S: Final = 4.0
-"""How long the partitions of the consumer that is killed wait for the other."""
+"""Time that the partitions of the consumer that is killed wait for the other."""
 MEMBERS: Final = 2
 READING_S: Final = 1.0
-"""How long one member would read for all: fast enough, and slow enough to kill it."""
+"""Time that one member would read for all: fast enough, and slow enough to kill it."""
 COMMIT_INTERVAL_S: Final = 0.2
 COMPRESSED: Final = {".gz", ".xz", ".bz2", ".zst"}
 
 Place = tuple[str, int]
-"""Where a line lies: partition and offset."""
+"""Place of a line: partition and offset."""
 
 
 class DemoError(Exception):
@@ -79,7 +79,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What its lines carry as their attribute."""
+        """Attribute of its lines."""
         return self.path.name
 
     def read(self, size_max: int) -> list[bytes]:
@@ -247,7 +247,7 @@ def read_notes(path: Path) -> list[tuple[Place, int]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the lines."""
+    """Fate of the lines."""
 
     missing: int
     """Sent, and not arrived."""

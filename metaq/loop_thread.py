@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_TIMEOUT_S: Final = 10.0
-"""How long `stop` waits for the thread to end."""
+"""Longest wait of `stop` for the end of the thread."""
 
 _all: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 

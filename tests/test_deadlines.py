@@ -15,7 +15,7 @@ STEPS = st.one_of(
 
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_key_is_due_once_at_its_last_deadline(steps: list[tuple]) -> None:
-    """What was set again or cleared is not due; equal ones come as they were set."""
+    """Deadlines set again or cleared are not due; equal ones come as they were set."""
     deadlines = Deadlines[str]()
     model: dict[str, int] = {}
     for step in steps:

@@ -87,6 +87,6 @@ def test_a_file_with_a_test_that_is_quick_is_imported(text: str) -> None:
 
 
 def test_marks_are_those_of_the_command() -> None:
-    """What is not imported would not run."""
+    """A test that is not imported would not run."""
     asked_for = f'-m "not ({" or ".join(QUICK_OMITS)})"'
     assert asked_for in (ROOT / "scripts" / "test").read_text()

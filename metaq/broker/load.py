@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TURN_S: Final = 0.001
-"""How long one piece of work may take before others get their turn: a put that comes
+"""Longest time of one piece of work before others get their turn: a put that comes
 meanwhile waits for one before it is read and for one before it is answered. Shorter
 pieces make small groups for the disk: 0.3 ms cost streams of small puts a quarter."""
 

@@ -104,7 +104,7 @@ class ProducerOptions:
     retry_max_s: float = 1.0
     """Longest pause between repetitions; the deadline ends them."""
     transaction_timeout_s: float = 30.0
-    """How long a transaction may take from its first message on, when the caller says
+    """Longest time of a transaction from its first message on, when the caller says
     nothing else; then its broker rolls back what is neither prepared nor committed."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from metaq.errors import ClosedError, RequestTimeoutError
 log = logging.getLogger(__name__)
 
 SIGNAL_S: Final = 1.0
-"""How often a thread that waits for ever looks for signals."""
+"""Interval at which a thread that waits for ever looks for signals."""
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ Post: TypeAlias = Callable[[Callable[[], None]], object]
 `loop.call_soon_threadsafe` does."""
 
 REST_DELAY_S: Final = 0.01
-"""How long nothing has to be queued before the thread does what was put off: longer
+"""Time without a request before the thread does what was put off: longer
 than a client takes from a reply to its next put."""
 
 Begin: TypeAlias = Callable[[Sequence[R], Callable[[bool], None]], bool]

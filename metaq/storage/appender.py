@@ -88,7 +88,7 @@ CHUNK_BYTES_MIN: Final = 16 * 1024
 """Chunks that are smaller on average are joined: the system takes few in one call."""
 
 SIDE_SYNC_S_MAX: Final = 1.0
-"""How long the syncs of indexes and producer files may take at a stop, which is bounded
+"""Longest time of the syncs of indexes and producer files at a stop, which is bounded
 too: thousands of partitions leave the rest of them to the kernel."""
 
 NEW_LOGS_MAX: Final = 32

@@ -51,8 +51,9 @@ UNCOVERED_BYTES_MAX: Final = SizeBytes(4096)
 the interpreter from a loop that has a reply to send."""
 
 PLACE_CHECK_S: Final = 1.0
-"""How long appends may be acknowledged before the active segment is looked for under
-its name again: bytes of a file without a name are gone when it is closed."""
+"""Longest time for which appends may be acknowledged before the active segment is
+looked for under its name again: bytes of a file without a name are gone when it is
+closed."""
 
 
 class Pause(enum.Enum):

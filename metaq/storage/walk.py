@@ -37,8 +37,8 @@ SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
 """Longer payloads are not found by the search, which keeps it fast."""
 
 MTIME_LAG_MS: Final = 10
-"""How far a file's time of change, which moves by kernel ticks of up to 10 ms, may lie
-before the clock that stamped its bytes."""
+"""Longest time by which a file's time of change, moved by kernel ticks of 10 ms, may
+lie before the clock that stamped its bytes."""
 
 _UNLIMITED: Final = 1 << 63
 

@@ -38,7 +38,7 @@ TIMEOUT_S: Final = 20.0
 """Bound on every start, stop and wait."""
 
 POLL_S: Final = 0.001
-"""How often a new topic's registration is looked for."""
+"""Interval of the looks for a new topic's registration."""
 
 # Clients in the same process hear of a stop at once: a tenth of a second is plenty.
 _SETTINGS: Final = """

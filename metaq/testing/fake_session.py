@@ -18,7 +18,7 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.testing.fake_metaq import Known
 
 REORDER_WINDOW_S: Final = 0.002
-"""How long an answer waits for others to change places with."""
+"""Time for which an answer waits for others to change places with."""
 
 SPLIT_PAUSE_S: Final = 0.000_05
 """Pause behind each piece, so that a reader in this process gets to see it alone."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar
 from metaq.loop_thread import LoopThread
 
 TIMEOUT_S: Final = 20.0
-"""How long `run` and `call` wait: no test hangs because of this thread."""
+"""Longest wait of `run` and `call`: no test hangs because of this thread."""
 
 _ACCEPT_TURNS: Final = 3
 """Turns of the loop from accepting a connection to its protocol, and one more."""

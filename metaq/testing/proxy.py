@@ -37,7 +37,7 @@ BUFFER_BYTES_MAX: Final = 256 * 1024
 """Bytes that a flow holds before it stops reading its source, about."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""How long the server may take to accept; the client is reset then."""
+"""Longest time of the server to accept; the client is reset then."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER that makes a close a reset."""
@@ -69,7 +69,7 @@ class ProxyStatistics:
 
 @dataclass(slots=True)
 class _Mode:
-    """How one direction is treated, and what went that way."""
+    """Treatment of one direction, and the bytes that went that way."""
 
     is_stalled: bool = False
     piece_bytes: int = 0

@@ -57,7 +57,7 @@ WINDOW_BYTES: Final = 1 << 20
 """Read of a partition at a time."""
 
 CLOCK_BACK_MS: Final = 60_000
-"""How far the clock may have been set back between a put and its commit."""
+"""Longest time that the clock may have been set back between a put and its commit."""
 
 
 class JournalDamagedError(StorageError):

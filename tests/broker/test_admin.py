@@ -161,7 +161,7 @@ def test_reload_is_answered_with_what_changed(data_dir: Path) -> None:
 
 
 def test_the_name_is_removed_by_a_thread_of_the_start(data_dir: Path) -> None:
-    """Where there is no memory for one at the stop, its start may wait for ever."""
+    """Without memory for one at the stop, its start may wait for ever."""
 
     class Noting(SystemFileSystem):
         def unlink(self, path: Path) -> None:

@@ -457,7 +457,7 @@ def test_turns_run_one_piece_each_in_rotation() -> None:
 
 
 def test_between_two_pieces_the_sockets_are_served() -> None:
-    """What comes during a piece is read before the next one, and handed on."""
+    """Bytes that come during a piece are read before the next one, and handed on."""
     seen: list[str] = []
 
     async def main() -> None:
@@ -510,7 +510,7 @@ class Watched:
 def test_one_that_is_alone_receives_a_large_frame_in_few_reads(
     data_dir: Path, is_alone: bool
 ) -> None:
-    """What was received and waits for its turn is in no other bound."""
+    """Commands received that wait for their turn are in no other bound."""
     watched: list[Watched] = []
 
     def watch(sock: socket.socket) -> Watched:

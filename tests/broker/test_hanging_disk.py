@@ -144,7 +144,7 @@ def test_a_question_does_not_keep_a_stopped_broker_alive(data_dir: Path) -> None
 def test_a_sync_of_the_kernel_that_does_not_return_stops_nothing_else(
     data_dir: Path,
 ) -> None:
-    """What is stored is read, puts wait, and the process ends in its time."""
+    """Stored messages are read, puts wait, and the process ends in its time."""
     done = subprocess.run(
         [sys.executable, "-c", SYNC, str(data_dir)],
         capture_output=True,

@@ -45,7 +45,7 @@ def test_a_uniform_run_is_read_exactly(
 
 @pytest.mark.parametrize("opaque", [1, -(2**31)])
 def test_a_uniform_run_ends_at_its_bound(opaque: int) -> None:
-    """What follows is another run, also where numbers are as long as they may be."""
+    """The next put begins another run, even with the longest numbers."""
     raw = frames([b"hello"] * (UNIFORM_MIN + 5), [opaque] * (UNIFORM_MIN + 5))
     run = UniformPutReader(PREFIX, 5).read(raw, 0, UNIFORM_MIN)
     assert run is not None

@@ -50,7 +50,7 @@ class _JumpingSelector(selectors.SelectSelector):
     ) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
-            assert timeout is not None, "everybody waits for ever"
+            assert timeout is not None, "all wait for ever"
             self.now_s += max(0.0, timeout)
         return ready
 
@@ -368,7 +368,7 @@ class FixedMetadata:
         loop = asyncio.get_running_loop()
         while name != self.topic_name or not self.snapshot.put_partitions(name):
             if loop.time() >= deadline_s:
-                raise NoBrokerError(f"nobody serves topic {name}")
+                raise NoBrokerError(f"no broker serves topic {name}")
             await asyncio.sleep(0.01)
         return self.snapshot
 

@@ -91,7 +91,7 @@ class ScriptedBroker:
         self.talks: list[Talk] = []
         self.commands: list[Command] = []
         self.ends: list[Exception | None] = []
-        """How talks ended: a reset, or None for an end of the stream."""
+        """Ends of talks: a reset, or None for an end of the stream."""
         self._port = port
         self._server: asyncio.Server
         self.address: BrokerAddress

@@ -127,7 +127,7 @@ def test_a_group_shares_and_hands_over(broker: AnyBroker) -> None:
 def test_members_that_take_nothing_are_named(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes that anybody may write stop a group; `health` says whose they are."""
+    """Nodes that every client may write stop a group; `health` says whose they are."""
     monkeypatch.setattr("metaq.client.group.rebalancer.UNOWNED_S_MIN", 0.0)
 
     async def scenario() -> None:

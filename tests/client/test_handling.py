@@ -305,7 +305,7 @@ def test_dropped_messages_are_counted(broker: AnyBroker) -> None:
     asyncio.run(scenario())
 
 
-def test_cancelling_a_run_leaves_the_message_being_handled_unhandled(
+def test_cancelling_a_run_leaves_its_message_unhandled(
     broker: AnyBroker,
 ) -> None:
     begun = asyncio.Event()
@@ -667,13 +667,13 @@ def test_a_handler_that_fails_after_its_run_decides_nothing(broker: AnyBroker) -
 
 
 async def _async(message: Message) -> None:
-    """Do nothing, once somebody awaits it."""
+    """Do nothing, once it is awaited."""
     del message
 
 
 class _Async:
     async def __call__(self, message: Message) -> None:
-        """Do nothing, once somebody awaits it."""
+        """Do nothing, once it is awaited."""
 
 
 def _generator(message: Message) -> Iterator[Message]:
@@ -693,7 +693,7 @@ HANDLERS = {
 def test_threads_count_nothing_as_handled_that_nobody_awaits(
     broker: AnyBroker, kind: str
 ) -> None:
-    """What an async function returns has done nothing yet."""
+    """The coroutine of an async function has done nothing yet."""
     with Client(**broker.client_options) as client:
         with client.producer() as producer:
             producer.send("test", b"x", partition="0-0")

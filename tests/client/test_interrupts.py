@@ -1,5 +1,4 @@
-"""Ctrl-C while threads handle messages: heard, and what is being handled is
-finished."""
+"""Ctrl-C while threads handle messages: heard, and messages in work are finished."""
 
 import _thread
 import signal

@@ -38,7 +38,7 @@ from tests.rigs.inside import use_disk
 from tests.rigs.waiting import until
 
 SHORT_S = 0.1
-"""How long a send may try, where it is bound to fail."""
+"""Longest time of a send, where it is bound to fail."""
 
 
 ONE_BROKER = {"java": "answers that come late or never"}

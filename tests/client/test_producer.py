@@ -240,7 +240,7 @@ def test_key_partition_and_selector_choose() -> None:
 
 
 def test_a_flush_ends_though_an_interrupt_kept_the_delivery_from_being_told() -> None:
-    """What the delivery does not know of has its deadline, with no broker there."""
+    """A message unknown to the delivery has its deadline, with no broker there."""
 
     async def main() -> None:
         broker, loop = StandInBroker(), asyncio.get_running_loop()

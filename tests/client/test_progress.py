@@ -135,7 +135,7 @@ def test_an_idle_log_is_no_alarm_and_data_behind_it_has_the_whole_bound(
     assert count * BOUND_S / 4 >= BOUND_S
 
 
-def test_a_message_that_is_long_in_hand_is_told_once(
+def test_a_message_handled_for_long_is_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its handler is not disturbed; the next message has the whole bound again."""
@@ -213,7 +213,7 @@ def test_a_place_behind_the_log_end_is_left_by_going_elsewhere(bench: Bench) -> 
     assert bench.dog.problems() == []
 
 
-def test_a_batch_in_hand_is_no_alarm(bench: Bench) -> None:
+def test_a_batch_that_is_taken_is_no_alarm(bench: Bench) -> None:
     bench.fetch_buffer.put(FetchedBatch(ZERO, [message(0)], Offset(20), 20))
     assert bench.fetch_buffer.take_nowait() is not None
     assert bench.looks_until_alarm() is None
@@ -318,7 +318,7 @@ def test_what_stands_still_and_should_not(change: dict[str, Any], wanted: bool) 
     has_room=st.booleans(),
     is_buffered=st.booleans(),
 )
-def test_a_worker_that_waits_with_nothing_in_hand_is_never_overlooked(
+def test_a_worker_that_waits_with_nothing_taken_is_never_overlooked(
     standing: Standing, has_room: bool, is_buffered: bool
 ) -> None:
     """Refusals and full buffers are no excuse."""

@@ -27,7 +27,7 @@ PLACE = TopicPartition("test", BrokerId(3), 1)
 ERROR = MessageTooLargeError("message: too large")
 SPOOL = Path("/spool")
 SHORT_S = 0.1
-"""How long a send may try, where it is bound to fail."""
+"""Longest time of a send, where it is bound to fail."""
 
 ONE_BROKER = {"limited": "MetaQ 1.4 has no limit"}
 

@@ -1,4 +1,4 @@
-"""What a branch sends: one `mput` for each partition, where the broker takes that."""
+"""Commands of a branch: one `mput` for each partition, where the broker takes that."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Broker:
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self.passes: list[list[Put | Mput]] = []
-        """What was in flight together."""
+        """Commands that were in flight together."""
         self.refusal = b""
         self.is_closed = False
         self._opaque = 0

@@ -366,7 +366,7 @@ def test_a_connection_that_is_lost_before_the_commit_leaves_no_doubt(
 def test_a_broker_that_is_gone_ends_a_rollback_quietly(
     broker: Any, producer: Any
 ) -> None:
-    """What is never committed is never read."""
+    """Messages that are never committed are never read."""
     tx = producer.transaction()
     tx.send("audit", b"one")
     broker.go_away()
@@ -401,7 +401,7 @@ def test_the_key_is_legal_whatever_the_machine_is_called(
 
 
 class LimitedConnection:
-    """What a broker announced, and nothing else: nothing is sent over it."""
+    """Limits that a broker announced, and nothing else: nothing is sent over it."""
 
     capabilities = Capabilities("1", payload_bytes_max=100)
 

@@ -1,4 +1,4 @@
-"""XA transactions in both worlds: prepared anywhere, committed by anybody, once."""
+"""XA transactions in both worlds: prepared anywhere, committed by any client, once."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -187,7 +187,7 @@ def test_an_empty_transaction_has_nothing_to_commit(xa: Any, fakes: list[Any]) -
 
 
 def test_a_read_only_vote_ends_the_branch(xa: Any, fakes: list[Any]) -> None:
-    """What a broker has nothing of it is not asked to commit."""
+    """A broker that has nothing of it is not asked to commit."""
     xid = xa.xid(1, "a")
     xa.begin(xid)
     xa.send("test", b"zero", partition="0-0")

@@ -40,7 +40,7 @@ def check(
     lost = {key: p for key, p in acked.items() if found.get(key) != p}
     assert not lost, f"{len(lost)} acknowledged records lost, first {min(lost)}"
     phantoms = [key for key, payload in found.items() if payload not in tried]
-    assert not phantoms, f"records that nobody put: {phantoms[:3]}"
+    assert not phantoms, f"records that were never put: {phantoms[:3]}"
     assert len(set(found.values())) == len(found), "a put was stored twice"
     return found
 

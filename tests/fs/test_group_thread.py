@@ -187,7 +187,7 @@ def test_the_thread_goes_on_with_what_was_begun_before_others() -> None:
 
 
 def test_an_end_waits_for_what_was_begun() -> None:
-    """What was gathered meanwhile is done by the thread before it ends."""
+    """Requests gathered meanwhile are done by the thread before it ends."""
     owner = Owner(takes=lambda _group: True)
     owner.thread.start()
     owner.submit(1, 2)
@@ -213,7 +213,7 @@ def test_the_thread_rests_behind_what_was_begun() -> None:
 
 
 def test_one_is_at_work_at_a_time_and_the_order_is_kept(rng: random.Random) -> None:
-    """Whoever does the groups: the owner, its thread, or one behind the other."""
+    """All that may do the groups: the owner, its thread, or one behind the other."""
     done: list[int] = []
     at_work: list[str] = []
 

@@ -67,7 +67,7 @@ def test_a_sync_is_reported_once_by_the_descriptor(
 
 
 def test_so_many_are_under_way_at_most(syncs: KernelSyncs, file: AppendFile) -> None:
-    """What is not taken is not reported, and there is room again behind the others."""
+    """A sync that is not taken is not reported; behind the others there is room."""
     done: list[DiskError | None] = []
     taken = [file.begin_sync(syncs, done.append) for _ in range(SYNCS_MAX + 3)]
     assert taken == [True] * SYNCS_MAX + [False] * 3

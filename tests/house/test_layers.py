@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"*"},
     "testing": {"*"},
 }
-FORBIDDEN_TARGETS = {"testing"}  # nobody inside metaq may import it
+FORBIDDEN_TARGETS = {"testing"}  # nothing inside metaq may import it
 TESTING_MAY_NOT = {"cli", "spark"}
 ROOT_READERS = {"cli.version", "cli.main", "protocol.version"}  # of metaq.__version__
 
@@ -342,7 +342,7 @@ def test_rooms_of_a_package_have_a_direction() -> None:
 
 
 def test_third_party_imports_stay_in_their_room() -> None:
-    """Each foreign library is seen by the modules named for it and nobody else."""
+    """Each foreign library is seen by the modules named for it and no other."""
     assert foreign_faults(PROJECT) == []
 
 

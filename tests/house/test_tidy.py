@@ -14,9 +14,9 @@ FUNCTION_LINES_MAX = 70
 # shrink or go: "file:function": lines.
 GRANDFATHERED: dict[str, int] = {}
 
-# Where the world comes in; everybody else receives it as an argument.
+# Where the world comes in; all others receive it as an argument.
 CLOCK = {"metaq/clock.py"}
-# app hands it to the topics; the others make names that nobody else has
+# app hands it to the topics; the others make names of their own
 CHANCE = {
     "metaq/retry.py", "metaq/broker/app.py", "metaq/client/session.py",
     "metaq/spark/sink/writer.py", "metaq/spark/sink/task.py",
@@ -230,7 +230,7 @@ def dead_file_faults(tree: Tree) -> list[str]:
             for item in tree.imports_of_file(path):
                 dead.pop(item.own or "", None)
     return [
-        f"{tree.rel(path)} is imported by nobody, not even by a test"
+        f"{tree.rel(path)} is not imported, not even by a test"
         for path in dead.values()
     ]
 

@@ -10,7 +10,7 @@ SILENCE = "silence"
 CLOSED = "closed"
 TIMEOUT_S = 20.0
 SILENCE_S = 0.2
-"""How long nothing is taken for nothing at all."""
+"""Silence that is taken for the end of the talk."""
 
 
 class Frame(NamedTuple):

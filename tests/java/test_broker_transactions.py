@@ -245,8 +245,8 @@ def add_commit(
 def test_java_takes_over_from_a_broker_that_was_killed(
     theirs: JavaBroker, tmp_path: Path, foreseen: str
 ) -> None:
-    """What is prepared is listed; what is committed is there once, whether it had been
-    appended behind other puts, or not yet, wherever it should have come to lie.
+    """Prepared ones are listed; committed messages are there once, whether they had
+    been appended behind other puts, or not yet, wherever they should have come to lie.
     """
     with theirs:
         put(theirs.port, b"first")

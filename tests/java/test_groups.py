@@ -1,7 +1,7 @@
 """MetaQ's own Java consumers and ours in one group: they share, and hand over.
 
 Two brokers, load from both kinds of producer. A message that ours has handled comes to
-nobody again. Of Java this is not asked: it interrupts what it handles, and does not
+no member again. Of Java this is not asked: it interrupts what it handles, and does not
 commit it; what it delivers twice within one machine it hides by a cache of ids.
 """
 

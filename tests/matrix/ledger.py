@@ -209,7 +209,7 @@ def check(
     if missing:
         violations.append(f"{len(missing)} acknowledged lost, first {min(missing)!r}")
     phantoms = ledger.places.keys() - set(tried)
-    violations.extend(f"nobody sent {payload!r}" for payload in sorted(phantoms)[:5])
+    violations.extend(f"never sent: {payload!r}" for payload in sorted(phantoms)[:5])
     doubles = [p for p, places in ledger.places.items() if len(places) > 1]
     violations.extend(f"stored twice: {payload!r}" for payload in doubles[:5])
     return violations

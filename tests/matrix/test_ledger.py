@@ -143,7 +143,7 @@ def test_losses_phantoms_and_doubles_are_found() -> None:
     found = check(ledger, tried=[b"x", b"z"], acked=[b"z"])
     assert found == [
         "1 acknowledged lost, first b'z'",
-        "nobody sent b'y'",
+        "never sent: b'y'",
         "stored twice: b'x'",
     ]
     assert ledger.repeat_count == 0

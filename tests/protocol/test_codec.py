@@ -238,7 +238,7 @@ def test_reading_three_ways_gives_the_value(value: Command | Reply, raw: bytes) 
 def test_any_cut_of_the_bytes_gives_the_same_commands(
     sent: list[Command], data: st.DataObject
 ) -> None:
-    """How TCP cuts the stream changes nothing, and nothing stays behind."""
+    """Cuts of the stream by TCP change nothing, and nothing stays behind."""
     raw = b"".join(map(encode, sent))
     server = Connection(Role.SERVER, WireLimits())
     heard: list[Event] = []

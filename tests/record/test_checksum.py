@@ -25,7 +25,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, module: object) -> object:
 
 @pytest.mark.parametrize("start", [0, 1, 7, 13])
 def test_it_is_zlibs_at_every_length(start: int) -> None:
-    """How it is computed differs by length, and by where the bytes lie."""
+    """The computation differs by length, and by where the bytes lie."""
     view = memoryview(DATA)[start:]
     found = [crc32(view[:size]) for size in LENGTHS]
     assert found == [zlib.crc32(view[:size]) for size in LENGTHS]

@@ -40,7 +40,7 @@ zk.zkEnable=false
 
 TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.000_5
-"""How often a peer looks whether it has been answered."""
+"""Interval of the looks of a peer for an answer."""
 
 
 def make_config(

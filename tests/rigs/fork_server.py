@@ -111,7 +111,7 @@ def executable() -> str:
 
 def serve(listener: socket.socket) -> None:
     """Fork a keeper for each request, until the end of standard input."""
-    # Nobody waits for the keepers.
+    # No process waits for the keepers.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         connection, _ = listener.accept()
@@ -152,7 +152,7 @@ def become(
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    # Whoever began the tests may ignore them; the program passes on what it does not.
+    # The caller of the tests may ignore them; the program passes on what it does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(directory)

@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).parents[2]
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.005
-"""How often a broker that starts is asked whether it answers."""
+"""Interval of the questions to a broker that starts whether it answers."""
 
 SERVER_INI: Final = """\
 [system]

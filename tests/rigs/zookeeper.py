@@ -13,7 +13,7 @@ from metaq.zk.embedded import CLASSPATH_VARIABLE
 from tests.sampling import IS_WHOLE
 
 NEEDED: Final = ("zookeeper-", "slf4j-api-", "metrics-core-", "netty-", "snappy-java-")
-"""How the names of jars begin."""
+"""Begin of the names of jars."""
 
 
 def use_quiet_server() -> None:

@@ -297,7 +297,7 @@ def test_a_sink_knows_its_topic_and_its_promise() -> None:
 
 
 def test_exactly_once_fits_to_other_options_or_is_refused() -> None:
-    """What would mean nothing is said in one sentence, before anything is done."""
+    """An option that would mean nothing is named, before anything is done."""
     exact = {"zookeeper": "zk", "delivery": "Exactly-Once"}
     assert SinkOptions.from_map(exact).is_exactly_once
     for options, text in (

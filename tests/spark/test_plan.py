@@ -226,7 +226,7 @@ def test_a_search_counts_no_stretch_many_times(messages_max: int) -> None:
 
 
 def test_a_short_log_takes_two_questions() -> None:
-    """How many records there are, and where all of them begin."""
+    """The number of records, and where all of them begin."""
     facts, backlog = book([30] * 1000)
     for messages_max in (1, 7, 999):
         facts.questions = 0

@@ -1,4 +1,4 @@
-"""How PySpark finds the formats: top-level modules of a certain name, in the wheel."""
+"""PySpark finds the formats: top-level modules of a certain name, in the wheel."""
 
 import importlib
 import tomllib

@@ -250,7 +250,7 @@ def test_headers_without_name_or_value_are_errors(
 
 
 def test_a_partition_key_goes_before_the_key_and_is_not_stored() -> None:
-    """Where it is null the key decides."""
+    """The key decides if it is null."""
     types = {"value": BYTES, "key": BYTES, "partition_key": TEXT}
     numbers = [str(number) for number in range(20)]
     rows = batch(types, *((b"v", b"all", number) for number in numbers))

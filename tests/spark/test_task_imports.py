@@ -138,7 +138,7 @@ def test_a_task_that_writes_imports_no_client_with_zookeeper(
 
 
 def test_a_task_that_prepares_imports_no_transaction_manager() -> None:
-    """What its driver keeps in ZooKeeper is not its business."""
+    """The nodes of its driver in ZooKeeper are not its business."""
     options = SinkOptions.from_map(
         {"zookeeper": "127.0.0.1:2181", "topic": TOPIC, "delivery": "exactly-once"}
     )

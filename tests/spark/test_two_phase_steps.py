@@ -61,7 +61,7 @@ class KilledError(BaseException):
 
 
 class Steps:
-    """What drivers of one query do, one step after the other."""
+    """Acts of drivers of one query, one step after the other."""
 
     def __init__(self, client_options: Mapping[str, Any]) -> None:
         self._options = client_options
@@ -331,7 +331,7 @@ def test_a_driver_killed_at_any_call_loses_and_doubles_nothing(scene: Scene) -> 
 
 @pytest.mark.parametrize("ended_by", ["its driver", "the next run", "hand"])
 def test_messages_of_several_tasks_appear_together(scene: Scene, ended_by: str) -> None:
-    """To readers that look all the time, whoever commits what was decided."""
+    """To readers that look all the time, whichever driver commits what was decided."""
     run = Run(scene, 0)
     run.begin()
     run.tasks()
@@ -481,7 +481,7 @@ def test_of_two_drivers_one_decides(scene: Scene) -> None:
 
 
 def test_a_new_query_completes_the_decision_of_the_old_one(scene: Scene) -> None:
-    """Where a broker was away at its start; numbers of batches begin anew."""
+    """A broker was away at its start; numbers of batches begin anew."""
     old = Run(scene, 0)
     old.begin()
     old.tasks()
@@ -599,7 +599,7 @@ def test_a_broker_that_forgot_what_it_promised_is_an_error_once(
 def test_a_broker_that_refuses_transactions_is_named_at_the_start(
     foreign: tuple[FakeBroker, Steps],
 ) -> None:
-    """Where rows go to it; another one is not asked for."""
+    """Only if rows go to it; another one is not asked for."""
     broker, steps = foreign
     for brokers in ([], [BrokerId(0)]):
         broker.inject(FaultKind.REFUSE, verb="recover", body=b"Unsupported recover")

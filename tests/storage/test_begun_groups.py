@@ -201,7 +201,7 @@ def test_an_error_of_a_sync_is_final(bench: StorageBench, fs: FaultyFileSystem) 
 def test_a_write_without_room_is_taken_back_by_the_storage_thread(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
-    """What waits for the disk there waits on its own thread; the log goes on."""
+    """Work that waits for the disk has its own thread; the log goes on."""
     log, worker = log_of(bench), bench.workers[0]
     content = content_of(log)
     ticket = put(bench, log)

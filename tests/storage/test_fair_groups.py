@@ -27,7 +27,7 @@ ROOM = 1 << 40
 
 @dataclass(eq=False)
 class Writer:
-    """What the queue knows of a log."""
+    """Facts that the queue knows of a log."""
 
     number: int
     last_turn: int = 0
@@ -314,7 +314,7 @@ def test_a_log_without_memory_to_finish_an_append_refuses_it(
 def test_a_power_cut_between_two_steps_leaves_whole_records(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
-    """What was acknowledged is there, and the log goes on behind whole records."""
+    """All that was acknowledged is there, and the log goes on behind whole records."""
     put(bench, log_of(bench), 1, 2 * GROUP_BYTES_MAX)
     turn(bench)
     found = opened(fs.crash(keep_none))
@@ -353,7 +353,7 @@ def test_a_group_without_room_fails_its_own_log_alone(
 def test_a_disk_error_between_two_steps_fails_everything_once(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
-    """What is queued is dropped, whichever log it is of, and nothing is tried."""
+    """All that is queued is dropped, whichever log it is of, and nothing is tried."""
     large = put(bench, log_of(bench), 1, 2 * GROUP_BYTES_MAX)
     others = [put(bench, log_of(bench)), put(bench, log_of(bench, OTHER))]
     turn(bench)

@@ -227,7 +227,7 @@ class World:
         )
 
     def check_watermark(self, log_id: LogId, log: PartitionLog) -> None:
-        """What can be read is on the disk."""
+        """All that can be read is on the disk."""
         active = log.segments.active
         if log.high_watermark > active.base_offset:
             synced = self.fs.synced_bytes(active.path)

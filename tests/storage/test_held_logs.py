@@ -74,7 +74,7 @@ def test_reads_end_where_the_cut_append_begins(fs: FaultyFileSystem) -> None:
 
 
 def test_nothing_but_the_rest_is_appended(fs: FaultyFileSystem) -> None:
-    """What comes behind the rest is taken; a waiter hears of all of it at once."""
+    """Appends behind the rest are taken; a waiter hears of all of it at once."""
     bench, log, _clock = held(fs)
     ends: list[int] = []
     log.wait(log.high_watermark, lambda: ends.append(log.high_watermark))

@@ -30,7 +30,7 @@ A, B = LogId("test", 0), LogId("test", 1)
 
 
 class PutTicket:
-    """What became of a put."""
+    """Outcome of a put."""
 
     def __init__(self) -> None:
         self.is_written = False
@@ -50,7 +50,7 @@ class PutTicket:
 
 @dataclass
 class Answer:
-    """What became of a verdict."""
+    """Outcome of a verdict."""
 
     is_done: bool = False
     vote: int | None = None
@@ -331,7 +331,7 @@ def each_once(payloads: Iterable[bytes]) -> set[bytes]:
 
 @dataclass(frozen=True)
 class Story:
-    """What was promised about one transaction."""
+    """Promises about one transaction."""
 
     puts: frozenset[bytes] = frozenset()
     """Acknowledged or not: its payloads."""
@@ -343,7 +343,7 @@ class Story:
     together: frozenset[str] = frozenset()
     """Keys that are committed by one command, its own among them."""
     is_synced: bool = False
-    """What was answered of it was synced since, in a mode that answers before."""
+    """All that was answered of it was synced since, in a mode that answers before."""
 
 
 Stories = dict[str, Story]

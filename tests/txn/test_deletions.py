@@ -192,7 +192,7 @@ def judge(disk: FaultyFileSystem, step: str, number: int) -> None:
 
 
 def test_the_record_has_a_checksum() -> None:
-    """What was written is read; anything else is refused, and says which file it is."""
+    """A file that was written is read; any other is refused, by its name."""
     deletions = {"test": {1: 400, 7: 0}, "other": {}}
     data = encode_deletions(deletions)
     assert decode_deletions(data) == deletions

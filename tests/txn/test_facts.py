@@ -1,4 +1,4 @@
-"""What MetaQ's own tests assert of its journal and transactions, and what it lacks."""
+"""Facts that MetaQ's own tests assert of its transactions, and those that they lack."""
 
 import errno
 import gc
@@ -373,7 +373,7 @@ def is_committed(fs: FaultyFileSystem) -> bool:
 
 
 def test_a_failed_sync_takes_the_journal_offline() -> None:
-    """Who waits gets an error, never a success; everything is refused from then on."""
+    """All that wait get an error, never a success; all is refused from then on."""
     bench = opened(FaultyFileSystem())
     for key in (LOCAL, XA, XB):
         bench.begin(key)
@@ -648,7 +648,7 @@ def test_a_cut_journal_is_refused() -> None:
 
 
 def test_a_torn_tail_is_cut_and_told() -> None:
-    """What no sync covered is no damage: what is in front of it counts."""
+    """Bytes that no sync covered are no damage: those in front of them count."""
     bench = opened(prepared_disk())
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"never synced")
@@ -747,7 +747,7 @@ def held_by_transactions() -> int:
 
 @pytest.mark.slow
 def test_thousands_of_open_transactions_are_bounded_and_end() -> None:
-    """What they hold is counted, and given back; nothing is left of them.
+    """All that they hold is counted, and given back; nothing is left of them.
 
     The first ones fill caches, and let tables grow to the size that they keep.
     """

@@ -1,4 +1,4 @@
-"""What a Java broker makes of a directory whose broker was killed, at every moment."""
+"""A directory whose broker was killed at any moment, as a Java broker takes it over."""
 
 import random
 from dataclasses import dataclass, field
@@ -42,11 +42,11 @@ class JavaStart:
     """The replay of MetaQ 1.4 (broker spec 5.7): by places alone, no look at ids."""
 
     logs: Batches
-    """What is readable; batches that it misses come behind."""
+    """Readable messages; batches that it misses come behind."""
     open: dict[str, Batches] = field(default_factory=dict)
     """In flight: rolled back at the end of the start."""
     prepared: dict[str, Batches] = field(default_factory=dict)
-    """What RECOVER lists."""
+    """The answer to RECOVER."""
 
     def replay(self, fs: FaultyFileSystem) -> None:
         first = read_checkpoint(fs, JOURNAL)

@@ -133,7 +133,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(chosen=st.lists(keys, min_size=1, max_size=4))
     def commit_together(self, chosen: list[str]) -> None:
-        """What is prepared of them is committed, the others are left as they are."""
+        """Prepared ones of them are committed, the others are left as they are."""
         prepared = [
             key
             for key in dict.fromkeys(chosen)

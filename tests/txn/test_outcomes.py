@@ -150,7 +150,7 @@ def test_outcomes_are_replaced_as_a_whole() -> None:
 
 
 def test_outcomes_have_a_checksum() -> None:
-    """What was written is read; anything else is refused."""
+    """An outcome that was written is read; anything else is refused."""
     outcomes = {XA: KeptOutcome(HeuristicOutcome.COMPLETE, 1_700_000_000_000)}  # type: ignore[arg-type]
     data = encode_outcomes(outcomes)
     assert decode_outcomes(data) == outcomes

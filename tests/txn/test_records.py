@@ -70,7 +70,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("theirs", "ours"), GOLDEN)
 def test_records_are_those_of_the_java_broker(theirs: bytes, ours: bytes) -> None:
-    """What we write is what MetaQ writes, byte for byte."""
+    """We write the bytes that MetaQ writes."""
     assert ours == theirs
 
 
@@ -160,7 +160,7 @@ PLACES = st.builds(
 
 @given(st.lists(PLACES, max_size=4))
 def test_attachments_come_back(places: list[BatchPlace]) -> None:
-    """What is written is read, in the same order; topics may contain a hyphen."""
+    """All that is written is read, in the same order; topics may contain a hyphen."""
     assert list(decode_places(encode_places(places))) == places
 
 

@@ -210,7 +210,7 @@ def test_a_name_that_is_out_of_date_commits_nothing() -> None:
 
 
 def test_each_gets_the_answer_that_it_would_get_alone() -> None:
-    """What cannot be committed does not hold up the others."""
+    """One that cannot be committed does not hold up the others."""
     local, unknown, unprepared, rolled_back = "TX:s:1", "XID:1:0a::uq", X2, X3
     bench = opened(FaultyFileSystem())
     prepared(bench, X1, rolled_back)

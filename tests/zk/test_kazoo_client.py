@@ -97,7 +97,7 @@ def test_a_client_that_finds_no_descriptor_is_started_later(
 
 
 def test_the_thread_that_closes_a_client_begins_with_it() -> None:
-    """Where there is no memory for one at the stop, its start may wait for ever."""
+    """Without memory for one at the stop, its start may wait for ever."""
 
     async def scenario() -> None:
         coordinator = make()

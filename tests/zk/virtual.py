@@ -18,7 +18,7 @@ class _JumpingSelector(selectors.SelectSelector):
         self.now_s = 1000.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everybody waits for ever"
+        assert timeout is not None, "all wait for ever"
         self.now_s += max(0.0, timeout)
         return super().select(0)
 

@@ -92,8 +92,8 @@ class AttemptLimits:
     """
 
     answer_timeout_s: float
-    """How long one answer may take, then the part is sent again; and how long to try to
-    connect again, then it has failed."""
+    """Longest wait for one answer, then the part is sent again; longest time of
+    attempts to connect again, then it has failed."""
     retries_max: int
     """Times that a part is sent again."""
 

@@ -22,7 +22,7 @@ Handler: TypeAlias = Callable[[Message], object]
 """Handles a message; what it returns is ignored, what it raises is a failure."""
 
 TAKE_S: Final = 0.2
-"""How long an idle thread may take to notice that it is over."""
+"""Longest time of an idle thread to notice that it is over."""
 
 
 def run_threads(

@@ -40,7 +40,7 @@ from tests.spark.jobs.archives import (
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 STEPS = ("claim", "write", "commit", "compact")
-"""What a run does to an archive; it may end before and behind each."""
+"""Steps of a run on an archive; it may end before and behind each."""
 LEFT = 8 * 24 * 3600
 """Age of a file that the table does not keep any more, seconds."""
 

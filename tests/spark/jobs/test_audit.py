@@ -127,7 +127,7 @@ def test_differences_are_found_in_every_part_of_a_log(spark: SparkSession) -> No
 def test_what_retention_takes_between_both_readings_is_expired(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What differs is read again, and judged by where the log starts by then."""
+    """Windows that differ are read again, and judged by the log start of then."""
     begin = 1 << SPAN_BITS
     parts = [log_rows("t", 0, 3), [row("t", 0, begin), row("t", 0, begin + 100)]]
     for number, part in enumerate(parts):

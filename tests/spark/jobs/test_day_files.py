@@ -66,7 +66,7 @@ def test_rows_go_to_the_files_of_their_days(tmp_path: Path, piece_rows: int) -> 
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
-    """Where more days come by turns, each turn has files of its own."""
+    """With more days by turns, each turn has files of its own."""
     for days, count in ((OPEN_MAX, OPEN_MAX), (OPEN_MAX + 1, 3 * (OPEN_MAX + 1))):
         times = [DAY + (n % days) * ONE_DAY for n in range(3 * days)]
         rows = [row("logs", 0, n, time=time) for n, time in enumerate(times)]
@@ -109,7 +109,7 @@ def test_a_file_system_that_refuses_is_one_sentence(tmp_path: Path) -> None:
     "topic", ["a:b", "50%", "k=v", "größe→", "x y", "[*]?{}\\^\"'#"]
 )
 def test_directories_are_named_as_spark_names_them(topic: str) -> None:
-    """What is escaped comes back; nothing else is."""
+    """Escaped characters come back; nothing else is escaped."""
     directory = directory_of(topic, "2026-01-31")
     found = DataFile.from_path(f"{directory}/x.parquet", 1, {}, 0)
     assert (found.topic, found.directory_topic, found.date) == (

@@ -156,7 +156,7 @@ def test_what_was_put_together_and_lost_is_lost(
 def test_a_topic_that_was_made_anew_has_an_archive_of_its_own(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """What it has in front of the archive's end would never be archived."""
+    """Messages in front of the archive's end would never be archived."""
     path = str(tmp_path / "archive")
     publish(broker, numbered(10))
     archive(spark, path, options(broker, subscribe=TOPIC))

@@ -31,7 +31,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300.0
 ROUNDS = int(os.environ.get("METAQ_KILL_ROUNDS", "1"))
-"""How often steps are chosen to be passed with a death."""
+"""Times that steps are chosen to be passed with a death."""
 ERRORS = "driver.log"
 OWN_FORMAT = pytest.mark.skipif(
     not HAS_LIMITS,
@@ -47,7 +47,7 @@ DRIVER_MARKS = [
 ]
 """Of tests that kill drivers of Spark, whose mark stands in their files."""
 MEND_S = 0.05
-"""How often servers are looked after."""
+"""Interval of the looks after servers."""
 MASTER = "local[2,3]"
 """Of drivers; tasks that die are run again."""
 CLUSTER = "local-cluster[2,1,1024]"

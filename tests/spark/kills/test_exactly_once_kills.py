@@ -48,7 +48,7 @@ MASTERS = {
         [(step, victim) for step in WRITE_STEPS for victim in (SELF, EXECUTOR)],
     ),
 }
-"""Where queries run, and who dies there at which step."""
+"""Places where queries run, and the process that dies there at which step."""
 BATCH = 300
 TRIES = 3
 """Runs of a query behind a death: what has died may not be back at the first."""

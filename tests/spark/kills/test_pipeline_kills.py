@@ -66,7 +66,7 @@ MASTERS = {
         [*product(TASK_STEPS, (SELF, EXECUTOR, DRIVER))],
     ),
 }
-"""Where updates run, and who dies there at which step."""
+"""Places where updates run, and the process that dies there at which step."""
 DEATHS_MAX = 6
 """Of workers and executors in one update; a driver dies once."""
 SETTINGS = {
