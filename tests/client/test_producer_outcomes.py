@@ -11,7 +11,7 @@ from metaq.client.errors import (
 )
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.partition_queue import PartitionQueue, PutRun
 from metaq.errors import (
     ClientError,
     ForbiddenError,
@@ -144,6 +144,32 @@ def test_a_batch_that_finds_no_memory_fails_alone(
         assert broker.stored() == [b"next"]
 
     run_virtual(main())
+
+
+def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection has told of the reply, and tells of nothing at the deadline."""
+    problems: list[dict[str, object]] = []
+
+    def lack(*_args: object) -> None:
+        raise MemoryError
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        broker = StandInBroker(capabilities=JAVA)
+        async with producing(broker, timeout_s=1) as world:
+            with monkeypatch.context() as patched:
+                patched.setattr(PutRun, "on_receipts", lack)
+                with pytest.raises(OutcomeUnknownError, match="no answer within 1 s"):
+                    async with asyncio.timeout(2):
+                        await world.producer.send("test", b"stored")
+            await world.producer.send("test", b"next")
+        assert broker.stored() == [b"stored", b"next"]
+
+    run_virtual(main())
+    assert isinstance(problems[0]["exception"], MemoryError)
 
 
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])

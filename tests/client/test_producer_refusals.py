@@ -36,6 +36,30 @@ def test_partitions_that_all_refuse_are_not_pestered() -> None:
     run_virtual(main())
 
 
+def test_what_a_broker_that_is_gone_refused_moves_when_another_may_be_asked() -> None:
+    """No event tells of that moment."""
+
+    async def main() -> None:
+        brokers = StandInBroker(0), StandInBroker(1)
+        async with producing(*brokers, timeout_s=8) as world:
+            for broker in brokers:
+                await world.producer.send(
+                    "test", b"", partition=f"{broker.broker_id}-0"
+                )
+                broker.default = Act.CLOSED
+            future = await world.producer.send_nowait("test", b"x")
+            await asyncio.sleep(0.1)
+            other, last = sorted(brokers, key=lambda one: len(one.commands))
+            assert len(other.commands) == 2
+            other.default = Act.STORE
+            world.only(other)
+            async with asyncio.timeout(3):
+                assert (await future).partition == at(0, other.broker_id)
+        assert last.stored() == [b""]
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(
     ("capabilities", "count"), [(OURS, 0), (FORGETFUL, 1), (JAVA, 1)]
 )

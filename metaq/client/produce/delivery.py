@@ -80,7 +80,8 @@ TICK_S: Final = 0.05
 
 ANSWER_GRACE_S: Final = 0.2
 """Seconds after its deadline at which a part in flight is given up although its
-connection has said nothing; the connection's own timer comes first."""
+connection has said nothing; the connection's own timer comes first. A reply that found
+no memory here is not told again."""
 
 TIME_LEFT_MIN_S: Final = 0.001
 """Batches with less time left are not sent: that would only turn a certain failure into
@@ -91,7 +92,8 @@ PATIENCE_S: Final = 0.5
 seconds."""
 
 RETRY_S: Final = 0.5
-"""Interval at which a queue without a connection looks for one by itself, seconds."""
+"""Interval at which a queue without a connection looks for one by itself, seconds, or
+for another queue: no event tells that one which refused may be asked again."""
 
 PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
