@@ -9,6 +9,7 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
+from metaq.client.produce import delivery
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.partition_queue import PartitionQueue, PutRun
@@ -146,7 +147,14 @@ def test_a_batch_that_finds_no_memory_fails_alone(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "place", "name"),
+    [(OURS, delivery, "parse_receipt"), (JAVA, PutRun, "on_receipts")],
+)
 def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
+    capabilities: Capabilities,
+    place: object,
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its connection has told of the reply, and tells of nothing at the deadline."""
@@ -158,10 +166,10 @@ def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: problems.append(context))
-        broker = StandInBroker(capabilities=JAVA)
+        broker = StandInBroker(capabilities=capabilities)
         async with producing(broker, timeout_s=1) as world:
             with monkeypatch.context() as patched:
-                patched.setattr(PutRun, "on_receipts", lack)
+                patched.setattr(place, name, lack)
                 with pytest.raises(OutcomeUnknownError, match="no answer within 1 s"):
                     async with asyncio.timeout(2):
                         await world.producer.send("test", b"stored")

@@ -429,20 +429,22 @@ class Delivery:
     ) -> None:
         if part not in queue.in_flight or part.attempt != attempt:
             return  # given up meanwhile
-        queue.end(part, 1)
         try:
             if isinstance(reply, MetaqError):
                 raise reply
             receipt = parse_receipt(reply, queue.partition.partition)
         except MetaqError as error:
+            queue.end(part, 1)
             self._on_failure(queue, part, connection, error)
             if isinstance(error, RemoteProtocolError):
                 connection.close_for(error)
         else:
             result = SendResult(receipt.id, queue.partition, receipt.offset)
-            queue.note_success()
             is_in_doubt = part.is_in_doubt and not _recognises(connection, part)
             outcome = BatchOutcome(part.span.first, result, None)
+            # Only now: without memory for all this it is given up at its deadline.
+            queue.end(part, 1)
+            queue.note_success()
             try:
                 self._fill_behind(queue, connection)
             finally:

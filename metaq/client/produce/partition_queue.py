@@ -232,17 +232,17 @@ class PutRun:
 
     def _take(self, receipts: ReceiptColumns) -> None:
         opaques, ids, _, offsets = receipts
-        self.left -= len(opaques)
         first, end = opaques[0] - self._first, opaques[-1] + 1 - self._first
         if end - first == len(opaques):
             self._ids[first:end] = ids
             self._offsets[first:end] = offsets
             self._is_stored[first:end] = [True] * len(opaques)
-            return
-        for opaque, message_id, offset in zip(opaques, ids, offsets, strict=True):
-            at = opaque - self._first
-            self._ids[at], self._offsets[at] = message_id, offset
-            self._is_stored[at] = True
+        else:
+            for opaque, message_id, offset in zip(opaques, ids, offsets, strict=True):
+                at = opaque - self._first
+                self._ids[at], self._offsets[at] = message_id, offset
+                self._is_stored[at] = True
+        self.left -= len(opaques)
 
     def unanswered(self) -> list[int]:
         """Return the opaques of unanswered puts, ascending."""
