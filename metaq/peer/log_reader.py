@@ -20,9 +20,16 @@ from functools import partial
 from typing import Final, TypeVar
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import MetaqError, NoDataError, OffsetOutOfRangeError
+from metaq.errors import (
+    CorruptRecordError,
+    MetaqError,
+    NoDataError,
+    OffsetOutOfRangeError,
+    ServerError,
+)
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection, settling
+from metaq.peer.gap_search import GapSearch, parse_probe
 from metaq.peer.options import READ_BACKOFF, ConnectionOptions
 from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
@@ -115,7 +122,8 @@ class LogReader:
             One byte to GET_BYTES.
 
         Raises:
-            CorruptRecordError: the broker says that the next bytes are damaged.
+            CorruptRecordError: the broker says that the next bytes are damaged, or
+                cannot say so (MetaQ 1.4), and has readable ones behind them.
             OffsetOutOfRangeError: the log does not hold the next bytes: retention has
                 taken them, or the log ends before.
             NoDataError: the log should hold it, and the broker gives nothing.
@@ -190,11 +198,14 @@ class LogReader:
             self._drop_asked()
         self._ask_ahead(connection, position, end)
         asked = self._asked[0]
-        outcome = parse_get(await asked.reply, asked.offset)
+        try:
+            outcome = parse_get(await asked.reply, asked.offset)
+        except ServerError as refusal:
+            raise await self._find_gap(connection, position) or refusal from None
         if isinstance(outcome, Damaged):
             raise damage_error(self._partition, position, outcome)
         if not isinstance(outcome, Fetched):
-            raise await self._explain(position, end)
+            raise await self._explain(connection, position, end)
         self._asked.popleft()
         data = outcome.data
         if len(data) < asked.size_bytes:
@@ -241,13 +252,39 @@ class LogReader:
         )
         return _Asked(position, size_bytes, answer)
 
-    async def _explain(self, position: Offset, end: Offset) -> MetaqError:
+    async def _explain(
+        self, connection: BrokerConnection, position: Offset, end: Offset
+    ) -> MetaqError:
         """Return the error for an offset at which there is no data."""
         self._drop_asked()
         start, log_end = await self._ask_span() or (Offset(0), Offset(0))
-        if start <= position and end <= log_end:
-            return NoDataError(
-                f"{self._partition}: no data at {position}, although the log of"
-                f" {self._address} is [{start}, {log_end})"
+        if position < start or log_end < end:
+            return OffsetOutOfRangeError(
+                position, log_start=start, high_watermark=log_end
             )
-        return OffsetOutOfRangeError(position, log_start=start, high_watermark=log_end)
+        return await self._find_gap(connection, position) or NoDataError(
+            f"{self._partition}: no data at {position}, although the log of"
+            f" {self._address} is [{start}, {log_end})"
+        )
+
+    async def _find_gap(
+        self, connection: BrokerConnection, position: Offset
+    ) -> CorruptRecordError | None:
+        """Return the error of a gap that the broker cannot name; None for no gap."""
+        if connection.capabilities.codes:
+            return None
+        search = GapSearch(position)
+        while not search.is_over:
+            at = search.fetch_offset
+            asked = self._ask(connection, at, 1)
+            search.on_reply(parse_probe(await asked.reply, at))
+        if search.found is None:
+            return None
+        return CorruptRecordError(
+            f"{self._partition}: damaged record at offset {position}: {search.flaw};"
+            f" reading can go on there",
+            partition=self._partition,
+            offset=position,
+            next_good_offset=search.found,
+            detail=search.flaw,
+        )

@@ -1,5 +1,6 @@
 """A broker that cannot name damage: what lies behind is looked for, and found."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metaq.client.consume.cursor import GapSearch
-from metaq.errors import CorruptRecordError, ServerError
+from metaq.client.names import parse_address
+from metaq.errors import CorruptRecordError, NoDataError, ServerError
 from metaq.model import MAX_OFFSET, Offset
+from metaq.peer.gap_search import GapSearch
+from metaq.peer.log_reader import LogReader
 from metaq.peer.replies import (
     Fetched,
     GetOutcome,
@@ -159,6 +162,39 @@ def test_a_browser_and_a_single_get_stop(
     with pytest.raises(CorruptRecordError) as caught:
         client.get("test", "0-0", offsets[2], 1000)
     assert caught.value.next_good_offset == offsets[3]
+
+
+async def read_log(broker: Any, start: Offset, end: Offset) -> bytes:
+    """Read bytes as tasks and followers do, with little patience."""
+    address = parse_address(broker.address)
+    reader = LogReader(ZERO, address, timeout_s=20.0, retry_timeout_s=0.5)
+    try:
+        return await reader.read(start, end)
+    finally:
+        await reader.close()
+
+
+def test_a_log_reader_stops(broker: Any, offsets: list[Offset]) -> None:
+    """It reads bytes: those of b before the gap, too."""
+    gap, end = Offset(offsets[1] + 5), broker.inner.log_end()
+    assert len(asyncio.run(read_log(broker, Offset(0), end))) == gap
+    with pytest.raises(CorruptRecordError, match="damaged record") as caught:
+        asyncio.run(read_log(broker, gap, end))
+    assert (caught.value.partition, caught.value.offset) == (ZERO, gap)
+    assert caught.value.next_good_offset == offsets[3]
+    assert asyncio.run(read_log(broker, offsets[3], end))
+
+
+def test_where_nothing_lies_behind_a_log_reader_finds_no_gap(broker: Any) -> None:
+    """Bytes that are not readable yet may be; a refusal is told as it says."""
+    broker.put(b"a")
+    end = broker.inner.log_end()
+    for refuses, kind in ((False, NoDataError), (True, ServerError)):
+        broker.inner.lose(0, end, refuses=refuses)
+        with pytest.raises(kind) as caught:
+            asyncio.run(read_log(broker, Offset(0), end))
+        assert type(caught.value) is kind
+        broker.inner.find_again()
 
 
 def test_a_get_at_the_end_has_no_messages(broker: Any, client: Any) -> None:

@@ -113,7 +113,7 @@ PURE_MODULES = {
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
     "txn.records", "txn.sums", "txn.ports",
     "broker.replication.progress", "client.consume.cursor", "client.consume.decode",
-    "peer.replies",
+    "peer.gap_search", "peer.replies",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {

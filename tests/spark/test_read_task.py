@@ -148,6 +148,22 @@ def test_damage_that_the_broker_names_is_damage(
     assert values(broker, first, last, onCorrupt="skip") == []
 
 
+def test_damage_that_a_broker_cannot_name_is_found(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """As consumers find it: MetaQ 1.4 answers as at the end of the log, for ever."""
+    broker: Any = start_metaq_1_4({TOPIC: 1})
+    for first in (0, 10):
+        broker.put(*numbered(10, first), topic=TOPIC)
+        broker.inner.roll(TOPIC, 0)
+    broker.inner.lose(8 * SIZE + 3, 10 * SIZE, topic=TOPIC)
+    with pytest.raises(DamagedRecordError) as caught:
+        values(broker, 0, 20)
+    assert caught.value.next_good_offset == 10 * SIZE
+    found = values(broker, 0, 20, onCorrupt="skip")
+    assert found == numbered(8) + numbered(10, 10)
+
+
 def test_a_task_whose_broker_was_away_fails(broker: EmbeddedBroker) -> None:
     """Spark runs it again, or plans anew."""
     task = ReadTask(ReadRange(tp(0), Offset(0), Offset(SIZE)), None)

@@ -29,8 +29,9 @@ from typing import Final
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.errors import NoProgressError
-from metaq.errors import CorruptRecordError, ServerError
-from metaq.model import MAX_OFFSET, Message, Offset, Position, SizeBytes, TopicPartition
+from metaq.errors import CorruptRecordError
+from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
+from metaq.peer.gap_search import GapSearch, parse_probe
 from metaq.peer.replies import (
     Damaged,
     Fetched,
@@ -188,12 +189,8 @@ class PartitionCursor:
         Raises:
             As `parse_get`.
         """
-        try:
-            return parse_get(reply, self.fetch_offset)
-        except ServerError:
-            if not self.is_searching:
-                raise
-            return NothingThere()
+        parse = parse_probe if self.is_searching else parse_get
+        return parse(reply, self.fetch_offset)
 
     def on_reply(self, outcome: GetOutcome) -> list[Message]:
         """Take in the answer to a get at `fetch_offset`.
@@ -349,7 +346,7 @@ class PartitionCursor:
         self.behind_damage = self.offset if damaged.end is None else damaged.end
         raise damage_error(self.partition, self.offset, damaged)
 
-    def _search_on(self, gap: "GapSearch", outcome: GetOutcome) -> list[Message]:
+    def _search_on(self, gap: GapSearch, outcome: GetOutcome) -> list[Message]:
         """Go on with the search for the end of a gap; then look for a record there."""
         gap.on_reply(outcome)
         if gap.is_over:
@@ -358,7 +355,7 @@ class PartitionCursor:
                 self._fruitless += self._fruitless == GAP_DOUBT
             else:
                 self._origin = gap.found
-                self._flaw = f"the broker gives no data before offset {gap.found}"
+                self._flaw = gap.flaw
                 self._part_needed = SizeBytes(1)
         return []
 
@@ -419,83 +416,3 @@ def _size_of_damage(data: bytes) -> int:
     size = HEADER_BYTES + length
     # A damaged payload leaves the length true, and a record may begin behind it.
     return size if HEADER_BYTES <= size <= len(data) else len(data)
-
-
-class GapSearch:
-    """Search for the next readable byte behind an offset without data.
-
-    A MetaQ 1.4 broker cannot say that its log is damaged. Where a segment is cut short,
-    or the disk does not read, it answers "nothing there" or refuses, for ever, although
-    its log goes on. So it is asked, byte by byte as far as that takes: for its log end,
-    for the offset once more, then further and further behind, and between the last
-    place without data and the first one with, in halves.
-
-        offset          bad   probe   good                     end
-          |--no data-----|------?------|--data-- ...            |
-
-    Bytes that are not readable *yet* lie at the end of a log, with nothing behind them:
-    then nothing is found, and nothing may be left out. They may become readable while
-    the search is on, in the order of their offsets; so where data was found the last
-    byte before it, then the first one, are asked for once more. Source: broker spec 1.5
-    and 2.4.
-
-    Owner: a cursor; it asks at `fetch_offset` until `is_over`.
-    """
-
-    def __init__(self, offset: Offset) -> None:
-        """Doubt that there is nothing at `offset`, and behind it."""
-        self.fetch_offset = MAX_OFFSET
-        """Offset of the next get; any size will do."""
-        self.is_over = False
-        """Whether the search has ended."""
-        self.found: Offset | None = None
-        """The first byte that can be read behind a gap; None: there is no gap."""
-        self._offset = offset
-        self._end = offset
-        self._bad = offset
-        self._good: Offset | None = None
-        self._is_checking = False
-
-    def on_reply(self, outcome: GetOutcome) -> None:
-        """Take in the answer to a get at `fetch_offset`; a refusal is no data, too."""
-        if self.fetch_offset == MAX_OFFSET:
-            is_end = isinstance(outcome, MovedTo) and outcome.offset > self._offset
-            self.is_over = not is_end
-            if isinstance(outcome, MovedTo):
-                self._end, self.fetch_offset = outcome.offset, self._offset
-        elif isinstance(outcome, MovedTo):
-            # The log is another one by now.
-            self.is_over = True
-        elif isinstance(outcome, Fetched):
-            self._on_data()
-        else:
-            self._on_nothing()
-
-    def _on_data(self) -> None:
-        if self.fetch_offset == self._offset or self._is_checking:
-            # It is readable again, or it has been put meanwhile.
-            self.is_over = True
-            return
-        self._good = self.fetch_offset
-        self._halve(self._good)
-
-    def _on_nothing(self) -> None:
-        if self._is_checking:
-            is_all = self.fetch_offset == self._offset
-            self.is_over, self.fetch_offset = is_all, self._offset
-            self.found = self._good if is_all else None
-            return
-        self._bad = self.fetch_offset
-        if self._good is not None:
-            self._halve(self._good)
-        elif self._bad >= self._end - 1:
-            self.is_over = True
-        else:
-            step = max(1, self._bad - self._offset)
-            self.fetch_offset = Offset(min(self._bad + step, self._end - 1))
-
-    def _halve(self, good: Offset) -> None:
-        if good - self._bad > 1:
-            self.fetch_offset = Offset((self._bad + good) // 2)
-        else:
-            self._is_checking, self.fetch_offset = True, self._bad

@@ -133,7 +133,7 @@ def _read(
         except DamagedRecordError:
             raise
         except CorruptRecordError as error:
-            # The broker names it; bytes before that may not be decoded yet.
+            # The broker names it, or a gap; bytes before may not be decoded yet.
             named = _named_damage(decoder, error, options.on_corrupt)
             _log.warning("damaged bytes are left out: %s", named)
             before = LogSpan(decoder.next_offset, named.start)
@@ -145,7 +145,7 @@ def _read(
 def _named_damage(
     decoder: RowDecoder, error: CorruptRecordError, on_corrupt: OnCorrupt
 ) -> RowDamage:
-    """Return the part to leave out of a range in which the broker names damage.
+    """Return the part to leave out of a range in which the reader met damage.
 
     Raises:
         DamagedRecordError: damage is to fail the query.
