@@ -1,7 +1,7 @@
 """Time comes in through this door: wall clock for dates, monotonic for waits.
 
 No other module of the package reads a clock (checked by `tests/house`). Tests pass
-`metaq.testing.clock.ManualClock`. `metaq.testing.clock.ManualClock`.
+`metaq.testing.clock.ManualClock`.
 """
 
 import time

@@ -160,7 +160,7 @@ class GatewayTimeoutError(WireError):
 
 
 class StorageError(MetaqError):
-    """The disk, or its content, does not let us go on."""
+    """Root of disk and damage errors."""
 
 
 class DiskError(StorageError):
@@ -275,7 +275,7 @@ class TransactionError(MetaqError):
 
 
 class CoordinationError(MetaqError):
-    """ZooKeeper did not let us do something."""
+    """Root of ZooKeeper errors."""
 
     retriable = True
 

@@ -142,7 +142,7 @@ class Service:
         """Bring up the parts of the service, in order, by the three calls below."""
 
     async def on_stop(self) -> None:
-        """Say goodbye while everything is still up; runs before the way down.
+        """Act before the parts are stopped.
 
         Not called when `on_start` has not come to its end.
         """

@@ -585,7 +585,7 @@ class Broker(Service):
     async def _wait_drained(self, timeout_s: float) -> None:
         """Wait until no connection is left, or the time is over."""
         if not await wait_set(self._is_drained, timeout_s):
-            log.info("connections left: open=%d", len(self._sessions))
+            log.info("connections still open at the stop: open=%d", len(self._sessions))
 
     async def _close_transactions(self) -> None:
         closed = asyncio.Event()

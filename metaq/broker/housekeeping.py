@@ -57,7 +57,7 @@ LOG_CHECK_S_MIN: Final = 0.05
 DELAY_S_MIN: Final = 0.01
 """A job never comes again sooner: a wrong delay must not keep a processor busy."""
 DELAY_AFTER_BUG_S: Final = 60.0
-"""When a job that cannot say its delay comes again."""
+"""Delay before a job that failed to tell its own."""
 
 Finish: TypeAlias = Callable[[], None]
 """The end of a turn, on the event loop."""

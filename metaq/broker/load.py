@@ -112,7 +112,7 @@ class Load:
         self._sleepers.append(wake)
 
     def relieve(self, last: Holder) -> None:
-        """Close who holds most, while what waits for peers is over the bound.
+        """Close the largest holders until unread replies fit the bound.
 
         Args:
             last: who came last; goes first among equals.

@@ -42,7 +42,7 @@ BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
 """Pauses between tries to read or write the records of the data directories."""
 
 TAKEOVER_MARGIN_S: Final = 2.0
-"""Added to the session time-out: how long a node of our own past may live on."""
+"""Added to the session time-out: nodes of our earlier session may live so long."""
 
 
 def advertised_host(config: BrokerConfig) -> str:
@@ -243,7 +243,7 @@ class Registration(Service):
             try:
                 claims = decode_directories(node.data)
             except PayloadError as error:
-                log.warning("record of data directories not believed: %s", error)
+                log.warning("record of data directories ignored: %s", error)
             else:
                 self._directories.check_claims(f"ZooKeeper {self._node}", claims)
 

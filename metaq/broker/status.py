@@ -98,7 +98,7 @@ class JobStatus:
     """One job of the housekeeping."""
 
     name: str
-    """A word or two, the same for ever: it is a label of metrics."""
+    """Constant, a word or two: a label of metrics."""
     run_count: int = counter(
         "metaq_job_runs_total", "Runs of a job of the housekeeping."
     )

@@ -145,7 +145,7 @@ class PutRunTicket:
         self._answer(b"".join(replies))
 
     def give_up(self) -> None:
-        """Be no longer owed: there was no memory to put them."""
+        """Give no reply: there was no memory to put them."""
         self._answer(b"")
 
     def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
@@ -243,7 +243,7 @@ class TransactionAnswer:
         self._answer(encode_result(Status.OK, LINE_END.join(lines), self._opaque))
 
     def give_up(self) -> None:
-        """Be no longer owed: the command is answered by an error that was raised."""
+        """Give no reply: the command is answered by an error that was raised."""
         self._answer(b"")
 
     def _answer(self, reply: bytes) -> None:

@@ -28,10 +28,10 @@ TICK_S: Final = 0.005
 
 
 class Handle(Protocol):
-    """Something that was asked for and can be taken back."""
+    """A request that can be cancelled."""
 
     def cancel(self) -> None:
-        """Take it back; harmless when it happened already."""
+        """Cancel it; harmless when it has happened already."""
         ...
 
 

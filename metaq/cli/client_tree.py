@@ -280,7 +280,7 @@ def copy_command(
 
 # -- measuring ------------------------------------------------------------------------
 
-topic_option = click.option("--topic", required=True, help="Where to, or where from.")
+topic_option = click.option("--topic", required=True, help="Topic to measure.")
 size_option = click.option(
     "--size",
     "size_bytes",

@@ -55,7 +55,7 @@ class ConsumeOptions:
             "idle_s",
             type=SecondsRange(0),
             metavar="SECONDS",
-            help="End when no message came for so long.  [default: never]",
+            help="End after so long without a message.  [default: never]",
         ),
     ]
     no_commit: Annotated[
@@ -63,7 +63,7 @@ class ConsumeOptions:
         click.option(
             "--no-commit",
             is_flag=True,
-            help="Begin where the group is, and leave it there.",
+            help="Begin at the group's offsets, and commit nothing.",
         ),
     ]
     metrics_port: Annotated[int | None, metrics_option] = None

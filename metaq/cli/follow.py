@@ -42,7 +42,7 @@ CHECK_BYTES: Final = 256
 CHUNK_BYTES: Final = 1024 * 1024
 """Bytes per read."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A longer line is a file that has no lines."""
+"""Longest line; a longer one is refused."""
 DONE_MAX: Final = 64
 """Files that are remembered as read to their end: times of files may be equal."""
 ROTATED_S: Final = 1.0

@@ -52,7 +52,7 @@ SHOWN: Final = _Lines()
 SHOWN.setFormatter(_Formatter(f"{SPEAKER}%(message)s"))
 
 
-def _is_for_everybody(record: logging.LogRecord) -> bool:
+def _is_shown_always(record: logging.LogRecord) -> bool:
     if record.name.startswith(OWN):
         return record.levelno >= logging.WARNING
     return record.levelno >= logging.ERROR and record.name != RAISED
@@ -62,13 +62,13 @@ def be_quiet() -> None:
     """Show errors and warnings only; every command begins with it."""
     if SHOWN not in logging.getLogger().handlers:
         logging.getLogger().addHandler(SHOWN)
-        SHOWN.addFilter(_is_for_everybody)
+        SHOWN.addFilter(_is_shown_always)
 
 
 def tell(level: int) -> None:
     """Show everything from a level on; below INFO, of other people's libraries too."""
     be_quiet()
-    SHOWN.removeFilter(_is_for_everybody)
+    SHOWN.removeFilter(_is_shown_always)
     SHOWN.setFormatter(_Formatter(FORMAT))
     logging.getLogger().setLevel(level)
     for name in CHATTY:

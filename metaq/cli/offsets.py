@@ -133,7 +133,7 @@ def reset_offsets(
     names: tuple[str, ...],
     options: WriteOptions,
 ) -> None:
-    """Have a group go on elsewhere.
+    """Move the committed offsets of a group.
 
     Args:
         target: which cluster.

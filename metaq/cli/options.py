@@ -53,14 +53,14 @@ TARGET_OPTIONS: Final = (
         count=True,
         expose_value=False,
         callback=_be_verbose,
-        help="Tell on standard error what goes on inside; -vv tells all of it.",
+        help="Log to standard error; -vv logs everything.",
     ),
     click.option(
         "--timeout",
         type=SecondsRange(0.01, 3600),
         default=TIMEOUT_S,
         show_default=True,
-        help="Seconds that one answer may take.",
+        help="Longest wait for one answer, seconds.",
     ),
     click.option(
         "--broker",
@@ -73,7 +73,7 @@ TARGET_OPTIONS: Final = (
         "--zk-root",
         default=ROOT,
         show_default=True,
-        help="Where the cluster is in ZooKeeper.",
+        help="Node of the cluster in ZooKeeper.",
     ),
     click.option(
         "--zookeeper",

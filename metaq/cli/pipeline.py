@@ -127,7 +127,7 @@ def adopt_command(path: str, as_json: bool) -> None:
     ),
 )
 @click.argument("path", metavar="ARCHIVE")
-@click.option("--topic", help="Where to.  [default: where each message came from]")
+@click.option("--topic", help="Target topic.  [default: that of each message]")
 @click.option("--where", help="SQL condition over the columns of the archive.")
 @click.option(
     "--keep-partitions",

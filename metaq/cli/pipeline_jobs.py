@@ -51,7 +51,7 @@ class JobRun:
             "--spark-log",
             "log",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Append what Spark says to this file.",
+            help="Append Spark's log to this file.",
         ),
     ]
     """File for Spark's log."""
@@ -212,7 +212,7 @@ class Ingest:
             "--format",
             "source_format",
             required=True,
-            help="What Spark shall read: text, csv, json, parquet, orc, jdbc, ...",
+            help="Format to read: text, csv, json, parquet, orc, jdbc, ...",
         ),
     ]
     """Argument of `spark.read.format`."""

@@ -30,7 +30,7 @@ without waiting for more."""
 STANDARD_INPUT: Final = 0
 """Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A longer line is a file that has no lines."""
+"""Longest line; a longer one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ProduceOptions:
         click.option(
             "--partition",
             metavar="BROKER-NUMBER",
-            help="Put everything there.  [default: all partitions in turn]",
+            help="Put everything to this partition.  [default: all partitions in turn]",
         ),
     ]
     attribute: Annotated[str | None, attribute_option]

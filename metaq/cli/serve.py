@@ -52,7 +52,8 @@ ZOOKEEPER_PORT: Final = 2181
 PORT_MAX: Final = 65535
 PORT_FILE: Final = "port"
 SESSION_TIMEOUT_MS: Final = 4_000
-"""A broker that comes back on another port after kill -9 waits for its own past."""
+"""A broker that comes back on another port after kill -9 waits until its earlier
+session expires."""
 SYNC_TIME_MS: Final = 200
 """Between withdrawing and closing the port: clients on the same machine are quick."""
 SETTINGS_BYTES_MAX: Final = 1024 * 1024
@@ -68,7 +69,7 @@ class LocalOptions:
         click.option(
             "--data-dir",
             type=click.Path(file_okay=False, path_type=Path),
-            help="Where everything is kept.  [default: metaq in the user's data"
+            help="Directory of all data.  [default: metaq in the user's data"
             " directory]",
         ),
     ]

@@ -38,7 +38,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
         async def ask(broker_id: BrokerId) -> str:
             address = context.address_of(broker_id)
             if address is None:
-                raise NoBrokerError("it is gone")
+                raise NoBrokerError("the broker is gone")
             connection = await context.pool.get(address, deadline_s=deadline_s)
             question = Stats(item, connection.next_opaque())
             reply = await connection.call(question, deadline_s=deadline_s)

@@ -67,14 +67,15 @@ class TailOptions:
         ),
     ]
     once: Annotated[
-        bool, click.option("--once", is_flag=True, help="End where the file ends.")
+        bool, click.option("--once", is_flag=True, help="End at the end of the file.")
     ]
     partition: Annotated[
         str | None,
         click.option(
             "--partition",
             metavar="BROKER-NUMBER",
-            help="Put everything there.  [default: one partition, by the file's name]",
+            help="Put everything to this partition.  [default: one partition, by the"
+            " file's name]",
         ),
     ]
     attribute: Annotated[str | None, attribute_option]

@@ -6,7 +6,7 @@ import re
 from metaq.model import Millis
 
 DIGITS_OF_MILLISECONDS = 12
-"""As seconds, a number this long lies thirty thousand years ahead."""
+"""A number of so many digits, or more, is in milliseconds."""
 
 
 def parse_time(text: str) -> Millis:

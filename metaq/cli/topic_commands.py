@@ -17,7 +17,7 @@ COLUMNS = ("broker", "is_there", "partitions", "effect", "text")
 
 
 class TopicsGroup(click.Group):
-    """Lists topics, and has commands: the first word says which of both is meant."""
+    """Lists topics, or runs a command, if the first word names one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Leave the words of a command to that command."""
@@ -202,7 +202,7 @@ brokers_option = click.option(
     "served_by",
     metavar="all|ID,...",
     callback=_read_brokers,
-    help="Who serves it; all: those that come later, too.",
+    help="Brokers that serve it; 'all' includes later ones.",
 )
 settings_option = click.option(
     "--set",

@@ -121,7 +121,7 @@ class End(NamedTuple):
     """One way to end a transaction by command."""
 
     help: str
-    """Sentence of its help."""
+    """Its help, one sentence."""
     done: str
     """Text printed afterwards."""
 

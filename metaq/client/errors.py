@@ -59,7 +59,7 @@ class MessageTooLargeError(ClientError):
 
 
 class BufferFullError(ClientError):
-    """As much is appended and not answered as the options allow."""
+    """The producer's buffer memory is full."""
 
     retriable = True
 
@@ -81,7 +81,7 @@ class PartlySentError(ClientError):
 
 
 class PartitionsAwayError(NoBrokerError):
-    """Partitions that there are cannot be read: their broker is away."""
+    """Partitions cannot be read: their broker is away."""
 
     def __init__(self, message: str, *, partitions: Sequence[TopicPartition]) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class NoTopicError(ClientError):
 
 
 class TopicRefusedError(ClientError):
-    """A broker cannot, or may not, do about a topic what it was told to."""
+    """A broker refused a change of a topic."""
 
 
 # -- transactions ---------------------------------------------------------------------

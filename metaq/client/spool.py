@@ -75,7 +75,7 @@ FILE_NAME: Final = "spool"
 """The file in a spool's directory."""
 
 NEW_NAME: Final = "spool.new"
-"""Name of the new file while removed messages are left out."""
+"""Name of the file while it is written anew, without removed messages."""
 
 MAGIC: Final = b"MQ-SPOOL"
 VERSION: Final = 1
@@ -364,7 +364,7 @@ class Spool:
         try:
             self._write_new(path)
         except NoSpaceError as error:
-            log.warning("spool stays as large as it is: %s", error)
+            log.warning("spool not made smaller: %s", error)
             return
         try:
             self._fs.rename(path, self._path)

@@ -29,7 +29,7 @@ CHECKPOINTS_MAX_MAX: Final = 1_000
 DELETE_AGE_MS_MAX: Final = 100 * 366 * 24 * HOUR_MS
 """A century: more is a mistake, and would overflow some clients' dates."""
 SUGGESTION_CHARS_MAX: Final = 80
-"""A longer unknown key is cut before it is compared and quoted."""
+"""Longest unknown key that is compared and quoted whole."""
 
 GROUP_PREFIX: Final = "group."
 """Starts the keys of a topic section that install a filter for a consumer group."""

@@ -299,5 +299,5 @@ class SystemFileSystem(FileSystem):
         try:
             return KernelSyncs()
         except OSError as error:
-            _log.info("syncs take a thread: error=%s", error)
+            _log.info("a thread syncs instead of the kernel: error=%s", error)
             return None

@@ -29,7 +29,7 @@ NO_RECORD: Final = "no-record"
 """No record starts at an end of the range that is asked about."""
 
 _TAIL_CHARS_MAX: Final = 4096
-"""A longer code is none: bodies may be megabytes of anything."""
+"""Longest code; longer text is ignored."""
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
 _CODE: Final = re.compile(rf" \[({_NAME})((?: {_NAME}=[!-Z\\^-~]*)*)\]")
 _UNSAFE: Final = re.compile(rb"[^0-9A-Za-z/:,()._~-]")

@@ -393,7 +393,9 @@ class Cluster:
                 return routes, put_addresses(snapshot, known)
             before = {p for topic in wanted for p in routes.last.get(topic, ())}
             if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
-                _log.warning("rows go elsewhere now: away is %s", name_some(lost))
+                _log.warning(
+                    "rows go to other partitions, some are away: %s", name_some(lost)
+                )
                 routes = await keep(WriteRoutes.moved)
             return routes, put_addresses(snapshot, known)
 

@@ -115,7 +115,7 @@ class BranchRefusedError(SparkError):
 
 
 class LostBranchError(SparkError):
-    """A broker does not have rows any more that it had promised to keep."""
+    """A broker lacks rows that it had promised to keep."""
 
 
 class NoTransactionsError(SparkError):

@@ -445,7 +445,7 @@ class LogManager:
             found.release()
 
     def hold(self, log_id: LogId, offset: Offset) -> None:
-        """Show nothing of a log from an offset on until the rest is there."""
+        """Keep a log unreadable from an offset on until the append there is whole."""
         self._logs[log_id].hold(offset)
 
     # -- housekeeping

@@ -145,7 +145,7 @@ class ScrubState:
     checked_bytes: SizeBytes = gauge(
         "metaq_scrub_checked_bytes", "Bytes verified in the present pass."
     )
-    """Between passes: in the last one."""
+    """Between passes, those of the last one."""
     total_bytes: SizeBytes = gauge("metaq_scrub_pass_bytes", "Bytes of a whole pass.")
     """As of the beginning of the pass."""
     damage_count: int = gauge(

@@ -88,7 +88,7 @@ INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
 _CRC_FROM: Final = ENTRY_BYTES - CRC_BYTES
 
 _UNREADABLE: Final = frozenset({"EIO", "EACCES", "EPERM", "EISDIR", "ELOOP", "ENXIO"})
-"""Refusals that are about one file; want of descriptors or memory is not."""
+"""Errors of one file; lack of descriptors or memory is not among them."""
 
 
 class Span(NamedTuple):

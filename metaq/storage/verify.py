@@ -51,7 +51,7 @@ class FindingKind(enum.Enum):
     PRODUCERS = "producer file"
     """Entries about producers are damaged; a batch sent again may be stored twice."""
     NAME = "name"
-    """A file name makes no sense: the partition will be refused."""
+    """A file has no name of a segment: the partition will be refused."""
 
 
 @dataclass(frozen=True, slots=True)

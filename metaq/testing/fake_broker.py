@@ -100,7 +100,7 @@ class FakeFault:
 
 
 class Faults:
-    """Those that wait. Not thread-safe; its owner serialises."""
+    """Faults that wait for their commands. Not thread-safe; its owner serialises."""
 
     def __init__(self) -> None:
         """Let everything pass."""

@@ -1,1 +1,1 @@
-"""The place of the transaction journal; today it holds what storage must offer it."""
+"""Transactions on the broker's side: journal, recovery, coordinator."""

@@ -24,7 +24,7 @@ class TransactionLimits:
     timed_count_max: int
     """Transactions with a time-out."""
     timeout_s_max: int
-    """Longest time-out; a longer wish is cut to it."""
+    """Longest time-out; a longer one is cut to it."""
     journal_bytes_max: int
     """Size of the journal above which nothing new is taken."""
 

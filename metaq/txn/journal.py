@@ -618,7 +618,7 @@ class Journal:
         if finish is not None and self._failed is None:
             error = self._attempt(finish)
             if error is not None:
-                log.warning("journal not tidied up: error=%s", error)
+                log.warning("last step of closing the journal failed: error=%s", error)
         self._attempt(self._unlock)
         self._post(on_closed)
 

@@ -209,7 +209,7 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
         return Sums()
     java = directory / JAVA_OUTCOMES_FILE
     if fs.exists(java) and fs.mtime_ms(java) > changed_ms:
-        log.info("checksums of the journal are older than a Java broker: file=%s", path)
+        log.info("journal not checked, a Java broker wrote it: file=%s", path)
         return Sums()
     return sums
 

@@ -65,7 +65,7 @@ class PlaceBlock:
     __slots__ = ("_data", "_file", "_high", "_low", "_start")
 
     def __init__(self, file: PlacesFile, start: int) -> None:
-        """Begin at a byte of a file, without any."""
+        """Begin at a position of a file, without bytes."""
         self._file = file
         self._start = start
         self._data = bytearray()

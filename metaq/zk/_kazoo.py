@@ -7,8 +7,8 @@ touched on the loop alone. kazoo keeps a session alive, or begins a new one, for
 long as its connection thread lives. That thread ends by itself in two cases (an
 answer that it cannot read, and refused credentials), and does not always say so.
 Because a broker never gives up on ZooKeeper, `_check_client` looks after it while
-there is no connection, and replaces a dead client. `_generation` tells late reports of
-a replaced client from those of the present one.
+there is no connection, and replaces a dead client. `_client_version` tells late reports
+of a replaced client from those of the present one.
 
 A session is believed in for LIFE of its time-out after the sending of the last beat
 that was answered, whatever kazoo thinks of its connection; then the client is replaced.
@@ -165,7 +165,7 @@ class KazooCoordinator:
         self._watches: set[Watch[Any]] = set()
         self._watch_reads = asyncio.Semaphore(WATCH_READS_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._generation = 0
+        self._client_version = 0
         self._is_stopped = False
         self._check: asyncio.TimerHandle | None = None
         self._beat_at_s = 0.0
@@ -199,7 +199,7 @@ class KazooCoordinator:
     def _begin(self) -> None:
         """Start the client, or have it replaced when no descriptor is left for it."""
         client = self._client
-        client.add_listener(partial(self._post_report, client, self._generation))
+        client.add_listener(partial(self._post_report, client, self._client_version))
         try:
             self._close = begin_closer(client)
             client.start_async()
@@ -223,30 +223,30 @@ class KazooCoordinator:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def _post_report(self, client: Any, generation: int, state: KazooState) -> None:
+    def _post_report(self, client: Any, client_version: int, state: KazooState) -> None:
         """Hand a change of kazoo's state to the loop; called on kazoo's threads."""
         if state == KazooState.CONNECTED:
             identity = client.client_id
             self._post(
                 self._on_report,
-                generation,
+                client_version,
                 SessionEvent.ESTABLISHED,
                 identity[0] if identity else 0,
                 client.greeted_timeout_ms / 1000,
             )
         elif state == KazooState.SUSPENDED:
-            self._post(self._on_report, generation, SessionEvent.DISCONNECTED)
+            self._post(self._on_report, client_version, SessionEvent.DISCONNECTED)
         else:
-            self._post(self._on_report, generation, SessionEvent.EXPIRED)
+            self._post(self._on_report, client_version, SessionEvent.EXPIRED)
 
     def _on_report(
         self,
-        generation: int,
+        client_version: int,
         event: SessionEvent,
         session_id: int = 0,
         timeout_s: float = 0.0,
     ) -> None:
-        if generation == self._generation and not self._is_stopped:
+        if client_version == self._client_version and not self._is_stopped:
             self._apply(event, session_id, timeout_s)
 
     def _schedule_check(self, delay_s: float) -> None:
@@ -300,7 +300,7 @@ class KazooCoordinator:
         assert self._loop is not None
         close, self._close = self._close, close_nothing
         self._client = make_client(self._hosts, self._session_timeout_s)
-        self._generation += 1
+        self._client_version += 1
         self._is_beating = False
         self._apply(SessionEvent.EXPIRED)
         # Behind the listeners: what is theirs may go to others with the session.
@@ -313,16 +313,16 @@ class KazooCoordinator:
         if self._is_beating:
             return
         self._is_beating = True
-        generation, sent_s = self._generation, self._clock.monotonic_s()
+        client_version, sent_s = self._client_version, self._clock.monotonic_s()
 
         def post_answer(result: Any) -> None:
             is_answered = result.exception is None
-            self._post(self._on_beat, generation, sent_s, is_answered)
+            self._post(self._on_beat, client_version, sent_s, is_answered)
 
         self._client.exists_async("/").rawlink(post_answer)
 
-    def _on_beat(self, generation: int, sent_s: float, is_answered: bool) -> None:
-        if generation != self._generation:
+    def _on_beat(self, client_version: int, sent_s: float, is_answered: bool) -> None:
+        if client_version != self._client_version:
             return
         self._is_beating = False
         if is_answered:

@@ -28,7 +28,7 @@ READS_AT_ONCE: Final = 64
 SETTLE_S: Final = 0.02
 """Quiet time after a change, for changes that come together."""
 INCOMPLETE_S_MAX: Final = 5.0
-"""After this time partial results are used: one node may be barred from us for good."""
+"""Seconds after which partial results are used: a node may be unreadable for good."""
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class ValuesWatch(Generic[T]):
 
 
 class Settler:
-    """Says once, at its end, that a burst of changes took place; owned by one loop."""
+    """Reports a burst of changes once, at its end; owned by one loop."""
 
     def __init__(
         self,

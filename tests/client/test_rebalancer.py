@@ -222,8 +222,8 @@ def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
     texts = [record.getMessage() for record in caplog.records]
     mine = [t for t in texts if "rebalanced" in t and "member=g_c1" in t]
     assert [t.rpartition(" duration_ms=")[0] for t in mine] == [
-        "rebalanced: group=g member=g_c1 generation=1 added=2 removed=0 partitions=2",
-        "rebalanced: group=g member=g_c1 generation=2 added=0 removed=1 partitions=1",
+        "rebalanced: group=g member=g_c1 rebalances=1 added=2 removed=0 partitions=2",
+        "rebalanced: group=g member=g_c1 rebalances=2 added=0 removed=1 partitions=1",
     ]
 
 

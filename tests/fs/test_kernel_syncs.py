@@ -121,7 +121,7 @@ def test_a_machine_that_has_none_says_why(caplog: pytest.LogCaptureFixture) -> N
             assert SystemFileSystem().open_syncs() is None
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "syncs take a thread: error=[Errno 24]" in caplog.text
+    assert "a thread syncs instead of the kernel: error=[Errno 24]" in caplog.text
 
 
 def test_a_queue_serves_again_unless_a_sync_is_under_way(file: AppendFile) -> None:

@@ -200,7 +200,7 @@ def test_what_is_chosen_no_more_is_not_read_any_more(
     stand = offsets(2, 10)
     query = progress(broker, **chosen)
     assert query.advance(stand) == stand == query.advance(stand)
-    assert caplog.text.count("chosen no more, and not read: logs/0-0") == 1
+    assert caplog.text.count("partitions no longer chosen are not read: logs/0-0") == 1
     assert "away" not in caplog.text
     end = progress(broker).advance(stand)
     assert end == offsets(10, 10)

@@ -174,6 +174,6 @@ def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> by
             text = str(error)
         case _:
             context.counters.error_count += 1
-            log.error("question failed", exc_info=error)
+            log.error("offset question failed", exc_info=error)
             text = texts.INTERNAL_ERROR
     return encode_result(Status.SERVER_ERROR, text.encode(), opaque)

@@ -194,7 +194,7 @@ class LogEnds:
         wait_ms: int,
         pause_s: float,
     ) -> None:
-        """Stand at the end of a log until it grows, or the broker lets go."""
+        """Long-poll the end of a log."""
 
         def make(_connection: BrokerConnection, opaque: int) -> Get:
             topic, number = partition.topic, partition.partition

@@ -34,7 +34,7 @@ class CurrentBatch:
     """Batch held by one consumer's iterator. Used by one thread at a time."""
 
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
-        """Start with empty hands.
+        """Start without a batch.
 
         Args:
             fetch_buffer: where batches come from and go back to.
@@ -45,11 +45,11 @@ class CurrentBatch:
         self._loopers: list[Looper] = []
         self._taking = threading.Lock()
 
-    # -- whose hand it is -------------------------------------------------------------
+    # -- whose batch it is ------------------------------------------------------------
 
     @contextmanager
     def loop_of(self, who: Looper) -> Iterator[None]:
-        """Say inside the block that a loop runs, and whose it is.
+        """Note inside the block that a loop runs, and its owner.
 
         Raises:
             ClientError: another one runs.

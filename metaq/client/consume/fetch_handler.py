@@ -147,10 +147,10 @@ class FetchHandler:
         return fresh
 
     def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
-        """Hear that bytes are missing."""
+        """Count and log bytes that are missing."""
         self.missing_bytes += max(0, new - old)
         log.warning(
-            "reading goes on elsewhere: group=%s partition=%s old=%d new=%d",
+            "reading goes on at another offset: group=%s partition=%s old=%d new=%d",
             self._group,
             partition,
             old,

@@ -1,4 +1,4 @@
-"""Health and lag of a consumer, and a watchdog that silence does not fool.
+"""Health and lag of a consumer, and a watchdog for partitions without progress.
 
 A consumer that stands still looks like one that has nothing to do. The watchdog tells
 them apart: for every partition that has not moved for a while it asks the broker where

@@ -264,7 +264,11 @@ class GroupSource:
                 await self._membership.unregister(deadline_s=self._deadline_s())
                 break
             except MetaqError as error:
-                log.debug("leave: group=%s: %s", self._membership.group, error)
+                log.debug(
+                    "group not left, trying again: group=%s: %s",
+                    self._membership.group,
+                    error,
+                )
                 attempt_count += 1
                 await self._pause(attempt_count)
         for cancel in self._cancels:
@@ -527,7 +531,7 @@ class GroupSource:
             return
         self.rebalance_count += 1
         log.info(
-            "rebalanced: group=%s member=%s generation=%d added=%d removed=%d"
+            "rebalanced: group=%s member=%s rebalances=%d added=%d removed=%d"
             " partitions=%d duration_ms=%d",
             self._membership.group,
             self._membership.member,

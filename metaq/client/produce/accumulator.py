@@ -216,7 +216,7 @@ class BufferMemory:
         self._callbacks.append(callback)
 
     def wake(self) -> list[Callable[[], None]]:
-        """Wake who blocks; return whom to call back, outside the lock."""
+        """Wake blocked callers; return callbacks to call outside the lock."""
         if self._waiter_count:
             self._freed.notify_all()
         callbacks, self._callbacks = self._callbacks, []

@@ -19,7 +19,10 @@ loop; more are dropped."""
 
 
 class OnewayMessages:
-    """Owner: one producer; used on its loop, but for `drop`. Closed with `close`."""
+    """One-way messages that wait for their topic's partitions.
+
+    Owner: one producer; used on its loop, but for `drop`. Closed with `close`.
+    """
 
     def __init__(
         self,

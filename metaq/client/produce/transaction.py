@@ -148,7 +148,7 @@ class AsyncTransaction(TransactionSends):
             parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
 
     async def rollback(self, timeout: float | None = None) -> None:
-        """Give all messages up.
+        """Roll back: none of the messages is stored.
 
         A broker that cannot be told forgets the transaction when its time is over:
         what was never committed is never read.

@@ -271,7 +271,7 @@ class AsyncXa(TransactionSends):
     async def rollback(
         self, xid: XaTransactionId | None = None, timeout: float | None = None
     ) -> None:
-        """Give the transaction under way up, or one that is prepared somewhere.
+        """Roll back the open transaction, or a prepared one.
 
         Args:
             xid: None for the one under way; another one is asked for at every broker.

@@ -32,7 +32,7 @@ from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.source.stream import StreamProgress
 
 SMALL_FILES_MAX: Final = 32
-"""When a topic and day has so many small files, they are put together."""
+"""Small files of a topic and day from which on they are put together."""
 STOP_LOOK_S: Final = 1
 """Interval of looks whether a run is to stop, seconds."""
 

@@ -327,7 +327,7 @@ class ArchiveStore:
                 with told(self.root):
                     self._files.delete_dir(f"{STAGING}/{name}")
             except ArchiveError as error:
-                _log.warning("staged files stay for now: %s", error)
+                _log.warning("staged files not removed yet: %s", error)
 
     def compact(self, file_bytes: int) -> tuple[int, int]:
         """Put small files together, and delete what the table has not had for long.

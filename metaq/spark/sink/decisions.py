@@ -109,7 +109,7 @@ class QueryRecord:
     turn: str = ""
     """Drawn by the last writer; "" before the first one."""
     place: str = ""
-    """The checkpoint, or what else names the query to people."""
+    """Name of the query for people: its checkpoint, or another one."""
     decision: Decision | None = None
     """The last one."""
 

@@ -87,9 +87,10 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionManager:
-    """The one of a query, or of a batch write, for one step; on the client's loop.
+    """Manager of the transactions of a query or a batch write, for one step.
 
-    Owner: the caller of the step. Nothing is kept between two: the node has it all.
+    Owner: the caller of the step, on the client's loop. The node has all that is kept
+    between two steps.
     """
 
     def __init__(
@@ -344,7 +345,7 @@ class TransactionManager:
         return plan_recovery(lists, record.decision, self._name)
 
     async def _tell(self, verdict: Verdict, branches: Iterable[Placed]) -> None:
-        """Say a verdict once; what comes of it is looked at again at the next batch."""
+        """Send a verdict once; the next batch looks at its outcome."""
         deadline_s = self._soon_s(LOOK_S)
         told = await all_of(
             self._say(broker_id, xids, verdict, deadline_s)
@@ -354,7 +355,8 @@ class TransactionManager:
             if isinstance(error, UnknownXidError):
                 continue
             _log.warning(
-                "branch has another end: broker=%d transaction=%s verdict=%s error=%s",
+                "branch not ended as decided: broker=%d transaction=%s verdict=%s"
+                " error=%s",
                 broker_id,
                 key_of(xid),
                 verdict.name,

@@ -288,7 +288,7 @@ class StreamProgress:
         try:
             return self._facts.count(partition, start, end)
         except MetaqError as error:
-            _log.warning("not known how far behind: %s", error)
+            _log.warning("records behind are not known: %s", error)
             return None
 
     def reach(self, stand: Mapping[TopicPartition, Offset]) -> None:
@@ -370,7 +370,7 @@ class StreamProgress:
     def _report_left(self, left: frozenset[TopicPartition]) -> None:
         if left - self._left:
             names = ", ".join(map(str, sorted(left)))
-            _log.warning("chosen no more, and not read: %s", names)
+            _log.warning("partitions no longer chosen are not read: %s", names)
         self._left = left
 
     def _report_away(self, away: frozenset[TopicPartition]) -> None:

@@ -101,7 +101,7 @@ def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
     for batch in (0, 1):
         store.commit(batch, (), positions={ONE: Offset(batch)})
         assert ArchiveStore(path).positions() == {ONE: batch}
-        assert f"staged files stay for now: {path}: " in caplog.text
+        assert f"staged files not removed yet: {path}: " in caplog.text
     left.unlink()
     left.mkdir()
     store.commit(2, ())
