@@ -464,10 +464,10 @@ class Branch:
         self._has_put = True
         opaques = self._connection.next_opaques(1 if is_mput else len(payloads))
         run = _Run(partition, payloads, flags, opaques, is_mput, self._transaction)
+        frames = run.frames()
+        run.size_bytes = len(frames)
         try:
-            self._connection.submit_puts(
-                run.frames(), opaques, run, deadline_s=deadline_s
-            )
+            self._connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
         except ClosedError as error:
             run.on_outcome(opaques, error)
         return run
@@ -502,6 +502,7 @@ class _Run:
     opaques: range
     is_mput: bool
     transaction: TransactionId
+    size_bytes: int = 0
     outcomes: dict[int, Reply | MetaqError] = field(default_factory=dict)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -526,7 +527,7 @@ class _Run:
     def sizes(self) -> list[int]:
         """Return the bytes of each command."""
         if self.is_mput:
-            return [len(self.frames())]
+            return [self.size_bytes]
         return [len(self._puts(slice(k, k + 1))) for k in range(len(self.opaques))]
 
     def _puts(self, some: slice) -> bytes:
