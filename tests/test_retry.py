@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from metaq.errors import MetaqError
 from metaq.retry import Backoff, retry, wait_set
 from metaq.testing.clock import ManualClock
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 BACKOFF = Backoff(first_s=1.0, max_s=8.0)
 

@@ -12,7 +12,7 @@ from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.rigs.inside import kill
-from tests.zk.virtual import VirtualClock, run_virtually
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 PATHS = NodePaths()

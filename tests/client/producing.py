@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import enum
-import selectors
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import Selector
@@ -22,7 +21,7 @@ from metaq.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerAddress, BrokerId, Millis, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.peer.replies import ReceiptColumns, parse_receipt
 from metaq.protocol.commands import Mput, Put, Reply, Result
@@ -30,60 +29,11 @@ from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES
+from tests.rigs.virtual_time import VirtualClock
 
 JAVA = Capabilities("1.4.6.2")
 OURS = Capabilities("1.0", has_mput=True, dedup=True)
 FORGETFUL = Capabilities("0.9", has_mput=True)
-
-T = TypeVar("T")
-
-
-class _JumpingSelector(selectors.SelectSelector):
-    """Never sleeps: time jumps to where the loop wanted to sleep to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 1000.0
-
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "all wait for ever"
-            self.now_s += max(0.0, timeout)
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time; it is its own clock."""
-
-    def __init__(self) -> None:
-        self.jumping = _JumpingSelector()
-        super().__init__(self.jumping)
-
-    def time(self) -> float:
-        return self.jumping.now_s
-
-    def monotonic_s(self) -> float:
-        return self.jumping.now_s
-
-    def boot_s(self) -> float:
-        return self.jumping.now_s
-
-    def wall_ms(self) -> Millis:
-        return Millis(int(self.jumping.now_s * 1000))
-
-
-def run_virtual(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, in no time; what callbacks raise fails the test."""
-    problems: list[dict[str, Any]] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        loop.set_exception_handler(lambda _loop, context: problems.append(context))
-        result = runner.run(work)
-    assert not problems
-    return result
 
 
 def split_records(records: bytes) -> list[bytes]:
@@ -410,15 +360,13 @@ async def producing(
     selector: Selector | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
-    """Open a producer in a world of brokers; inside `run_virtual`."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
+    """Open a producer in a world of brokers; inside `run_virtually`."""
     world = World(brokers, partitions)
     world.producer = AsyncProducer(
         pool=world.pool,
         metadata=world.metadata,
         options=ProducerOptions(**options),
-        clock=loop,
+        clock=VirtualClock(),
         producer_id="tester",
         selector=selector,
     )

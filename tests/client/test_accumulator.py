@@ -22,7 +22,8 @@ from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
 from metaq.protocol.version import Capabilities
-from tests.client.producing import at, run_virtual
+from tests.client.producing import at
+from tests.rigs.virtual_time import run_virtually
 
 
 @dataclass
@@ -84,7 +85,7 @@ def test_bounds_are_exact() -> None:
         assert (seen.buffered_count, seen.buffered_bytes) == (10, 210)
         assert (seen.appended_count, seen.full_count) == (10, 1)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_named_batch_travels_alone_and_in_its_place() -> None:
@@ -107,7 +108,7 @@ def test_a_named_batch_travels_alone_and_in_its_place() -> None:
         ]
         assert box.take() is None
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_named_batch_larger_than_the_buffer_goes_when_it_is_empty() -> None:
@@ -128,7 +129,7 @@ def test_a_named_batch_larger_than_the_buffer_goes_when_it_is_empty() -> None:
         for _ in range(3):
             box.accumulator.append("test", b"x")
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @given(
@@ -190,7 +191,7 @@ def test_room_is_never_lost_nor_given_twice(
         with pytest.raises(BufferFullError):
             accumulator.append("test", b"", partition="0-0")
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -248,7 +249,7 @@ def test_the_loop_is_told_once_until_it_found_nothing() -> None:
         await asyncio.sleep(0)
         assert box.told == 2
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
@@ -271,7 +272,7 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         assert [b.timeout_s for b in batches] == [10.0, 3.0, 10.0, 10.0]
         assert batches[1].deadline_s == batches[1].created_s + 3.0
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
@@ -288,7 +289,7 @@ def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
         late = box.accumulator.take_late(box.queue, start_s + 5.5)
         assert [b.payloads for b in late] == [[b"old", b"same"], [b"new"]]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_is_due_is_old_or_past_its_deadline_and_unanswered() -> None:
@@ -313,7 +314,7 @@ def test_what_is_due_is_old_or_past_its_deadline_and_unanswered() -> None:
         box.resolve(slow)
         assert accumulator.take_due(start_s + 9.0, 1.0) == []
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_may_change_is_copied() -> None:
@@ -331,7 +332,7 @@ def test_what_may_change_is_copied() -> None:
         assert isinstance(batch, Batch)
         assert batch.payloads == [b"abc", b"bc", b"abc", b"x"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("data", ["text", 5, None, [1]])
@@ -345,7 +346,7 @@ def test_what_are_no_bytes_is_refused(data: Any) -> None:
         with pytest.raises(TypeError, match="expected bytes-like"):
             box.accumulator.append_many("test", [data])
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_refusals_name_what_is_wrong() -> None:
@@ -369,7 +370,7 @@ def test_refusals_name_what_is_wrong() -> None:
         with pytest.raises(ClosedError):
             box.accumulator.append_many("test", [b"x"]).step()
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_waiting_for_room_ends_with_room_or_with_time() -> None:

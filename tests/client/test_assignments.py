@@ -10,7 +10,7 @@ from metaq.errors import NoBrokerError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.testing.clock import ManualClock
 from tests.client.worlds import partition
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 
 class Sink:

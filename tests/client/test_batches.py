@@ -21,7 +21,8 @@ from metaq.errors import ClosedError, ForbiddenError, RequestTimeoutError, Serve
 from metaq.model import MessageId, Offset
 from metaq.record.ids import id_after
 from metaq.record.layout import encode_record
-from tests.client.producing import at, run_virtual
+from tests.client.producing import at
+from tests.rigs.virtual_time import run_virtually
 
 PLACE = at(2)
 
@@ -93,7 +94,7 @@ def test_every_message_finds_its_own_outcome(
                 Offset(part * 10**4 + sum(before) + 20 * len(before)),
             )
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_part_that_failed_fails_its_own_messages() -> None:
@@ -122,7 +123,7 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         assert SendFuture(batch, 0).exception() is None
         assert await SendFuture(batch, 2) == receipt(5, 21)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_the_loop_does_not_wait_for_itself() -> None:
@@ -133,7 +134,7 @@ def test_the_loop_does_not_wait_for_itself() -> None:
         with pytest.raises(RuntimeError, match="use await"):
             future.result()
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_an_outcome_is_awaited_on_another_loop() -> None:
@@ -182,7 +183,7 @@ def test_results_follow_the_order_of_the_list() -> None:
             mixed[4]
         mixed.raise_errors()
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_failures_of_others_in_the_same_batch_do_not_count() -> None:
@@ -201,7 +202,7 @@ def test_failures_of_others_in_the_same_batch_do_not_count() -> None:
             SendResults([(batch, 0, 2)], None).raise_errors()
         assert caught.value.outcomes == [error, receipt(1, 20)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -> None:
@@ -213,7 +214,7 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
         batch.resolve([BatchOutcome(0, receipt(1, 0), None)])
         futures.append(SendFuture(batch, 0))
 
-    run_virtual(main())
+    run_virtually(main())
     called: list[SendFuture] = []
     futures[0].add_done_callback(called.append)
     assert called == futures
@@ -225,7 +226,7 @@ def test_nobody_waits_for_a_loop_that_was_closed_before_its_client() -> None:
     async def leave() -> SendFuture:
         return SendFuture(make_batch([b"a"], threading.get_ident()), 0)
 
-    future = run_virtual(leave())
+    future = run_virtually(leave())
     with pytest.raises(OutcomeUnknownError, match="closed before the client"):
         future.result()
 
@@ -246,4 +247,4 @@ def test_a_callback_in_the_child_of_a_fork_is_refused() -> None:
         with pytest.raises(ClosedError, match="its outcome is known there"):
             SendFuture(batch, 0).add_done_callback(print)
 
-    run_virtual(main())
+    run_virtually(main())

@@ -27,7 +27,7 @@ from tests.client.group_members import (
     serve,
     until,
 )
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 SETTLE_S = 60.0
 

@@ -20,7 +20,7 @@ from tests.client.group_members import (
     serving,
     until,
 )
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 ID = PATHS.member(GROUP, "g_c1")
 

@@ -12,8 +12,8 @@ from metaq.client.produce.oneway import ONEWAY_WAITING_MAX, Handover, OnewayMess
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.loop_thread import LoopThread
 from tests.brokers import StartBroker
-from tests.client.producing import run_virtual
 from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.virtual_time import run_virtually
 
 
 class Log:
@@ -77,7 +77,7 @@ def test_messages_leave_in_order_when_their_topic_is_known() -> None:
         assert log.appended == [("a", b"1"), ("a", b"3"), ("b", b"2")]
         assert not messages.dropped
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_was_dropped_takes_no_place_any_more() -> None:
@@ -93,7 +93,7 @@ def test_what_was_dropped_takes_no_place_any_more() -> None:
             await asyncio.sleep(2)
         assert messages.dropped == {"NoBrokerError": 3 * ONEWAY_WAITING_MAX}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_close_waits_for_topics_that_come_in_its_time() -> None:
@@ -107,7 +107,7 @@ def test_a_close_waits_for_topics_that_come_in_its_time() -> None:
         await messages.close(timeout_s=2)
         assert log.appended == [("a", b"1")]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_close_drops_what_waits_and_says_why() -> None:
@@ -121,7 +121,7 @@ def test_a_close_drops_what_waits_and_says_why() -> None:
         await messages.close(timeout_s=0.1)
         assert messages.dropped == {"ClosedError": 1}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> None:
@@ -145,7 +145,7 @@ def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> Non
         assert appended == [b"1", b"3"]
         assert messages.dropped == {"KeyError": 1}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_cannot_be_handed_over_is_dropped_alone() -> None:

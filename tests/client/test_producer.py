@@ -32,8 +32,8 @@ from tests.client.producing import (
     StandInBroker,
     at,
     producing,
-    run_virtual,
 )
+from tests.rigs.virtual_time import run_virtually
 
 
 def test_a_message_is_acknowledged_with_its_place() -> None:
@@ -49,7 +49,7 @@ def test_a_message_is_acknowledged_with_its_place() -> None:
             assert second.message_id == first.message_id + 1
         assert broker.stored() == [b"hello", b"again"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("capabilities", [OURS, FORGETFUL, JAVA])
@@ -76,7 +76,7 @@ def test_order_is_kept_in_many_batches(capabilities: Capabilities) -> None:
         kinds = {type(command) for command in broker.commands}
         assert kinds == ({Put} if capabilities is JAVA else {Mput})
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_batches_grow_while_others_are_in_flight() -> None:
@@ -93,7 +93,7 @@ def test_batches_grow_while_others_are_in_flight() -> None:
             assert world.producer.statistics().acknowledged_count == 100
         assert len(broker.commands) < 6
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_lingering_batch_waits_for_company_or_until_it_is_full() -> None:
@@ -116,7 +116,7 @@ def test_a_lingering_batch_waits_for_company_or_until_it_is_full() -> None:
             assert broker.stored()[4:] == [b"4"]
             assert loop.time() - start_s < 1.5
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 # -- partitions -----------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_what_waits_costs_nothing_for_the_partitions_that_do_not(
             with pytest.raises(OutcomeUnknownError):
                 await world.producer.send("test", b"x", partition="0-7", timeout=20.0)
 
-    run_virtual(main())
+    run_virtually(main())
     assert set(looks) == {at(7)}
     assert len(looks) <= 5
 
@@ -168,7 +168,7 @@ def test_a_broker_that_goes_costs_no_walk_over_the_others_partitions() -> None:
             assert world.producer.statistics().moved_count == count
             assert world.pool.looks <= 20 * count
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
@@ -198,7 +198,7 @@ def test_messages_without_a_key_go_round() -> None:
             results = [await world.producer.send("test", b"x") for _ in range(4)]
             assert [r.partition for r in results] == [at(1), at(2), at(0), at(1)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_key_partition_and_selector_choose() -> None:
@@ -236,7 +236,7 @@ def test_key_partition_and_selector_choose() -> None:
                 with pytest.raises(LocalProtocolError, match=f"of test, got {wrong}$"):
                     await world.producer.send("test", b"x")
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_flush_ends_though_an_interrupt_kept_the_delivery_from_being_told() -> None:
@@ -259,7 +259,7 @@ def test_a_flush_ends_though_an_interrupt_kept_the_delivery_from_being_told() ->
             await world.producer.flush()
             assert sum(world.producer.statistics().failed.values()) == 1
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_closed_pool_is_not_asked_in_a_busy_loop() -> None:
@@ -279,7 +279,7 @@ def test_a_closed_pool_is_not_asked_in_a_busy_loop() -> None:
                 await world.producer.send("test", b"x")
         assert asked <= 25
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_list_with_keys_keeps_its_results_in_order() -> None:
@@ -303,7 +303,7 @@ def test_a_list_with_keys_keeps_its_results_in_order() -> None:
                 assert stored == encode_payload(message.data, key=message.key)[0]
             assert list(await world.producer.send_many("test", [])) == []
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_certainly_was_not_stored_goes_elsewhere() -> None:
@@ -327,7 +327,7 @@ def test_what_certainly_was_not_stored_goes_elsewhere() -> None:
         assert closed.stored() == []
         assert sorted(other.stored()[:20], key=int) == [b"%d" % n for n in range(20)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_keyed_and_pinned_messages_wait_for_their_partition() -> None:
@@ -343,7 +343,7 @@ def test_keyed_and_pinned_messages_wait_for_their_partition() -> None:
             away.come_back()
             assert (await future).partition == at(0, broker=1)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_keys_of_a_vanished_broker_move_or_wait_as_chosen() -> None:
@@ -373,7 +373,7 @@ def test_keys_of_a_vanished_broker_move_or_wait_as_chosen() -> None:
             assert before == after or before == at(0, broker=0)
         assert await place(KeyHash(wait=True), vanish=True) == all_here
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_new_address_is_followed() -> None:
@@ -392,7 +392,7 @@ def test_a_new_address_is_followed() -> None:
             await future
         assert (old.stored(), new.stored()) == ([b"a"], [b"b"])
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 # -- room, flush, close ---------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_room_is_bounded_and_waited_for() -> None:
             with pytest.raises(BufferFullError, match="do not fit"):
                 await world.producer.send_nowait("test", b"x")
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_list_larger_than_the_buffer_goes_through() -> None:
@@ -437,7 +437,7 @@ def test_a_list_larger_than_the_buffer_goes_through() -> None:
             assert world.producer.statistics().buffered_bytes == 0
         assert sorted(broker.stored(0) + broker.stored(1)) == sent
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_flush_waits_for_what_was_appended_before() -> None:
@@ -454,7 +454,7 @@ def test_flush_waits_for_what_was_appended_before() -> None:
             with pytest.raises(RequestTimeoutError, match="1 messages have no outcome"):
                 await world.producer.flush(timeout=1)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_close_resolves_everything() -> None:
@@ -479,7 +479,7 @@ def test_close_resolves_everything() -> None:
                 await world.producer.send("test", b"x")
             await world.producer.close()
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_cancelled_send_loses_nothing() -> None:
@@ -496,7 +496,7 @@ def test_a_cancelled_send_loses_nothing() -> None:
             await world.producer.flush()
         assert broker.stored() == [b"x"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_one_way_messages_never_raise_for_delivery() -> None:
@@ -521,7 +521,7 @@ def test_one_way_messages_never_raise_for_delivery() -> None:
             assert producer.statistics().dropped["ClosedError"] == 1
         assert broker.stored() == [b"early"] + [b"x"] * 5
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_close_sends_one_way_messages_of_a_topic_that_was_never_used() -> None:
@@ -534,7 +534,7 @@ def test_a_close_sends_one_way_messages_of_a_topic_that_was_never_used() -> None
         assert broker.stored() == [b"x"]
         assert world.producer.statistics().dropped == {}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() -> None:
@@ -546,7 +546,7 @@ def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() ->
             assert asyncio.get_running_loop().time() - since_s == pytest.approx(0.5)
             assert world.producer.statistics().dropped == {"ClosedError": 1}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
@@ -577,7 +577,7 @@ def test_a_callback_that_raises_disturbs_nobody() -> None:
             assert called == [future]
             assert [str(problem) for problem in problems] == ["mine"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_statistics_add_up() -> None:
@@ -598,4 +598,4 @@ def test_statistics_add_up() -> None:
             assert seen.latency_s.count == 10
             assert seen.batch_counts.count == 2
 
-    run_virtual(main())
+    run_virtually(main())

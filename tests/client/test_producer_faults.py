@@ -9,14 +9,8 @@ from metaq.client.errors import (
     OutcomeUnknownError,
 )
 from metaq.protocol.version import Capabilities
-from tests.client.producing import (
-    JAVA,
-    OURS,
-    Act,
-    StandInBroker,
-    producing,
-    run_virtual,
-)
+from tests.client.producing import JAVA, OURS, Act, StandInBroker, producing
+from tests.rigs.virtual_time import run_virtually
 
 ACTS = st.lists(st.sampled_from(list(Act)), max_size=12)
 
@@ -58,7 +52,7 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
         if in_flight == 1 or not {Act.CLOSED, Act.BUSY} & set(acts):
             assert [m for m in stored if m in set(acknowledged)] == acknowledged
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @given(
@@ -101,4 +95,4 @@ def test_two_brokers_that_come_and_go_lose_nothing_that_was_acknowledged(
             elif not isinstance(error, OutcomeUnknownError):
                 assert all(b"%04d" % n not in b.stored() for b in brokers)
 
-    run_virtual(main())
+    run_virtually(main())

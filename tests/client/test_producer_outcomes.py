@@ -32,8 +32,8 @@ from tests.client.producing import (
     StandInBroker,
     StandInConnection,
     producing,
-    run_virtual,
 )
+from tests.rigs.virtual_time import run_virtually
 
 
 def test_a_repeated_batch_is_recognised() -> None:
@@ -54,7 +54,7 @@ def test_a_repeated_batch_is_recognised() -> None:
         assert (one.producer, one.sequence) == (two.producer, two.sequence)
         assert one.sequence == 1
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_batch_in_doubt_goes_before_a_refused_one() -> None:
@@ -69,7 +69,7 @@ def test_a_batch_in_doubt_goes_before_a_refused_one() -> None:
         assert broker.stored() == [b"4", b"0", b"1", b"2", b"3"]
         assert not broker.overlap_count
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_repetition_travels_alone() -> None:
@@ -84,7 +84,7 @@ def test_a_repetition_travels_alone() -> None:
         assert broker.stored() == sent
         assert not broker.overlap_count
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("capabilities", [OURS, JAVA])
@@ -108,7 +108,7 @@ def test_what_is_stored_is_told_though_the_next_batch_finds_no_memory(
                 patched.setattr(Accumulator, "has_messages", lack)
                 assert (await world.producer.send("test", b"first")).offset == 0
 
-    run_virtual(main())
+    run_virtually(main())
     assert isinstance(problems[0]["exception"], MemoryError)
 
 
@@ -144,7 +144,7 @@ def test_a_batch_that_finds_no_memory_fails_alone(
             assert (await world.producer.send("test", b"next")).offset == 0
         assert broker.stored() == [b"next"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
             await world.producer.send("test", b"next")
         assert broker.stored() == [b"stored", b"next"]
 
-    run_virtual(main())
+    run_virtually(main())
     assert isinstance(problems[0]["exception"], MemoryError)
 
 
@@ -199,7 +199,7 @@ def test_brokers_that_forget_get_it_twice_or_the_error_says_so(
                     await world.producer.send("test", b"x")
                 assert broker.stored() == [b"x"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_failure_that_stays_ends_at_the_deadline(
             failed = world.producer.statistics().failed
             assert failed == {error.__name__: 1}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
@@ -248,7 +248,7 @@ def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
             with pytest.raises(NoBrokerError, match="topic other"):
                 await world.producer.send("other", b"x", timeout=0.5)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_messages_behind_an_old_batch_keep_their_own_time() -> None:
@@ -268,7 +268,7 @@ def test_messages_behind_an_old_batch_keep_their_own_time() -> None:
             await new
         assert broker.stored() == [b"new"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_queue_too_long_for_the_deadline_fails_as_not_sent() -> None:
@@ -284,7 +284,7 @@ def test_a_queue_too_long_for_the_deadline_fails_as_not_sent() -> None:
             with pytest.raises(NotSentError, match="not sent within 1 s"):
                 await futures[2]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_list_that_fails_in_part_tells_of_each_message() -> None:
@@ -302,7 +302,7 @@ def test_a_list_that_fails_in_part_tells_of_each_message() -> None:
             with pytest.raises(ServerError, match="as the test says"):
                 await world.producer.send_many("test", [b"x"] * 2)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_too_large_messages_are_refused_before_they_leave() -> None:
@@ -322,7 +322,7 @@ def test_too_large_messages_are_refused_before_they_leave() -> None:
                 await world.producer.send_many("test", [b"x", bytes(101)])
         assert broker.stored() == [bytes(100)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_message_too_large_fails_alone() -> None:
@@ -345,7 +345,7 @@ def test_a_message_too_large_fails_alone() -> None:
             assert isinstance(caught.value.outcomes[5], MessageTooLargeError)
         assert broker.stored() == [b"a", b"b", b"c", bytes(100)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_broker_that_takes_more_when_it_is_back_is_given_more() -> None:
@@ -369,7 +369,7 @@ def test_a_broker_that_takes_more_when_it_is_back_is_given_more() -> None:
                 await world.producer.send("test", bytes(201))
         assert broker.stored() == [b"a", bytes(101)]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_announced_batch_limits_are_kept() -> None:
@@ -390,7 +390,7 @@ def test_announced_batch_limits_are_kept() -> None:
                 assert len(command.payload) <= 200
                 assert command.count <= 3
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_cancelled_close_leaves_no_message_without_an_outcome() -> None:
@@ -417,4 +417,4 @@ def test_a_cancelled_close_leaves_no_message_without_an_outcome() -> None:
             turns += 1
         assert turns > 2
 
-    run_virtual(main())
+    run_virtually(main())

@@ -14,8 +14,8 @@ from tests.client.producing import (
     StandInBroker,
     at,
     producing,
-    run_virtual,
 )
+from tests.rigs.virtual_time import run_virtually
 
 
 def test_partitions_that_all_refuse_are_not_pestered() -> None:
@@ -33,7 +33,7 @@ def test_partitions_that_all_refuse_are_not_pestered() -> None:
             await world.producer.send("test", b"y")
         assert brokers[1].stored() == [b"y"]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_what_a_broker_that_is_gone_refused_moves_when_another_may_be_asked() -> None:
@@ -57,7 +57,7 @@ def test_what_a_broker_that_is_gone_refused_moves_when_another_may_be_asked() ->
                 assert (await future).partition == at(0, other.broker_id)
         assert last.stored() == [b""]
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_may_be_stored_twice_is_counted(
         assert seen.doubtful_count == count
         assert seen.by_partition == {at(0): 2}
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_broker_that_came_back_gets_nothing_before_it_has_registered() -> None:
@@ -99,4 +99,4 @@ def test_a_broker_that_came_back_gets_nothing_before_it_has_registered() -> None
             assert (await future).partition == at(0)
         assert broker.stored() == [b"before", b"x"]
 
-    run_virtual(main())
+    run_virtually(main())

@@ -15,8 +15,9 @@ from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Reply, Result
 from tests.client.asking import CLOCK, run, silent
-from tests.client.producing import JAVA, Act, StandInBroker, producing, run_virtual
+from tests.client.producing import JAVA, Act, StandInBroker, producing
 from tests.client.scripted import ScriptedBroker
+from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "replies come as the test says"}
@@ -195,7 +196,7 @@ def test_results_of_puts_are_their_own_replies() -> None:
             assert told.acknowledged_bytes == sum(map(len, payloads))
             assert told.retried_count == 2
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_put_that_stays_refused_fails_alone() -> None:
@@ -216,7 +217,7 @@ def test_a_put_that_stays_refused_fails_alone() -> None:
             told = world.producer.statistics()
             assert (told.acknowledged_count, told.in_flight_count) == (2, 0)
 
-    run_virtual(main())
+    run_virtually(main())
 
 
 def test_a_closed_producer_knows_of_each_put_what_was_answered() -> None:
@@ -233,4 +234,4 @@ def test_a_closed_producer_knows_of_each_put_what_was_answered() -> None:
         assert kinds == [True, False, True]
         assert isinstance(futures[1].exception(), OutcomeUnknownError)
 
-    run_virtual(main())
+    run_virtually(main())

@@ -27,7 +27,7 @@ from tests.client.group_members import (
     serving,
     until,
 )
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 # -- what others do to the group -------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tests.client.group_members import (
     serve,
     until,
 )
-from tests.zk.virtual import run_virtually
+from tests.rigs.virtual_time import run_virtually
 
 AT_10 = GroupOffset(Offset(10), MessageId(7))
 

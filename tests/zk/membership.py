@@ -10,7 +10,7 @@ from metaq.zk.groups import (
     GroupMembership,
 )
 from metaq.zk.paths import NodePaths
-from tests.zk.virtual import VirtualClock
+from tests.rigs.virtual_time import VirtualClock
 
 CLOCK = VirtualClock()
 PATHS = NodePaths()

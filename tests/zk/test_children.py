@@ -17,8 +17,8 @@ from metaq.zk.children import (
     read_values,
 )
 from metaq.zk.errors import PayloadError
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 from tests.zk.meddling import MeddledZooKeeper
-from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 

@@ -14,8 +14,8 @@ from metaq.zk.children import INCOMPLETE_S_MAX
 from metaq.zk.cluster import PARTITIONS_MAX, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 from tests.zk.meddling import MeddledZooKeeper
-from tests.zk.virtual import VirtualClock, run_virtually
 from tests.zk.watching import wait_topic
 
 CLOCK = VirtualClock()

@@ -17,6 +17,7 @@ from metaq.zk.groups import (
 )
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_group_offset
+from tests.rigs.virtual_time import run_virtually
 from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.membership import (
     MEMBER,
@@ -29,7 +30,6 @@ from tests.zk.membership import (
     member_on,
     settle,
 )
-from tests.zk.virtual import run_virtually
 
 
 def test_claims_end_with_the_session_and_survive_a_suspension() -> None:

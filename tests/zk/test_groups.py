@@ -22,6 +22,7 @@ from metaq.zk.groups import (
 )
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_group_offset
+from tests.rigs.virtual_time import run_virtually
 from tests.zk.membership import (
     MEMBER,
     OWNER,
@@ -33,7 +34,6 @@ from tests.zk.membership import (
     member_on,
     settle,
 )
-from tests.zk.virtual import run_virtually
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()

@@ -17,8 +17,8 @@ from metaq.zk.errors import (
 from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 from tests.zk.meddling import MeddledZooKeeper
-from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 PATHS = NodePaths()

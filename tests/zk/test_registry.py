@@ -23,7 +23,7 @@ from metaq.zk.registry import (
     BrokerRegistry,
     RegistrationState,
 )
-from tests.zk.virtual import VirtualClock, run_virtually
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()

@@ -3,6 +3,7 @@
 from metaq.errors import CoordinationError
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.plan import AdvertisedTopic
+from tests.rigs.virtual_time import run_virtually
 from tests.zk.test_registry import (
     SNAPSHOT,
     TEST_PUB,
@@ -14,7 +15,6 @@ from tests.zk.test_registry import (
     snapshot_of,
     tree_of,
 )
-from tests.zk.virtual import run_virtually
 
 
 def ephemerals_of(server: MemoryZooKeeper) -> set[str]:
