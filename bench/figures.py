@@ -161,8 +161,8 @@ def mput(directory: Path, rounds: int) -> Figure:
         "records/s",
         [],
         [],
-        at_least="1,000,000 and 0.5",
-        aim="2,000,000",
+        at_least="1,000,000 and 0.65",
+        aim="2,000,000 and 0.8",
     )
     frame_bytes = len(load.mput_frame(TOPIC, PAYLOAD, records, 1))
     _pipeline_in_turn(
@@ -224,8 +224,8 @@ def put_alone(directory: Path, rounds: int) -> Figure:
         "ms",
         [],
         [],
-        at_least="floor + 0.2 ms",
-        aim="floor + 0.1 ms",
+        at_least="floor + 0.15 ms",
+        aim="floor + 0.08 ms",
         is_ratio=False,
     )
     with BrokerProcess(directory / "alone", topic=TOPIC) as broker:
