@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 
 def read_by_halves(
@@ -36,27 +35,3 @@ def read_by_halves(
                 continue
             on_bad(start, error)
             yield pa.nulls(1, kind)
-
-
-def require_finite(values: pa.Array, *, may_be_nan: bool) -> None:
-    """Refuse infinity, which Arrow makes of numbers that a DOUBLE cannot hold.
-
-    Args:
-        values: of any type; structs and lists are looked into.
-        may_be_nan: the format has NaN; JSON has not, and Arrow reads it there as well.
-
-    Raises:
-        ArrowInvalid: a number in them is infinite, or none.
-    """
-    kind = values.type
-    if pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            field = pc.struct_field(values, [number])
-            require_finite(field, may_be_nan=may_be_nan)
-    elif pa.types.is_list(kind):
-        require_finite(values.flatten(), may_be_nan=may_be_nan)
-    elif pa.types.is_floating(kind):
-        if pc.any(pc.is_inf(values)).as_py():
-            raise pa.ArrowInvalid("a number is too large")
-        if not may_be_nan and pc.any(pc.is_nan(values)).as_py():
-            raise pa.ArrowInvalid("NaN is no number of JSON")

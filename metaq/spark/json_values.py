@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from metaq.spark.errors import OptionError
-from metaq.spark.halving import read_by_halves, require_finite
+from metaq.spark.halving import read_by_halves
 
 REASON_CHARS_MAX: Final = 200
 """A reason is cut there: it may quote the value."""
@@ -159,3 +160,27 @@ _READABLE: Final = (
     pa.types.is_binary,
     pa.types.is_timestamp,
 )
+
+
+def require_finite(values: pa.Array, *, may_be_nan: bool) -> None:
+    """Refuse infinity, which Arrow makes of numbers that a DOUBLE cannot hold.
+
+    Args:
+        values: of any type; structs and lists are looked into.
+        may_be_nan: the format has NaN; JSON has not, and Arrow reads it there as well.
+
+    Raises:
+        ArrowInvalid: a number in them is infinite, or none.
+    """
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            field = pc.struct_field(values, [number])
+            require_finite(field, may_be_nan=may_be_nan)
+    elif pa.types.is_list(kind):
+        require_finite(values.flatten(), may_be_nan=may_be_nan)
+    elif pa.types.is_floating(kind):
+        if pc.any(pc.is_inf(values)).as_py():
+            raise pa.ArrowInvalid("a number is too large")
+        if not may_be_nan and pc.any(pc.is_nan(values)).as_py():
+            raise pa.ArrowInvalid("NaN is no number of JSON")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.house.tree import PROJECT, Tree
 
 # A wall, not a law that splits files: about 500 lines are comfortable, and a file has
-# one subject.
+# one subject. Tests have none: those of one subject stay together.
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 # Functions longer than the wall, with the length they have now. Entries may only
@@ -77,8 +77,7 @@ def dotted(node: ast.AST) -> str:
 
 def file_size_faults(tree: Tree) -> list[str]:
     lengths = {
-        tree.rel(path): len(path.read_text().splitlines())
-        for path in tree.sources + tree.others
+        tree.rel(path): len(path.read_text().splitlines()) for path in tree.sources
     }
     return [
         f"{name} has {lines} lines, the wall is {FILE_LINES_MAX}"
