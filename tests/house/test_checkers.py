@@ -98,7 +98,7 @@ INNOCENT = {
         "        raise MetaqError(timeout_s)\n"
     ),
     "errors.py": '"""Errors."""\n\n\nclass MetaqError(Exception):\n    """Root."""\n',
-    "cli/version.py": '"""Version."""\n\nfrom metaq import __version__\n\nprint(1)\n',
+    "cli/main.py": '"""Version."""\n\nfrom metaq import __version__\n\nprint(1)\n',
 }
 
 LAWS = list(dict.fromkeys(law for law, *_ in PLANTED))
@@ -134,13 +134,20 @@ def test_two_modules_that_need_each_other_are_a_cycle(tmp_path: Path) -> None:
     assert layers.cycle_faults(tree) == ["zk.a -> zk.b -> zk.a"]
 
 
+def test_a_row_without_a_module_is_caught(tmp_path: Path) -> None:
+    """All rows are named but those of the modules that are there."""
+    faults = layers.dead_row_faults(plant(tmp_path, {"model.py": ""}))
+    assert "broker.http is in a table, and no module" in faults
+    assert not any(fault.startswith("model ") for fault in faults)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_innocent_code_passes(tmp_path: Path, law: Callable[[Tree], list[str]]) -> None:
     """A small tree that keeps every law hears no complaint."""
     tree = plant(tmp_path, INNOCENT)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_all.py").write_text(
-        "import metaq.cli.version\nimport metaq.zk.session\n"
+        "import metaq.cli.main\nimport metaq.zk.session\n"
     )
     assert law(tree) == []
 
@@ -168,6 +175,21 @@ def test_a_dependency_without_reason_is_caught(tmp_path: Path) -> None:
 
 
 def test_a_package_without_its_page_is_caught(tmp_path: Path) -> None:
-    """More than `__init__` in a package of formats asks for a README."""
+    """More than `__init__` in a package of formats asks for a README that names it."""
     plant(tmp_path, {"zk/__init__.py": "", "zk/paths.py": "", "txn/__init__.py": ""})
     assert docs.readme_faults(tmp_path) == ["metaq/zk/README.md is missing"]
+    plant(tmp_path, {"zk/README.md": "`plan.py`"})
+    assert docs.readme_faults(tmp_path) == ["metaq/zk/README.md lacks paths.py"]
+
+
+def test_a_path_that_is_not_there_is_caught(tmp_path: Path) -> None:
+    """Paths are whole, or the ends of some."""
+    plant(tmp_path, {"zk/paths.py": ""})
+    for name in docs.NAMING_PATHS:
+        (tmp_path / name).write_text("`zk/paths.py`, `metaq/zk/paths.py`, `paths.py`")
+    assert docs.path_faults(tmp_path) == []
+    (tmp_path / "CONTRIBUTING.md").write_text("`zk/aths.py`, `aths.py`")
+    assert docs.path_faults(tmp_path) == [
+        "CONTRIBUTING.md names zk/aths.py",
+        "CONTRIBUTING.md names aths.py",
+    ]

@@ -7,6 +7,8 @@ from pathlib import Path
 from tests.house.tree import ROOT
 
 WITH_README = ("record", "protocol", "storage", "txn", "zk")
+NAMING_PATHS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
+PATH = re.compile(r"`([\w./-]+\.(?:py|md|ini))`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 
 
@@ -28,6 +30,17 @@ def link_faults(root: Path) -> list[str]:
     return faults
 
 
+def path_faults(root: Path) -> list[str]:
+    rooms = ("metaq", "tests", "docs", "bench", "config")
+    files = [p.as_posix() for room in rooms for p in (root / room).rglob("*.*")]
+    return [
+        f"{page} names {path}"
+        for page in NAMING_PATHS
+        for path in PATH.findall((root / page).read_text())
+        if not any(file.endswith("/" + path) for file in files)
+    ]
+
+
 def dependency_faults(root: Path) -> list[str]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}).values()
@@ -44,17 +57,30 @@ def dependency_faults(root: Path) -> list[str]:
 
 
 def readme_faults(root: Path) -> list[str]:
-    rooms = [root / "metaq" / name for name in WITH_README]
-    return [
-        f"metaq/{room.name}/README.md is missing"
-        for room in rooms
-        if len(list(room.glob("*.py"))) > 1 and not (room / "README.md").exists()
-    ]
+    faults = []
+    for room in (root / "metaq" / name for name in WITH_README):
+        names = sorted(p.name for p in room.glob("*.py") if p.name != "__init__.py")
+        page = room / "README.md"
+        if not page.exists():
+            faults += [f"metaq/{room.name}/README.md is missing"] if names else []
+            continue
+        text = page.read_text()
+        faults += [
+            f"metaq/{room.name}/README.md lacks {name}"
+            for name in names
+            if f"`{name}`" not in text
+        ]
+    return faults
 
 
 def test_relative_links_lead_somewhere() -> None:
     """Every relative link of a page of ours has its target."""
     assert link_faults(ROOT) == []
+
+
+def test_paths_named_by_the_maps_are_there() -> None:
+    """Files that ARCHITECTURE.md and CONTRIBUTING.md name exist."""
+    assert path_faults(ROOT) == []
 
 
 def test_every_dependency_has_its_reason() -> None:
@@ -63,5 +89,5 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_packages_with_a_format_have_a_page() -> None:
-    """Packages that own bytes or states explain them in a README."""
+    """Packages that own bytes or states explain them and each module in a README."""
     assert readme_faults(ROOT) == []
