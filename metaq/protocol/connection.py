@@ -20,13 +20,11 @@ from metaq.protocol.buffer import Piece, ReceiveBuffer
 from metaq.protocol.codec import Frame, decode_frame, decode_line
 from metaq.protocol.commands import (
     Command,
-    CommitTogether,
     Mput,
     Put,
     Quit,
     Reply,
     Result,
-    Sync,
     Value,
 )
 from metaq.protocol.decimals import I32_MAX
@@ -208,13 +206,13 @@ class Connection:
             self._frame = frame
             return None
         command = decode_frame(frame, b"")
-        if isinstance(command, Put | Mput | Sync | CommitTogether):
-            self.buffer.skip(frame.length)
-            return Oversized(frame.word, command.opaque, frame.length, limit)
-        assert isinstance(command, Result | Value)
-        raise RemoteProtocolError(
-            f"{frame.word}: expected at most {limit} bytes, got {frame.length}"
-        )
+        assert not isinstance(command, Quit), "it has no payload"
+        if isinstance(command, Result | Value):
+            raise RemoteProtocolError(
+                f"{frame.word}: expected at most {limit} bytes, got {frame.length}"
+            )
+        self.buffer.skip(frame.length)
+        return Oversized(frame.word, command.opaque, frame.length, limit)
 
     def _limit_of(self, word: str) -> int:
         if word == "mput":
