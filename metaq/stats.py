@@ -93,9 +93,9 @@ class MetricKind(enum.Enum):
     """Kind of a metric, as Prometheus has it."""
 
     COUNTER = "counter"
-    """It only grows."""
+    """A number that only grows."""
     GAUGE = "gauge"
-    """It goes up and down."""
+    """A number that goes up and down."""
     HISTOGRAM = "histogram"
     """Samples in buckets, which only grow."""
 

@@ -172,7 +172,7 @@ class _Prefix:
         self.length = length
         self.flag = flag
         self.is_canonical = False
-        """Of one partition, its numbers spelt as replies would spell them."""
+        """Names one partition, its numbers spelt as replies would spell them."""
         self.reader: UniformPutReader | None = None
         if run is not None:
             log_id = run.log.log_id

@@ -57,11 +57,12 @@ class Load:
     def __init__(self, bytes_max: int) -> None:
         self._max = bytes_max
         self.in_flight_bytes = 0
-        """Of puts that were read and not yet answered."""
+        """Bytes of puts that were read and not yet answered."""
         self.partial_bytes = 0
-        """Of frames that have not arrived in whole."""
+        """Bytes of frames that have not arrived in whole."""
         self.reply_bytes = 0
-        """Of replies that have not left; bodies that stay in files do not count."""
+        """Bytes of replies that have not left; bodies that stay in files do not
+        count."""
         self.dropped_count = 0
         """Connections closed for the memory that they held, or that was missing."""
         self._holders: set[Holder] = set()
@@ -153,7 +154,7 @@ class Load:
 
 
 def call_behind_sockets(loop: AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call back once the loop has seen to its sockets, and to what that gave rise to.
+    """Call back when the loop has served its sockets, and the callbacks of that.
 
     A turn of the loop looks at the sockets, calls what was asked for before, then what
     the sockets and the timers are due. With `call_soon` alone, two pieces of work run

@@ -52,7 +52,7 @@ class DirectoryStatus:
     free_bytes: int = gauge(
         "metaq_directory_free_bytes", "Room on the disk of a data directory."
     )
-    """As last looked at."""
+    """Free bytes when they were last asked for."""
     is_low_on_space: bool
     """Puts, or the largest of them, are refused because the disk is nearly full."""
     is_silent: bool
@@ -114,7 +114,7 @@ class BrokerStatus:
     """Everything about one broker at one moment. Filled by `control.py`."""
 
     version: str
-    """Of this software."""
+    """Version of this software."""
     broker_id: int
     """Its number in the cluster."""
     address: str
@@ -160,7 +160,7 @@ class BrokerStatus:
     sync_latency: HistogramSnapshot = histogram(
         "metaq_sync_latency_seconds", "Time that one sync of a segment took."
     )
-    """Of all data directories together."""
+    """Sum over all data directories."""
     logs: tuple[LogStatistics, ...] = part(
         MetricSpec(
             MetricKind.GAUGE,

@@ -35,7 +35,7 @@ class TopicSink:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._logs: dict[LogId, PartitionLog] = {}
-        """Those that were found under this version of the topics."""
+        """Logs that were found under this version of the topics."""
         self._version = topics.version
 
     def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:

@@ -246,7 +246,7 @@ def reset_command(
     options: WriteOptions,
     target: Target,
 ) -> None:
-    """Have GROUP go on elsewhere in TOPIC; stop its members first.
+    """Move the offsets of GROUP in TOPIC; stop its members first.
 
     Prints the old and the new offset of each partition. Groups of Java consumers are
     moved the same way.

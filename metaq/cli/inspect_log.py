@@ -255,7 +255,7 @@ def _report_damage(
 
 
 def accept_loss(directory: Path, *, is_sure: bool) -> None:
-    """Have the next start take a data directory for all that there is.
+    """Have the next start accept what a data directory has lost.
 
     Prints the losses by its record, and asks. Only that one start: it makes a
     new record.

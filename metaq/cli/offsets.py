@@ -174,7 +174,7 @@ def reset_offsets(
 def copy_offsets(
     target: Target, source: str, goal: str, topic: str, options: WriteOptions
 ) -> None:
-    """Have one group go on where another is.
+    """Give one group the committed offsets of another.
 
     Args:
         target: which cluster.

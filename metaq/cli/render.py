@@ -286,7 +286,7 @@ def fill_standard_descriptors() -> None:
 
 
 def require_reader() -> None:
-    """Raise where the reader of our output has gone, while there is nothing to write.
+    """Raise if the reader of our output has gone, while there is nothing to write.
 
     Raises:
         BrokenPipeError: the pipe on standard output has no other end.

@@ -47,7 +47,7 @@ class TailOptions:
     file: Annotated[
         Path, click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
     ]
-    """It may not exist yet."""
+    """The file to follow; it may not exist yet."""
     topic: Annotated[str, click.argument("topic")]
     state: Annotated[
         Path | None,

@@ -123,7 +123,7 @@ class Made:
     def __init__(self) -> None:
         """Start with nothing."""
         self.producers = Totals(AsyncProducer.statistics, total_of)
-        """Those of dead letters and under ordered producers among them."""
+        """Producers, with those of dead letters and under ordered producers."""
         self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)
         """Ordered producers."""
         self.consumers = Totals(_by_group, total_of_groups)

@@ -104,11 +104,11 @@ class GroupThread(Generic[R]):
         self._handed_count = 0
         """Groups that the thread was handed; the owner's."""
         self._done_count = 0
-        """Those that it has done; the thread's."""
+        """Groups that the thread has done; the thread's."""
         self._begun_count = 0
         """Groups that were begun on the owner's thread; the owner's."""
         self._is_begun = False
-        """One of them is under way."""
+        """A group that was begun is under way."""
         self._is_resting = False
         """A hint: the thread has rested, and waits for a signal or a group."""
         self._is_stopped = False

@@ -58,7 +58,7 @@ class CheckedRecords(NamedTuple):
     """Some of the records of a batch: whole ones that match their checksums."""
 
     records: bytearray
-    """As they go to disk but for their ids."""
+    """Records as they go to disk, but for their ids."""
     positions: Sequence[int]
     """Start of each of them, in `records`."""
 

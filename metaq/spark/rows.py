@@ -99,7 +99,7 @@ class RowDecoder:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         resync_bytes: int = RESYNC_BYTES,
     ) -> None:
-        """Stand at `start`.
+        """Begin at `start`.
 
         Args:
             partition: the partition to read.

@@ -135,7 +135,7 @@ class Inventory:
         transactions: Path,
         new_identity: Callable[[], str],
     ) -> None:
-        """Know nothing yet; `read` comes first.
+        """Begin without records; `read` comes first.
 
         Args:
             fs: the disk.

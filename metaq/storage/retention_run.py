@@ -95,7 +95,7 @@ class LogSnapshot:
     log_id: LogId
     """The log."""
     receiver: RemovalReceiver
-    """Told on the loop's thread what went."""
+    """Is told of removed segments, on the loop's thread."""
     sealed: tuple[Segment, ...]
     """Segments that may go, oldest first."""
     active: Segment
@@ -119,7 +119,7 @@ class DirectorySnapshot:
     size_bytes_max: int
     """Size limit of all logs together, bytes; 0: none."""
     on_disk_error: Callable[[StorageError], None]
-    """Told on the loop's thread that the disk cannot be believed."""
+    """Is told of an error of the disk, on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)

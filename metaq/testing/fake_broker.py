@@ -94,9 +94,9 @@ class FakeFault:
     count: int
     """So many of them meet the fault."""
     status: int
-    """Of the answer, for REFUSE."""
+    """Status of the answer, for REFUSE."""
     body: bytes
-    """Of the answer, for REFUSE."""
+    """Body of the answer, for REFUSE."""
 
 
 class Faults:
@@ -570,7 +570,7 @@ class FakeRegistration:
         self._coordinator: Coordinator | None = None
 
     async def register(self, snapshot: BrokerSnapshot) -> None:
-        """Be registered as `snapshot` says; returns when that is so."""
+        """Register as `snapshot` says; returns when that is done."""
         if self._make_coordinator is None:
             return
         if self._coordinator is None:
@@ -586,7 +586,7 @@ class FakeRegistration:
         )
 
     def update(self, snapshot: BrokerSnapshot) -> None:
-        """Be registered otherwise, soon."""
+        """Change the registration, soon."""
         if self._registry is not None:
             self._registry.update(replace(snapshot, has_record=False))
 

@@ -176,7 +176,7 @@ class FakeMetaq:
         self._choose = choose
         self._last_id = MessageId(-(2**63))
         self.transactions = FakeTransactions(clock, self._append)
-        """Those that are under way."""
+        """Transactions under way."""
 
     # -- content ----------------------------------------------------------------------
 

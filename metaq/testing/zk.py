@@ -146,7 +146,7 @@ class MemoryZooKeeper:
                 coordinator.report(SessionEvent.DISCONNECTED)
 
     def start(self, *, is_wiped: bool = False) -> None:
-        """Be reachable again; with `is_wiped`, without nodes and sessions."""
+        """Make it reachable again; with `is_wiped`, without nodes and sessions."""
         with self._lock:
             self.is_running = True
             if is_wiped:
@@ -318,7 +318,7 @@ class MemoryCoordinator:
     # -- session ----------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Be connected: to the session if it lives, else to a new one."""
+        """Connect: to the session if it lives, else to a new one."""
         if self._is_started:
             self._on_loop(self._connect)
 

@@ -89,7 +89,7 @@ class Applier:
                 self.apply(tx)
 
     def retry(self) -> None:
-        """Try again what is stuck."""
+        """Try batches that are stuck again."""
         self.apply_all([tx for tx in self.decided if tx.stuck is not None])
 
     def drop_topic(self, topic: str) -> None:

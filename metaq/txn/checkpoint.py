@@ -24,7 +24,7 @@ class JournalPosition(NamedTuple):
     """A byte of the journal; ordered."""
 
     number: int
-    """Of the redo file."""
+    """Number of the redo file."""
     position: int
     """In it."""
 

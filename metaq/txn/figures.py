@@ -133,7 +133,7 @@ class TransactionFigures:
         default=None,
         read=lambda cause: cause is None,
     )
-    """Why there are no transactions until a restart."""
+    """Reason why there are no transactions until a restart."""
     is_silent: bool = False
     """The disk of the journal hangs: what is asked of it is not answered."""
     notes: tuple[str, ...] = ()

@@ -91,7 +91,7 @@ class Slot:
         self.file: RedoFile | None = None
         """None before the first entry, and behind the last one."""
         self.position = 0
-        """Of the first entry."""
+        """Position of the first entry."""
         self.error: StorageError | None = None
         """Why an entry is missing; no other one may follow."""
 
@@ -110,7 +110,7 @@ class JournalEntry(NamedTuple):
     """A record, or a run of them, on its way to the journal's thread."""
 
     slot: Slot
-    """Of the transaction."""
+    """Slot of the transaction."""
     chunks: Sequence[bytes]
     """Whole records, in any split."""
     size_bytes: int
@@ -133,7 +133,7 @@ class Release(NamedTuple):
     """Word that a transaction is finished; see `Journal.release`."""
 
     slot: Slot
-    """Of the transaction."""
+    """Slot of the transaction."""
 
 
 _Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
@@ -194,7 +194,7 @@ class Journal:
         self.offline_cause: StorageError | None = None
         """The error that took it offline."""
         self.figures = JournalFigures()
-        """As last told by the thread."""
+        """Figures that the thread told last."""
         self.sync_latency = Histogram()
         """Seconds that one sync took; recorded on the journal's thread."""
         self._fs = fs

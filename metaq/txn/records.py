@@ -91,7 +91,7 @@ class BatchPlace(NamedTuple):
     log_id: LogId
     """The partition."""
     offset: Offset
-    """Of the first byte; see the head of this page."""
+    """Offset of the first byte; see the top of this file."""
     size_bytes: int
     """Length of all records together."""
     checksum: int
@@ -102,7 +102,7 @@ class PutRecord(NamedTuple):
     """A put of a transaction."""
 
     key: str
-    """Of its transaction."""
+    """Key of its transaction."""
     message_id: MessageId
     """Given to it when it came."""
     command: bytes
@@ -115,7 +115,7 @@ class OperationRecord(NamedTuple):
     operation: RedoOperation
     """Which of them."""
     key: str
-    """Of its transaction."""
+    """Key of its transaction."""
     was_prepared: bool
     """Whether a prepare came before."""
     places: tuple[BatchPlace, ...]

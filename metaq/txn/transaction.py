@@ -108,7 +108,8 @@ class BrokerTransaction:
         self.is_unverified = False
         """Whether its batches are there is not known before a restart."""
         self.group: dict[BrokerTransaction, None] | None = None
-        """Those that are committed by one command, and not finished; shared by them."""
+        """Transactions committed by one command and not finished; one object for
+        all."""
 
     @property
     def last_id(self) -> MessageId:
@@ -141,13 +142,13 @@ class BrokerTransaction:
         self.put_count += record_count
 
     def leave_group(self) -> None:
-        """Be no longer one of those that are committed by one command."""
+        """Leave the transactions that are committed by one command."""
         if self.group is not None:
             del self.group[self]
             self.group = None
 
     def tell(self, error: MetaqError | None) -> None:
-        """Answer who waits for the verdict at hand."""
+        """Answer those that wait for the present verdict."""
         waiters, self.waiters = self.waiters, []
         for each in waiters:
             each(error)

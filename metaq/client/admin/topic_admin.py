@@ -642,7 +642,7 @@ async def _wait_taken_up(
 
 
 def _require_obeyed(topic: str, found: TopicOnBroker) -> None:
-    """Raise where a broker has said that it goes another way.
+    """Raise if a broker has said that it does otherwise.
 
     Raises:
         TopicRefusedError: it has.

@@ -155,7 +155,7 @@ class DeadLetterSelector:
     """
 
     def __init__(self) -> None:
-        """Know no topic."""
+        """Begin without a topic."""
         self._by_key = KeyHash()
 
     def __call__(

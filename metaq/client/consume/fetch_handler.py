@@ -170,6 +170,6 @@ class FetchHandler:
         failing.add(partition)
 
     def on_trouble_end(self, partition: TopicPartition) -> None:
-        """Hear that a partition is read again, or no longer ours."""
+        """Forget the trouble of a partition that is read again, or no longer ours."""
         for failing in self._failing.values():
             failing.discard(partition)

@@ -174,9 +174,9 @@ class Handling:
         """Workers of `run` that wait for a batch."""
         self._is_ending = False
         self.is_closed = False
-        """It is over; nothing works on it any more."""
+        """The run is over; nothing works on it any more."""
         self.has_ended = False
-        """It is over, and its parts are closed."""
+        """The run is over, and its parts are closed."""
         self._handled_count = 0
         self._failure_count = 0
         self._dead_letter_count = 0

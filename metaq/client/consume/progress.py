@@ -290,7 +290,7 @@ class ConsumerStatistics:
         "Messages not delivered because this process had handled them.",
     )
     duplicates: DuplicateStatistics | None = None
-    """Of `duplicate_ids`; None without that option."""
+    """Counters of `duplicate_ids`; None without that option."""
     rebalance_count: int = counter(
         "metaq_consumer_rebalances_total",
         "Rebalances of the group that changed what a consumer reads.",

@@ -132,7 +132,7 @@ class FailureLog:
     """The failures of one `run`. Owner: its handling; on the loop."""
 
     def __init__(self, log: logging.Logger) -> None:
-        """Know no kind yet; write to `log`."""
+        """Begin without a failure; write to `log`."""
         self._log = log
         self._kinds: set[tuple[type[BaseException], str, int]] = set()
 

@@ -345,7 +345,7 @@ class SubscriptionState:
             fetcher.step()
 
     def on_cluster(self) -> None:
-        """Hear that the cluster has changed."""
+        """Take notice of a change of the cluster."""
         for fetcher in tuple(self._fetchers.values()):
             fetcher.hurry()
 

@@ -138,7 +138,7 @@ class FixedSource:
         self.unsettled_since_s: float | None = None
         """Monotonic time since which partitions wait to be read; None: none do."""
         self.last_error: MetaqError | None = None
-        """Why they wait."""
+        """Reason why they wait."""
         self.rebalance_count = 0
 
     @property

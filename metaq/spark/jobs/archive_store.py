@@ -76,9 +76,10 @@ PROPERTIES: Final = {
     # goes on for ever.
     "delta.logRetentionDuration": "interval 7 days",
 }
-"""Of a new table; other programs may change them."""
+"""Properties of a new table; other programs may change them."""
 READER_VERSION: Final = 1
-"""Of Delta's protocol. Later ones may hide rows of a file, and rename its columns."""
+"""Version of Delta's protocol. Later ones may hide rows of a file, and rename its
+columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
 FILES_AT_ONCE: Final = 8

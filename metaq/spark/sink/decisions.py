@@ -91,7 +91,7 @@ class WriteTerms:
     """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
 
     turn: str
-    """Of the node."""
+    """Turn that the node has."""
     query: str | None = None
     """The query of the last decision; None for none."""
     batch: int = -1
@@ -240,9 +240,10 @@ class Recovery(NamedTuple):
     commit: tuple[Placed, ...]
     """The decision names them."""
     superseded: tuple[Placed, ...]
-    """Of a batch that is decided, and not named: nothing can decide for them."""
+    """Branches of a decided batch that it does not name: nothing can decide for
+    them."""
     undecided: tuple[Placed, ...]
-    """Of a batch that is not decided: rolled back behind a new turn."""
+    """Branches of an undecided batch: rolled back behind a new turn."""
 
 
 def plan_recovery(

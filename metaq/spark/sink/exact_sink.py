@@ -39,7 +39,7 @@ class TaskPrepared(WriterCommitMessage):
     query: str
     """The query, or the write."""
     terms: WriteTerms
-    """That the task was planned under."""
+    """Terms that the task was planned under."""
     branch: TaskBranch
     """Its branch; without brokers where there were no rows."""
     is_repeat: bool = False

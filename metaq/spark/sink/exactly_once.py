@@ -473,7 +473,7 @@ class TransactionManager:
         verdict: Verdict,
         deadline_s: float,
     ) -> Told:
-        """Say a verdict; an operator who was faster, and right, is heard."""
+        """Send a verdict; have forgotten what an operator ended in the same way."""
 
         async def tell(kind: Verdict, xid: XaTransactionId) -> None:
             await self._verdicts.tell_one(broker_id, xid, kind, deadline_s)

@@ -102,7 +102,7 @@ class Router:
     def __init__(
         self, targets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
     ) -> None:
-        """Know the partitions of some topics.
+        """Take the partitions of some topics.
 
         Args:
             targets: topic → partitions that take messages, one or more.

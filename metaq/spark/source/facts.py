@@ -51,7 +51,7 @@ COUNTS_MAX: Final = 10_000
 SEGMENT_PROBES_MAX: Final = 15
 """Places at which a log of a MetaQ 1.4 broker is asked for its segments."""
 WALK_BYTES_MAX: Final = 16 * MIB
-"""Read of one log to find where a micro-batch ends: a limit is no more than that."""
+"""Most bytes read of one log to find the end of a micro-batch."""
 WALK_GET_BYTES: Final = MIB
 """Size of one get of such a walk."""
 
@@ -66,7 +66,7 @@ class PlanningFacts:
         get_bytes: int = WALK_GET_BYTES,
         walk_bytes_max: int = WALK_BYTES_MAX,
     ) -> None:
-        """Know nothing yet; bound what is read in search of boundaries, bytes."""
+        """Begin without facts; bound what is read in search of boundaries, bytes."""
         self._cluster = cluster
         self._get_bytes = get_bytes
         self._walk_bytes_max = walk_bytes_max

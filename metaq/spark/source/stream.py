@@ -71,7 +71,7 @@ class StreamProgress:
     def __init__(
         self, options: SourceOptions, *, idle_wait_s: float = IDLE_WAIT_S
     ) -> None:
-        """Know nothing yet; nothing is asked.
+        """Begin without facts; nothing is asked.
 
         Args:
             options: of the query.
