@@ -5,7 +5,6 @@ with. MetaQ 1.4's answers come out of order and in pieces that end anywhere.
 """
 
 import contextlib
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import decode_registration
 from tests.rigs.inside import call_inside, running_inside
+from tests.rigs.waiting import wait_until
 
 PYTHON = "metaq-python"
 """The real broker, in this process."""
@@ -30,17 +30,9 @@ METAQ_1_4 = "metaq-1.4"
 no order among puts that are in flight together."""
 BROKERS = (PYTHON, METAQ_1_4)
 
-TIMEOUT_S = 120.0
-"""Bound on every wait: a busy machine may take its time."""
 DEFAULT_TOPICS: Mapping[str, int] = {"test": 1}
 
-
-def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition that no event tells of."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true"
-        time.sleep(0.002)
+until = wait_until  # its name in test_browse.py and test_starts.py
 
 
 class AnyBroker(Protocol):

@@ -33,6 +33,7 @@ from metaq.errors import AdminError, ConfigError, TransactionError
 from metaq.fs import SystemFileSystem
 from metaq.txn.figures import TransactionView
 from tests.broker.figures import HEALTHY
+from tests.rigs.waiting import until
 
 TIMEOUT_S = 30.0
 
@@ -451,9 +452,7 @@ def test_connections_are_bounded(data_dir: Path) -> None:
             await ask(data_dir, command="status")
         for _, writer in open_ones:
             writer.close()
-        async with asyncio.timeout(30):
-            while not await is_served(data_dir):
-                await asyncio.sleep(0.001)
+        await until(lambda: is_served(data_dir))
 
     with_server(data_dir, body)
 
@@ -546,8 +545,8 @@ def test_a_client_that_reads_nothing_is_let_go(data_dir: Path) -> None:
             deaf.shutdown(socket.SHUT_WR)
             poll = select.poll()
             poll.register(deaf, 0)
-            async with asyncio.timeout(TIMEOUT_S):
-                while not any(events & select.POLLHUP for _, events in poll.poll(0)):
-                    await asyncio.sleep(0.001)
+            await until(
+                lambda: any(events & select.POLLHUP for _, events in poll.poll(0))
+            )
 
     with_server(data_dir, body, actions, request_timeout_s=0.02)

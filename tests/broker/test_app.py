@@ -368,8 +368,11 @@ def test_a_node_that_others_deleted_is_an_alarm_until_it_is_back(
             assert [problem["alarm"] for problem in found] == ["not_registered"]
             assert path in found[0]["text"]
             await until(lambda: data_of(server, path))
-            while await problems():
-                await asyncio.sleep(0.01)
+
+            async def is_well() -> bool:
+                return not await problems()
+
+            await until(is_well)
 
     run(scenario())
 

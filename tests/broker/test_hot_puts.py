@@ -24,8 +24,9 @@ from metaq.broker.uniform_puts import UNIFORM_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record
-from tests.rigs.broker import TIMEOUT_S, Peer, running_broker, take_nothing
+from tests.rigs.broker import Peer, running_broker, take_nothing
 from tests.rigs.inside import hot_puts_of
+from tests.rigs.waiting import until
 
 NOW_MS = 1_700_000_000_000
 
@@ -310,7 +311,7 @@ def test_a_uniform_run_is_taken_as_one(tmp_path: Path) -> None:
                 assert take_all(hot, put(flag=1) * TAKEN_MAX) == [TAKEN_MAX]
             broker.context.topics.close_partitions("test", start=0, end=0)
             assert take_all(hot, uniform) == []
-            await settled(peer)
+            await until(lambda: not peer.session.owed)
 
     asyncio.run(scenario())
 
@@ -325,12 +326,6 @@ def take_all(hot: HotPuts, data: bytes) -> list[int]:
     while buffer.position < len(data) and (count := hot.take(buffer)):
         counts.append(count)
     return counts
-
-
-async def settled(peer: Peer) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while peer.session.owed:
-            await asyncio.sleep(0.0005)
 
 
 def test_uniform_runs_of_one_turn_are_one_append(tmp_path: Path) -> None:
@@ -353,7 +348,7 @@ def test_uniform_runs_of_one_turn_are_one_append(tmp_path: Path) -> None:
                 b"".join(put(payload=b"", opaque=o) for o in range(count))
             )
             assert hot.take(buffer) == count
-            await settled(peer)
+            await until(lambda: not peer.session.owed)
             assert log.statistics().append_count == before + 1
             assert log.record_count == 2 * UNIFORM_MIN + count
 
@@ -515,7 +510,7 @@ def test_uniform_runs_of_every_form_are_taken(tmp_path: Path) -> None:
                 uniform = put(**form) * LONG_RUN
                 assert take_all(hot, uniform) == [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
                 assert take_all(hot, uniform) == [LONG_RUN]
-                await settled(peer)
+                await until(lambda: not peer.session.owed)
             logs = broker.context.topics.logs()
             assert [log.record_count for log in logs] == [1 + 2 * LONG_RUN] * 2
 

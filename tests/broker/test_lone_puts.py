@@ -11,7 +11,8 @@ from metaq.broker.app import Broker
 from metaq.broker.lone_puts import LONE_OVERHEAD_BYTES, RUN_MAX, LonePuts
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
-from tests.rigs.broker import TIMEOUT_S, Peer, running_broker
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.waiting import until
 
 PAYLOAD = b"hello"
 
@@ -54,9 +55,7 @@ class Rig:
         callback()
 
     async def until_stored(self, sessions: list[Session]) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not all(session.replies for session in sessions):
-                await asyncio.sleep(0.0005)
+        await until(lambda: all(session.replies for session in sessions))
 
 
 def run(data: Path, scenario) -> None:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from metaq.cli.main import main
 from metaq.testing.ports import reserved_port
 from tests.rigs.fork_server import executable
+from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -218,10 +219,7 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
         servers = java_of(broker.process.pid)
         assert len(servers) == 1
         broker.end(signal.SIGKILL)
-        deadline_s = time.monotonic() + 30
-        while any(map(is_alive, servers)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wait_until(lambda: not any(map(is_alive, servers)))
     started_s = time.monotonic()
     with local(data_dir, *session) as again:
         assert time.monotonic() - started_s < 45

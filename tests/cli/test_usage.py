@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.main import main
-from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
+from tests.rigs.waiting import PATIENCE_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,9 @@ def test_what_is_said_after_ctrl_c_has_a_line_of_its_own(
     os.close(slave)
     typed = master if is_typing else process.stdin.fileno()  # type: ignore[union-attr]
     os.write(typed, b"line\n")
-    until(broker.stored)
+    wait_until(broker.stored)
     process.send_signal(signal.SIGINT)
-    assert process.wait(TIMEOUT_S) == 130
+    assert process.wait(PATIENCE_S) == 130
     if process.stdin is not None:
         process.stdin.close()
     shown = b""

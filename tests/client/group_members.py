@@ -19,7 +19,6 @@ PATHS = NodePaths()
 OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=20.0)
 GROUP = "g"
 TOPIC = "t"
-PATIENCE_S = 120.0
 ID = PATHS.member(GROUP, "g_c1")
 
 
@@ -186,12 +185,6 @@ def run_group(
         await group.leave()
 
     run_virtually(run())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def owners(server: MemoryZooKeeper, topic: str = TOPIC) -> dict[str, str]:

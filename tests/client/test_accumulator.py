@@ -24,6 +24,7 @@ from metaq.model import MessageId, Offset
 from metaq.protocol.version import Capabilities
 from tests.client.producing import at
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 
 @dataclass
@@ -389,8 +390,7 @@ def test_waiting_for_room_ends_with_room_or_with_time() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not found:
-            await asyncio.sleep(0.001)
+        await until(lambda: found)
         box.resolve(box.take())
         thread.join(30)
         assert found == [False, True]

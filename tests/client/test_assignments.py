@@ -11,6 +11,7 @@ from metaq.model import TopicPartition
 from metaq.testing.clock import ManualClock
 from tests.client.worlds import partition
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 
 class Sink:
@@ -44,10 +45,8 @@ def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
         sink = Sink([away] * 20 + [late] * 20)
         await source.start(sink)
         assert source.last_error is away
-        async with asyncio.timeout(1000):
-            await sink.done.wait()
-            while source.last_error is not None:
-                await asyncio.sleep(0.001)
+        await sink.done.wait()
+        await until(lambda: source.last_error is None)
         assert source.unsettled_since_s is None
         await source.stop()
 

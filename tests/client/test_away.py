@@ -20,7 +20,8 @@ from metaq.client.session import AsyncClient
 from metaq.errors import ClientError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
-from tests.brokers import METAQ_1_4, PYTHON, AnyBroker, broker_of, until
+from tests.brokers import METAQ_1_4, PYTHON, AnyBroker, broker_of
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "pair": "MetaQ 1.4 records nothing; what a group knows of it is tested with java",
@@ -78,7 +79,7 @@ def test_all_of_a_topic_is_not_less_while_a_broker_is_away(
         assert read(client, partitions=["0-0"]) == [b"here"]
         assert client.partitions("t") == (*HERE, *GONE)
         second.start()
-        until(lambda: len(client.context.metadata.snapshot.brokers) == 2)
+        wait_until(lambda: len(client.context.metadata.snapshot.brokers) == 2)
         assert read(client) == [b"gone", b"here"]
 
 
@@ -116,9 +117,9 @@ def test_a_group_goes_on_and_says_what_is_away(
     ):
         assert {consumer.receive(30).data for _ in range(2)} == {b"gone", b"here"}
         consumer.commit()
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
         second.stop()
-        until(lambda: not consumer.assignment().intersection(GONE))
+        wait_until(lambda: not consumer.assignment().intersection(GONE))
         (problem,) = consumer.health().problems
         assert problem == "broker 1 is away, and with it t/1-0, t/1-1"
         assert not consumer.health().is_ok
@@ -130,7 +131,7 @@ def test_a_group_goes_on_and_says_what_is_away(
         assert message is not None
         assert message.data == b"more"
         second.start()
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 def test_of_a_java_broker_the_offsets_of_the_group_tell(
@@ -145,7 +146,7 @@ def test_of_a_java_broker_the_offsets_of_the_group_tell(
         assert {consumer.receive(30).data for _ in range(2)} == {b"gone", b"here"}
         consumer.commit()
         second.stop()
-        until(lambda: not consumer.assignment().intersection(GONE))
+        wait_until(lambda: not consumer.assignment().intersection(GONE))
         assert consumer.lag()[GONE[1]] == UNKNOWN_LAG
 
     async def describe(client: AsyncClient, deadline_s: float) -> Any:
@@ -205,8 +206,8 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
         assert read(client) == [b"here"]
         assert client.topics() == ("t",)
         second.start()
-        until(lambda: client.topics() == ("t", "u"))
-        until(lambda: read(client) == [b"gone", b"here"])
+        wait_until(lambda: client.topics() == ("t", "u"))
+        wait_until(lambda: read(client) == [b"gone", b"here"])
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_a_named_address_that_is_not_there_is_away(
     with Client(brokers=[first.address, second.address], **options) as client:
         assert read(client) == [b"gone", b"here"]
         second.stop()
-        until(lambda: BrokerId(1) not in client.context.metadata.snapshot.brokers)
+        wait_until(lambda: BrokerId(1) not in client.context.metadata.snapshot.brokers)
         with pytest.raises(PartitionsAwayError, match="with it t/1-0, t/1-1"):
             read(client)
     with Client(brokers=[first.address, second.address], **options) as client:

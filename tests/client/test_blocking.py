@@ -23,9 +23,10 @@ from metaq.client.sync.client import OPEN_CLIENTS, close_open_clients
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 from tests.rigs.inside import loop_thread_of, twin_of
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"java": "an answer that is late"}
 ZERO = partition(0)
@@ -101,7 +102,7 @@ def test_closing_ends_a_loop_that_waits_in_another_thread(
         found.extend(message.data for message in consumer)
 
     reader = Caller(loop)
-    until(lambda: found == [b"0"])
+    wait_until(lambda: found == [b"0"])
     consumer.close()
     reader.join()
     assert found == [b"0"]
@@ -243,7 +244,7 @@ def test_statistics_may_be_asked_while_partitions_come_and_go(
         asking = Caller(ask)
         broker.create_topic("many", 100)
         broker.put(b"m", topic="many", partition=99)
-        until(lambda: len(consumer.assignment()) == 101)
+        wait_until(lambda: len(consumer.assignment()) == 101)
         over.set()
         asking.join()
 
@@ -292,7 +293,7 @@ def test_a_client_that_cannot_start_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with pytest.raises(MetaqError, match="no ZooKeeper here"):
         Client(coordinator=refuse).start()
-    until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_call_has_a_timeout(broker: AnyBroker) -> None:
@@ -321,8 +322,8 @@ def test_nothing_leaks_from_clients_that_come_and_go(broker: AnyBroker) -> None:
     for _ in range(5):
         use()
     gc.collect()
-    until(lambda: threading.active_count() <= threads)
-    until(lambda: _descriptors() <= descriptors)
+    wait_until(lambda: threading.active_count() <= threads)
+    wait_until(lambda: _descriptors() <= descriptors)
 
 
 def _descriptors() -> int:
@@ -383,7 +384,7 @@ def test_a_close_that_meets_the_client_s_own_raises_nothing(
     sender = Caller(send)
     assert sending.wait(20)
     # The end of its block waits for an answer that never comes.
-    until(lambda: not client.statistics().producers)
+    wait_until(lambda: not client.statistics().producers)
     client.close(timeout=0.05)
     assert isinstance(sender.join(), OutcomeUnknownError)
 
@@ -423,7 +424,7 @@ def test_closing_on_the_client_s_own_thread_is_refused_and_closes_nothing(
 
     with client.producer() as producer:
         producer.send_nowait("test", b"0").add_done_callback(close)
-        until(lambda: errors)
+        wait_until(lambda: errors)
         producer.send("test", b"1")
     assert "would wait for itself" in str(errors[0])
 

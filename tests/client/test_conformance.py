@@ -21,6 +21,7 @@ from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
+from tests.rigs.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -164,9 +165,7 @@ async def send_and_collect(
         for number, data in enumerate(sent):
             topic = ("one", "two")[number % 2]
             await producer.send(topic, data, attribute=f"of {data.decode()}")
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(map(len, found)) < expected_count:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(map(len, found)) >= expected_count)
         held = Counter(p for consumer in consumers for p in consumer.assignment())
         assert set(held.values()) == {len(set(groups))}
     return sent, found
@@ -272,10 +271,12 @@ def handle(
                     await producer.send("t", one)
             async with client.consumer("g", ["t"]) as consumer:
                 task = asyncio.create_task(consumer.run(counted, retry=policy))
-                async with asyncio.timeout(PATIENCE_S):
-                    await seen.wait()
-                    while sum(lag.bytes for lag in await lags(consumer)):
-                        await asyncio.sleep(0.01)
+
+                async def is_all_committed() -> bool:
+                    return not sum(lag.bytes for lag in await lags(consumer))
+
+                await until(seen.is_set)
+                await until(is_all_committed)
                 await consumer.close()
                 await task
         assert calls == count

@@ -20,7 +20,7 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import TIMEOUT_S, StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import (
     IDLE,
     QUICK,
@@ -30,6 +30,7 @@ from tests.client.worlds import (
     take,
 )
 from tests.rigs.inside import fetchers_of, twin_of
+from tests.rigs.waiting import PATIENCE_S, wait_until
 
 ONE_BROKER = {
     "java": "damage, faults on cue, a log whose start moves, a broker that never waits",
@@ -134,7 +135,7 @@ def test_what_was_handled_is_committed_by_itself(broker: Any, client: Any) -> No
             offset = asyncio.run(store.load("g", ZERO, deadline_s=0.0))
             return offset is not None and offset.offset == fourth.offset
 
-        until(is_committed)
+        wait_until(is_committed)
         assert consumer.statistics().commit_count >= 1
         assert consumer.health().uncommitted_count == 0
 
@@ -244,7 +245,7 @@ def test_partitions_take_turns(broker: Any, client: Any) -> None:
         broker.put(*numbered(0, 2000), topic="two", partition=number)
     with client.consumer("g", ["two"], fetch_bytes=4096, **IDLE) as consumer:
         consumer.receive(30)
-        until(lambda: all(s.get_count > 1 for s in _fetches(consumer)))
+        wait_until(lambda: all(s.get_count > 1 for s in _fetches(consumer)))
         first = [m.partition.partition for m in take(consumer, 2000)]
     assert 0 in first
     assert 1 in first
@@ -257,7 +258,7 @@ def _fetches(consumer: Any) -> list[Any]:
 
 def test_a_topic_that_comes_later_is_read(broker: Any, client: Any) -> None:
     with client.consumer("g", ["test", "late"], **IDLE) as consumer:
-        until(lambda: consumer.assignment() == {ZERO})
+        wait_until(lambda: consumer.assignment() == {ZERO})
         broker.create_topic("late", 1)
         broker.put(b"first", topic="late")
         assert consumer.receive(30).data == b"first"
@@ -313,7 +314,7 @@ def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> No
     with client.consumer("g", ["many"], **options) as consumer:
         assert len(take(consumer, count)) == count
         twin = async_of(consumer)
-        until(lambda: _asked_bytes(twin) <= count * 65536)
+        wait_until(lambda: _asked_bytes(twin) <= count * 65536)
         assert _asked_bytes(twin) == count * 65536
 
 
@@ -443,7 +444,7 @@ def test_a_log_whose_start_moves_on_is_followed_and_the_gap_is_told(
     with java_client.consumer("g", ["test"], **IDLE) as consumer:
         assert payloads(take(consumer, 3)) == numbered(0, 3)
         java.inner.close_partition()
-        until(lambda: consumer.statistics().fetches[ZERO].error_count)
+        wait_until(lambda: consumer.statistics().fetches[ZERO].error_count)
         java.put(*numbered(3, 6))
         java.inner.roll()
         java.inner.trim()
@@ -459,11 +460,11 @@ def test_a_closed_partition_is_told_by_health_and_read_when_it_opens(
     broker.put(b"m")
     broker.close_partition()
     with client.consumer("g", ["test"], **IDLE) as consumer:
-        until(lambda: consumer.health().problems)
+        wait_until(lambda: consumer.health().problems)
         assert not consumer.health().is_ok
         broker.open_partition()
         assert consumer.receive(30).data == b"m"
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 # -- an unreliable broker -------------------------------------------------------------
@@ -513,7 +514,7 @@ def test_a_broker_that_restarts_under_load_costs_nothing(
         broker.put(*numbered(500, 600))
         found += take(consumer, 400)
         assert payloads(found) == numbered(0, 600)
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 @pytest.mark.slow
@@ -533,7 +534,7 @@ def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
             assert consumer.receive(30).data == b"here"
             assert consumer.health().state is ConsumerState.JOINING
             assert consumer.receive(30).data == b"there"
-            until(lambda: consumer.health().is_ok)
+            wait_until(lambda: consumer.health().is_ok)
 
 
 @pytest.mark.slow
@@ -545,16 +546,16 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
     has to end before it says that all is well again."""
     broker = start_broker({"test": 5})
     options = {**QUICK, "request_timeout_s": 1.0}
-    long_poll = {**IDLE, "wait_s": 10 * TIMEOUT_S}
+    long_poll = {**IDLE, "wait_s": 10 * PATIENCE_S}
     with (
         WORLDS[world](brokers=[broker.address], **options) as client,
         client.consumer("g", ["test"], **long_poll) as consumer,
     ):
         for outage in (1, 2):
-            until(lambda: consumer.health().is_ok)
-            until(lambda: consumer.health().partition_count == 5)
+            wait_until(lambda: consumer.health().is_ok)
+            wait_until(lambda: consumer.health().partition_count == 5)
             broker.stop()
-            until(lambda: len(consumer.health().problems) == 5)
+            wait_until(lambda: len(consumer.health().problems) == 5)
             lines = [text for text in caplog.messages if "get failed" in text]
             # What was on its way, what could not leave any more, and what comes after
             # fail each in a way of its own.
@@ -571,15 +572,15 @@ def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
         Client(brokers=[broker.address], **QUICK) as client,
         client.consumer("g", ["test"], **IDLE, wait_s=0.05) as consumer,
     ):
-        until(lambda: consumer.health().partition_count == 5)
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().partition_count == 5)
+        wait_until(lambda: consumer.health().is_ok)
         with monkeypatch.context() as patch:
             patch.setattr(ClientContext, "address_of", lambda *_: None)
-            until(lambda: len(consumer.health().problems) == 5)
+            wait_until(lambda: len(consumer.health().problems) == 5)
             assert {*consumer.health().problems} == {
                 f"test/0-{number}: broker 0 is not there" for number in range(5)
             }
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 @pytest.mark.slow
@@ -681,7 +682,7 @@ def test_health_tells_the_state(client: Any) -> None:
     consumer = client.consumer("g", ["test"], **IDLE)
     assert consumer.health().state is ConsumerState.NEW
     with consumer:
-        until(lambda: consumer.health().partition_count == 1)
+        wait_until(lambda: consumer.health().partition_count == 1)
         assert consumer.health().state is ConsumerState.RUNNING
         assert consumer.health().is_ok
         assert consumer.health().idle_s >= 0

@@ -20,7 +20,7 @@ from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryCoordinator
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.test_group_consumers import (
     PARTITIONS,
     client_of,
@@ -35,7 +35,7 @@ from tests.client.worlds import (
     payloads,
     take,
 )
-from tests.rigs.waiting import until as until_async
+from tests.rigs.waiting import until, wait_until
 
 ZERO = partition(0)
 MakeMember: TypeAlias = Callable[..., Any]
@@ -159,7 +159,7 @@ def test_a_batch_of_nothing_new_is_handled_at_once(
         by_loop(one, 5)
     offsets = MemoryOffsets()
     with members(ids, offsets=offsets) as two:
-        until(lambda: two.statistics().duplicates.skipped_count == 5)
+        wait_until(lambda: two.statistics().duplicates.skipped_count == 5)
         assert two.receive(0.05) is None
     with members(None, offsets=offsets) as three:
         assert three.receive(0.05) is None
@@ -180,7 +180,7 @@ def test_who_has_closed_has_added_what_it_handled(
     with members(store) as one:
         take(one, 3)
     assert store.statistics().key_count == 3
-    until(lambda: not [t for t in threading.enumerate() if "duplicate" in t.name])
+    wait_until(lambda: not [t for t in threading.enumerate() if "duplicate" in t.name])
 
 
 def test_other_groups_know_nothing_of_it(broker: Any, members: MakeMember) -> None:
@@ -214,7 +214,7 @@ def test_a_commit_has_the_ids_of_what_is_being_handled_remembered(
     ids = LruDuplicateIds()
     with members(ids, commit_interval_s=0.01) as one:
         take(one, 3)
-        until(lambda: ids.statistics().key_count == 2)
+        wait_until(lambda: ids.statistics().key_count == 2)
 
 
 def test_seek_and_rollback_deliver_what_is_known(
@@ -247,7 +247,7 @@ def test_without_commits_of_our_own_ids_wait_for_those_of_the_user(
     ):
         messages = take(one, 2)
         one.commit()
-        until(lambda: ids.statistics().key_count == 2)
+        wait_until(lambda: ids.statistics().key_count == 2)
         assert by_loop(one, 3) == numbered(2, 5)
         one.rollback()
         assert by_loop(one, 2) == numbered(2, 4)
@@ -346,12 +346,12 @@ def test_after_an_unclean_take_over_each_message_was_delivered_once(
         async with client_of(broker) as client, client_of(broker) as other:
             one = await joined(client, **options)
             two = await joined(other, **options)
-            await until_async(lambda: len(one.consumer.assignment()) == 2)
-            await until_async(lambda: len(two.consumer.assignment()) == 2)
+            await until(lambda: len(one.consumer.assignment()) == 2)
+            await until(lambda: len(two.consumer.assignment()) == 2)
             commits = one.consumer.statistics().commit_count
             for number in range(50):
                 await put_each(client, f"{number}")
-            await until_async(lambda: len(one.texts + two.texts) == 200)
+            await until(lambda: len(one.texts + two.texts) == 200)
             one.consumer.current_batch.count()
             coordinator = client.context.coordinator
             assert isinstance(coordinator, MemoryCoordinator)
@@ -361,9 +361,9 @@ def test_after_an_unclean_take_over_each_message_was_delivered_once(
             await one.consumer.close()
             await one.task
             assert one.consumer.statistics().commit_count == commits
-            await until_async(lambda: skipped_by(two.consumer) == 100)
+            await until(lambda: skipped_by(two.consumer) == 100)
             await put_each(other, "b")
-            await until_async(lambda: len(one.texts + two.texts) == 204)
+            await until(lambda: len(one.texts + two.texts) == 204)
             assert len(set(one.texts + two.texts)) == 204
             await two.stop()
 
@@ -403,7 +403,7 @@ def test_a_partition_that_went_gets_nothing_of_what_was_asked_about() -> None:
         ids.stop(ZERO)
         assert not ids.is_asking(ZERO)
         ids.sift(batch_of(2), delivered.append)
-        await until_async(lambda: delivered)
+        await until(lambda: delivered)
         assert [one.next_offset for one in delivered] == [3]
         await ids.close()
 
@@ -418,7 +418,7 @@ def test_what_waits_is_bounded_and_the_rest_counted() -> None:
         ids.on_handled(ZERO, batch_of(*range(1, last + 3)).messages)
         assert ids.statistics().forgotten_count == 2
         ids.acknowledge([ZERO])
-        await until_async(lambda: store.statistics().key_count == last)
+        await until(lambda: store.statistics().key_count == last)
         ids.on_handled(ZERO, batch_of(last + 4).messages)
         ids.discard()
         ids.on_handled(ZERO, batch_of(*range(last + 5, 2 * last + 5)).messages)

@@ -22,8 +22,9 @@ from metaq.client import (
     ProducerOptions,
 )
 from metaq.model import Offset
-from tests.brokers import AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
+from tests.rigs.waiting import wait_until
 
 CALLS: list[tuple[Callable[..., Any], type[Any]]] = [
     (Client, ClientOptions),
@@ -300,7 +301,7 @@ def test_what_is_printed_says_where_it_points_and_how_it_is(
         head = f"<Consumer of group 'g', topics test, {place}"
         assert re.fullmatch(f"{head}: new, 0 partitions>", repr(consumer))
         with consumer:
-            until(lambda: len(consumer.assignment()) == 2)
+            wait_until(lambda: len(consumer.assignment()) == 2)
             assert re.fullmatch(f"{head}: running, 2 partitions>", repr(consumer))
         assert re.fullmatch(f"{head}: closed, 0 partitions>", repr(consumer))
         ordered = client.ordered_producer("test", "0:2", tmp_path)

@@ -19,8 +19,9 @@ from metaq.peer.replies import (
     MovedTo,
     NothingThere,
 )
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "broker": "it cannot name damage; the other one: tests/client/test_named_damage.py"
@@ -147,7 +148,7 @@ def test_a_consumer_skips(broker: Any, client: Any, offsets: list[Offset]) -> No
         statistics = consumer.statistics()
         assert statistics.fetches[ZERO].skipped_count == 1
         assert statistics.missing_bytes == offsets[3] - offsets[1]
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 def test_a_browser_and_a_single_get_stop(
@@ -227,7 +228,7 @@ def test_bytes_that_cannot_be_read_yet_are_not_left_out(
     options = {"on_corrupt": "skip", **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         assert payloads(take(consumer, 1)) == [b"a"]
-        until(lambda: consumer.statistics().fetches[ZERO].get_count > 60)
+        wait_until(lambda: consumer.statistics().fetches[ZERO].get_count > 60)
         assert consumer.statistics().missing_bytes == 0
         broker.inner.find_again()
         assert payloads(take(consumer, 1)) == [b"b"]

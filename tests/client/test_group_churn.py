@@ -25,9 +25,9 @@ from tests.client.group_members import (
     is_at_rest,
     part,
     serve,
-    until,
 )
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 SETTLE_S = 60.0
 

@@ -18,9 +18,9 @@ from tests.client.group_members import (
     part,
     parts,
     serving,
-    until,
 )
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 ID = PATHS.member(GROUP, "g_c1")
 

@@ -14,8 +14,9 @@ from metaq.client.admin.cluster_admin import find_goal
 from metaq.client.errors import StuckError
 from metaq.errors import CorruptRecordError
 from metaq.model import Offset
-from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of, until
+from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"broker": "MetaQ 1.4 cannot name damage: tests/client/test_gap.py"}
 
@@ -221,7 +222,7 @@ def test_a_scrub_that_finds_it_under_a_reader_is_heard_of(
         assert payloads(take(consumer, 3)) == [b"a", b"b", b"c"]
         flip(path, offsets[1] + 20)
         broker.restart()
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
         consumer.seek(ZERO, offsets[0])
         assert payloads(take(consumer, 1)) == [b"a"]
         with pytest.raises(CorruptRecordError) as caught:

@@ -35,7 +35,7 @@ from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.inside import use_disk
-from tests.rigs.waiting import until
+from tests.rigs.waiting import until, wait_until
 
 SHORT_S = 0.1
 """Longest time of a send, where it is bound to fail."""
@@ -465,12 +465,12 @@ def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
             broker.stop()
             # What is sent on a connection whose end was not heard of yet is in doubt.
             address = parse_address(broker.address)
-            asyncio.run(until(lambda: client.context.pool.ready(address) is None))
+            wait_until(lambda: client.context.pool.ready(address) is None)
             spooled = producer.send(b"1", key="k", timeout=SHORT_S)
             assert isinstance(spooled, Spooled)
             broker.start()
             producer.send(b"2", key="k")
-            asyncio.run(until(lambda: not producer.statistics().waiting))
+            wait_until(lambda: not producer.statistics().waiting)
         assert received(client, 3) == [b"0", b"1", b"2"]
 
 

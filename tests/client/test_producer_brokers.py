@@ -25,6 +25,7 @@ from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.producing import FixedMetadata
 from tests.rigs.broker import make_config
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 CLIENT = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.05)
@@ -172,8 +173,7 @@ def test_a_broker_that_restarts_under_load_loses_nothing(data_dir: Path) -> None
 
             task = asyncio.create_task(load())
             for count in (500, 1000, 1500):
-                while len(futures) < count:
-                    await asyncio.sleep(0.005)
+                await until(lambda count=count: len(futures) >= count)  # type: ignore[misc]  # a loop
                 await brokers[-1].stop()
                 brokers.append(Broker(make_config(data_dir)))
                 await brokers[-1].start()
@@ -215,8 +215,7 @@ def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None
             threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
             for thread in threads:
                 thread.start()
-            while any(thread.is_alive() for thread in threads):
-                await asyncio.sleep(0.005)
+            await until(lambda: not any(thread.is_alive() for thread in threads))
             stored = dict(await read_log(sending, address_of(broker)))
             for name, results in found.items():
                 names = [stored[r.message_id].decode() for r in results]

@@ -30,8 +30,9 @@ from metaq.errors import (
 )
 from metaq.model import GroupOffset, Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
+from tests.rigs.waiting import wait_until
 
 ZERO, ONE = partition(0), partition(1)
 BOUND_S = 60.0
@@ -418,7 +419,7 @@ def test_health_tells_of_a_place_behind_the_log_end(
         assert caplog.text.count("behind its log end") == 1
         consumer.seek(ZERO, Offset(0))
         assert consumer.receive(30).data == b"m"
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)
 
 
 def test_lag_of_a_log_whose_start_moved_counts_from_there(
@@ -430,7 +431,7 @@ def test_lag_of_a_log_whose_start_moved_counts_from_there(
     ) as consumer:
         take(consumer, 2)
         java.inner.close_partition()
-        until(lambda: consumer.health().problems)
+        wait_until(lambda: consumer.health().problems)
         java.inner.roll()
         (start,) = java.put(b"cc")
         java.inner.trim()
@@ -473,9 +474,9 @@ def test_lag_at_the_ends_of_a_log(
 
 def test_lag_raises_when_the_broker_is_away(broker: Any, client: Any) -> None:
     with client.consumer("g", ["test"], **IDLE) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         broker.stop()
         with pytest.raises(MetaqError):
             consumer.lag(0.05)
         broker.start()
-        until(lambda: consumer.health().is_ok)
+        wait_until(lambda: consumer.health().is_ok)

@@ -8,9 +8,10 @@ import pytest
 
 from metaq.client import Client, Consumer
 from metaq.errors import ClientError
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, payloads
 from tests.rigs.inside import twin_of
+from tests.rigs.waiting import wait_until
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_second_reader_that_waits_is_refused(broker: Any, client: Any) -> None
     ):
         first = pool.submit(consumer.receive, 60)
         twin = twin_of(consumer) if isinstance(consumer, Consumer) else consumer.twin
-        until(lambda: twin.fetch_buffer.has_waiters)
+        wait_until(lambda: twin.fetch_buffer.has_waiters)
         for _ in range(2):
             with pytest.raises(ClientError, match="two tasks or threads read this"):
                 consumer.receive(60)

@@ -25,9 +25,9 @@ from tests.client.group_members import (
     run_group,
     serve,
     serving,
-    until,
 )
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 # -- what others do to the group -------------------------------------------------------
 

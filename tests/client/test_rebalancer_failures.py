@@ -26,8 +26,8 @@ from tests.client.group_members import (
     refusing,
     run_group,
     serve,
-    until,
 )
+from tests.rigs.waiting import until
 
 
 def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:

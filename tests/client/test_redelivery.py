@@ -23,8 +23,9 @@ from metaq.client.consume.redelivery import (
 from metaq.client.errors import MessageTooLargeError
 from metaq.client.produce.producer import AsyncProducer
 from metaq.errors import ConfigError
-from tests.brokers import AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS
+from tests.rigs.waiting import wait_until
 
 POLICY = RetryPolicy(attempts_max=4, first_s=1.0, max_s=3.0)
 
@@ -174,7 +175,7 @@ def test_a_handler_that_raises_is_found_in_log_and_dead_letter(
     broker.put(b"a", b"b", b"c")
     with WORLDS[world](brokers=[broker.address], **QUICK) as client:
         with client.consumer("g", ["test"], **IDLE) as consumer:
-            until(lambda: handle(consumer, world, policy) == 3)
+            wait_until(lambda: handle(consumer, world, policy) == 3)
         dead = list(client.browse("test.dead"))
     told = [
         one for one in lines.records if one.getMessage().startswith("handler failed")
@@ -210,7 +211,7 @@ def test_a_large_message_goes_without_its_traceback(
     monkeypatch.setattr(AsyncProducer, "send", send_small)
     with WORLDS[world](brokers=[broker.address], **QUICK) as client:
         with client.consumer("g", ["test"], **IDLE) as consumer:
-            until(lambda: handle(consumer, world, policy) == 1)
+            wait_until(lambda: handle(consumer, world, policy) == 1)
         (dead,) = client.browse("test.dead")
     origin = read_origin(dead)
     assert origin is not None

@@ -11,8 +11,9 @@ import pytest
 from metaq.client import Client
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.model import Message
-from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, payloads, take
+from tests.rigs.waiting import PATIENCE_S, wait_until
 
 SHORT_S = 0.05
 """Of runs."""
@@ -87,7 +88,7 @@ def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
         return True
 
     # A caller that the machine wakes late finds the next message begun.
-    until(is_the_first_the_last)
+    wait_until(is_the_first_the_last)
 
 
 def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
@@ -98,7 +99,7 @@ def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
 
     def work(_message: Message) -> None:
         at_work.set()
-        go_on.wait(TIMEOUT_S)
+        go_on.wait(PATIENCE_S)
 
     options: dict[str, Any] = {"revoke_timeout_s": SHORT_S, **IDLE}
     store = MemoryOffsets()

@@ -17,6 +17,7 @@ from metaq.zk.session import SessionState
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
 from tests.rigs.inside import sleepers_of, subscription_of
+from tests.rigs.waiting import until
 
 ONE_BROKER = {
     "test_a_cancelled_close_of_a_client_closes_all_of_it": "a put that is not answered"
@@ -178,8 +179,7 @@ def test_a_cancelled_loop_loses_nothing(broker: AnyBroker) -> None:
                     await asyncio.sleep(0)
 
             task = asyncio.ensure_future(loop())
-            while len(found) < 3:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(found) == 3)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             broker.put(b"3")

@@ -16,9 +16,10 @@ from metaq.fs import FileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.model import Message, Offset
 from metaq.testing.clock import ManualClock
-from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.inside import loop_thread_of, twin_of, use_disk
+from tests.rigs.waiting import PATIENCE_S, wait_until
 
 SHORT_S = 0.05
 """Of calls that are bound to time out."""
@@ -91,7 +92,7 @@ def test_a_start_that_takes_too_long_closes_the_consumer(
     with pytest.raises(ClosedError):
         consumer.start()
     with pytest.raises(ClosedError):
-        consumer.receive(TIMEOUT_S)
+        consumer.receive(PATIENCE_S)
     with client.consumer("g", ["test"], **IDLE):
         """The client goes on."""
 
@@ -109,7 +110,7 @@ def test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers(
         assert consumer.is_closed
         zookeeper.start()
         with client.consumer("g", ["test"], consumer_id="next") as consumer:
-            until(lambda: consumer.assignment() == {ZERO})
+            wait_until(lambda: consumer.assignment() == {ZERO})
         assert not [path for path in zookeeper.nodes if "late" in path]
 
 
@@ -125,7 +126,7 @@ def test_a_rollback_that_takes_too_long_changes_nothing(
             consumer.rollback(SHORT_S)
         store.hangs = set()
         assert payloads(take(consumer, 1)) == [b"2"]
-        consumer.rollback(timeout=TIMEOUT_S)
+        consumer.rollback(timeout=PATIENCE_S)
         assert payloads(take(consumer, 3)) == [b"0", b"1", b"2"]
 
 
@@ -153,7 +154,7 @@ def test_a_seek_does_not_wait_for_a_loop_that_is_held_up(broker: AnyBroker) -> N
         client.consumer("g", ["test"], **IDLE) as consumer,
     ):
         messages = take(consumer, 2)
-        loop_thread_of(client).loop.call_soon_threadsafe(go_on.wait, TIMEOUT_S)
+        loop_thread_of(client).loop.call_soon_threadsafe(go_on.wait, PATIENCE_S)
         try:
             with pytest.raises(RequestTimeoutError, match=r"within 0\.05 s"):
                 consumer.seek(ZERO, messages[0].offset, timeout=SHORT_S)
@@ -189,14 +190,14 @@ def test_a_close_frees_everything_at_the_end_of_its_time(
         with client.consumer("g", ["test"], **options) as consumer:
             return payloads(take(consumer, len(left))) == left
 
-    in_some_time(is_the_rest_left, 10 * SHORT_S if hanging else TIMEOUT_S)
+    in_some_time(is_the_rest_left, 10 * SHORT_S if hanging else PATIENCE_S)
 
 
 def in_some_time(condition: Callable[[float], bool], seconds: float) -> None:
     """Find it true when there is so much time, or more on a machine that is busy."""
     while not condition(seconds):
         seconds *= 2
-        assert seconds < TIMEOUT_S, "it did not come true"
+        assert seconds < PATIENCE_S, "it did not come true"
 
 
 class Worker:
@@ -213,11 +214,11 @@ class Worker:
         for message in self.consumer:
             self.found.append(message)
             if len(self.found) == 2:
-                self.let_go.wait(TIMEOUT_S)
+                self.let_go.wait(PATIENCE_S)
 
     def join(self) -> None:
         self.let_go.set()
-        self._thread.join(TIMEOUT_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -235,7 +236,7 @@ def test_a_close_waits_for_a_message_being_handled_no_longer_than_half_its_time(
             consumer = client.consumer("g", ["test"], **options, **IDLE)
             consumer.start()
             worker = Worker(consumer)
-            until(lambda: len(worker.found) == 2)
+            wait_until(lambda: len(worker.found) == 2)
             (client if of_client else consumer).close(timeout=close_s)
             assert twin_of(consumer).is_closed
             worker.join()
@@ -258,9 +259,9 @@ def test_a_close_ends_a_rebalance_that_waits_for_a_message(broker: AnyBroker) ->
             consumer = client.consumer(group, ["test"], consumer_id="z", **IDLE)
             consumer.start()
             worker = Worker(consumer)
-            until(lambda: len(worker.found) == 2)
+            wait_until(lambda: len(worker.found) == 2)
             with client.consumer(group, ["test"], consumer_id="a", **IDLE) as other:
-                until(lambda: not consumer.assignment())
+                wait_until(lambda: not consumer.assignment())
                 consumer.close(timeout=close_s)
                 is_left = payloads(take(other, 2)) == [b"1", b"2"]
             worker.join()
@@ -340,11 +341,11 @@ class Kernel(LinuxCalls):
         self.answers.set()
 
     def flock(self, fd: int, operation: int, /) -> None:
-        assert self.answers.wait(TIMEOUT_S)
+        assert self.answers.wait(PATIENCE_S)
         LinuxCalls.flock(fd, operation)
 
     def close(self, fd: int, /) -> None:
-        assert self.answers.wait(TIMEOUT_S)
+        assert self.answers.wait(PATIENCE_S)
         LinuxCalls.close(fd)
 
 
@@ -369,7 +370,7 @@ def test_spools_that_open_too_late_are_closed_again(
             except Exception:
                 return False
 
-        until(opens)
+        wait_until(opens)
 
 
 def test_a_disk_that_hangs_is_closed_behind_our_back(
@@ -386,7 +387,7 @@ def test_a_disk_that_hangs_is_closed_behind_our_back(
             producer.send(b"x")
         kernel.answers.set()
         other = client.ordered_producer("test", "0:1", tmp_path)
-        until(lambda: twin_of(producer).has_ended)
+        wait_until(lambda: twin_of(producer).has_ended)
         with other:
             other.send(b"x")
 

@@ -29,9 +29,9 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.definitions import TopicDefinition, encode_definition
 from metaq.zk.errors import CoordinationTimeoutError
-from tests.brokers import until
 from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.inside import change_settings, running_inside
+from tests.rigs.waiting import wait_until
 from tests.zk.meddling import MeddledZooKeeper
 
 ONE_BROKER = {"Cluster": "a MetaQ 1.4 broker takes no definitions"}
@@ -170,7 +170,7 @@ def test_a_topic_of_some_brokers_is_served_by_them_alone(client: Client) -> None
     assert len(client.partitions("orders")) == 2
     assert send(client, "orders", b"a") == [0]
     admin.alter_topic("orders", brokers=[1])
-    until(lambda: "0" not in _put_brokers(client))
+    wait_until(lambda: "0" not in _put_brokers(client))
     assert [m.data for m in client.browse("orders")] == [b"a"]
 
 
@@ -291,7 +291,7 @@ def test_what_others_alter_meanwhile_is_not_overwritten(
 def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) -> None:
     """It has no nodes for a moment, and a record that says that it will be back."""
     cluster.brokers[1].stop()
-    until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    wait_until(lambda: 1 not in client.context.metadata.snapshot.brokers)
     with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=0.5)
     with ThreadPoolExecutor(1) as pool:
@@ -307,7 +307,7 @@ def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
 ) -> None:
     """Not that ZooKeeper was late, which it was not."""
     cluster.brokers[1].stop()
-    until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    wait_until(lambda: 1 not in client.context.metadata.snapshot.brokers)
     looks = Counter[str]()
 
     async def end_in_the_second_look(path: str) -> None:
@@ -421,18 +421,18 @@ def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     send(client, "mine", b"kept")
     send(client, "orders", b"a", partition="0-0")
     send(client, "orders", b"b", partition="0-1")
-    until(lambda: count(0) == 3)
+    wait_until(lambda: count(0) == 3)
     cluster.brokers[1].stop()
     with pytest.raises(RequestTimeoutError, match=r"still: 1 \(not there\)"):
         admin.delete_topic("orders", timeout=1)
-    until(lambda: count(0) == 1)
+    wait_until(lambda: count(0) == 1)
 
 
 def test_a_topic_that_is_read_is_not_deleted(cluster: Cluster, client: Client) -> None:
     """The reader would commit offsets of a topic that is gone."""
     client.admin().create_topic("orders", partitions=1)
     with client.consumer("g", ["orders"]):
-        until(lambda: cluster.names("/consumers/g/ids"))
+        wait_until(lambda: cluster.names("/consumers/g/ids"))
         with pytest.raises(GroupInUseError, match=r"group g: expected no live member"):
             client.admin().delete_topic("orders")
     client.admin().delete_topic("orders")
@@ -455,7 +455,7 @@ def test_a_broker_that_is_away_does_its_part_when_it_comes_back(
         admin.alter_topic("orders", partitions=2)
     assert "orders-0" in cluster.directories(1)
     cluster.brokers[1].start()
-    until(lambda: "orders" not in cluster.names("/catalog/topics"))
+    wait_until(lambda: "orders" not in cluster.names("/catalog/topics"))
     assert "orders-0" not in cluster.directories(1)
     admin.create_topic("orders", partitions=1)
     assert list(client.browse("orders")) == []
@@ -470,22 +470,22 @@ def test_a_deletion_does_not_wait_for_a_broker_that_is_forgotten(
     with WORLDS[world](coordinator=cluster.zookeeper.coordinator, **QUICK) as client:
         admin = client.admin()
         admin.create_topic("orders", partitions=2)
-        until(lambda: "1" in cluster.names("/catalog/directories"))
+        wait_until(lambda: "1" in cluster.names("/catalog/directories"))
         with pytest.raises(BrokerRegisteredError, match="broker 1 is registered at"):
             admin.forget_broker(1)
         cluster.brokers[1].stop()
         with pytest.raises(RequestTimeoutError, match=r"still: 1 \(not there\)"):
             admin.delete_topic("orders", timeout=1)
-        until(lambda: [b.is_present for b in admin.brokers()] == [True, False])
+        wait_until(lambda: [b.is_present for b in admin.brokers()] == [True, False])
         assert admin.forget_broker(1).broker_id == 1
-        until(lambda: "orders" not in cluster.names("/catalog/topics"))
+        wait_until(lambda: "orders" not in cluster.names("/catalog/topics"))
         left = [
             path.rpartition("/meta/catalog")[2] for path in cluster.zookeeper.tree()
         ]
         assert not [path for path in left if path.endswith("/1")]
         assert cluster.names("/catalog/status") == ("mine",)
         # What was watched before is told anew a moment later.
-        until(lambda: [broker.broker_id for broker in admin.brokers()] == [0])
+        wait_until(lambda: [broker.broker_id for broker in admin.brokers()] == [0])
         with pytest.raises(ClientError, match="no record of broker 1; brokers are: 0"):
             admin.forget_broker(1)
 
@@ -527,7 +527,7 @@ def test_a_start_registers_when_it_knows_the_topics(
     server.calls.clear()
     broker.start()
     server.start()
-    until(lambda: "0-m" in cluster.names("/brokers/topics-pub/orders"))
+    wait_until(lambda: "0-m" in cluster.names("/brokers/topics-pub/orders"))
     assert ("delete", "/meta/catalog/partitions/orders/0") not in server.calls
 
 
@@ -550,7 +550,7 @@ def test_a_damaged_copy_costs_time_and_no_data(
     schedules = inner.control.deletion_schedules(inner.context.config)
     assert schedules.keys() == {"mine"}
     cluster.zookeeper.start()
-    until(lambda: inner.context.config.topic("orders").unflush_interval_ms == 5000)
+    wait_until(lambda: inner.context.config.topic("orders").unflush_interval_ms == 5000)
     schedules = inner.control.deletion_schedules(inner.context.config)
     assert schedules.keys() == {"mine", "orders"}
 
@@ -563,13 +563,13 @@ def test_a_definition_that_is_gone_stays_in_effect_with_an_alarm(
     admin.create_topic("orders", partitions=2, settings=MORE)
     send(client, "orders", b"x")
     cluster.zookeeper.remove("/meta/catalog/topics/orders")
-    until(cluster.problems)
+    wait_until(cluster.problems)
     assert "is gone from ZooKeeper" in cluster.problems()[0]
     assert [m.data for m in client.browse("orders")] == [b"x"]
     found = admin.alter_topic("orders", settings=MORE)
     assert found.definition is not None
     assert found.definition.partitions == 2
-    until(lambda: not cluster.problems())
+    wait_until(lambda: not cluster.problems())
 
 
 def test_a_definition_that_cannot_be_read_changes_nothing(
@@ -579,7 +579,7 @@ def test_a_definition_that_cannot_be_read_changes_nothing(
     admin = client.admin()
     admin.create_topic("orders", partitions=2)
     cluster.write("/catalog/topics/orders", "{")
-    until(cluster.problems)
+    wait_until(cluster.problems)
     assert "cannot be read: topic definition: expected JSON" in cluster.problems()[0]
     assert len(client.partitions("orders")) == 4
     assert "expected JSON" in admin.describe_topic("orders").problem
@@ -594,8 +594,10 @@ def test_a_section_that_comes_later_wins(cluster: Cluster, client: Client) -> No
     admin = client.admin()
     admin.create_topic("orders", partitions=3)
     cluster.brokers[0].create_topic("orders", 5)
-    until(lambda: admin.describe_topic("orders").brokers[0].effect is Effect.OVERRIDDEN)
-    until(lambda: admin.describe_topic("orders").brokers[0].partitions == 5)
+    wait_until(
+        lambda: admin.describe_topic("orders").brokers[0].effect is Effect.OVERRIDDEN
+    )
+    wait_until(lambda: admin.describe_topic("orders").brokers[0].partitions == 5)
     assert admin.describe_topic("orders").brokers[0].text.endswith("server.ini")
     with pytest.raises(TopicRefusedError, match=r"server.ini of broker 0 defines it"):
         admin.delete_topic("orders")
@@ -623,7 +625,7 @@ def test_a_topic_is_not_taken_up_before_it_is_remembered(
 ) -> None:
     """Without the copy a start would not know it; the broker goes on when it can."""
     copy = cluster.brokers[1].data_path / "topics.json"
-    until(copy.exists)
+    wait_until(copy.exists)
     copy.unlink()
     copy.mkdir()
     with pytest.raises(RequestTimeoutError, match=r"not served yet .* by brokers 1 "):
@@ -631,5 +633,5 @@ def test_a_topic_is_not_taken_up_before_it_is_remembered(
     assert "topics.json" in cluster.problems(1)[0]
     assert [str(p) for p in client.partitions("orders")] == ["orders/0-0"]
     copy.rmdir()
-    until(lambda: len(client.partitions("orders")) == 2)
+    wait_until(lambda: len(client.partitions("orders")) == 2)
     assert cluster.problems(1) == ()

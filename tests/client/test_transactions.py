@@ -31,8 +31,9 @@ from metaq.protocol.version import Capabilities
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "fakes": "what a client meets on MetaQ 1.4 and what fails on cue; tests/java has"
@@ -186,7 +187,7 @@ def test_a_list_is_on_its_way_together(broker: Any, producer: Any) -> None:
         broker.inject(FaultKind.SWALLOW, count=100)
         with pytest.raises(RequestTimeoutError):
             tx.send_many("audit", data, timeout=0.1)
-        until(lambda: broker.statistics().commands["put"] == 101)
+        wait_until(lambda: broker.statistics().commands["put"] == 101)
         tx.rollback()
     with producer.transaction() as tx:
         results = tx.send_many("audit", data * 11)
@@ -350,7 +351,7 @@ def test_a_connection_that_is_lost_before_the_commit_leaves_no_doubt(
     tx = producer.transaction()
     tx.send("audit", b"one")
     broker.drop_connections()
-    until(lambda: broker.statistics().open_connection_count == 0)
+    wait_until(lambda: broker.statistics().open_connection_count == 0)
 
     def is_certain() -> bool:
         try:

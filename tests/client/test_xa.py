@@ -32,9 +32,10 @@ from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fake_transactions import Heuristic
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS
 from tests.protocol.golden import reply_text
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "fakes": "what a client meets on MetaQ 1.4 and what fails on cue; tests/java has"
@@ -65,7 +66,7 @@ def world(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def client(world: Any, fakes: list[Any], zookeeper: MemoryZooKeeper) -> Iterator[Any]:
     with world(coordinator=zookeeper.coordinator, **QUICK) as client:
-        until(lambda: is_known(client, len(fakes)))
+        wait_until(lambda: is_known(client, len(fakes)))
         yield client
 
 
@@ -311,7 +312,7 @@ def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
     xa.close()
     with client.xa(qualifier="billing-1") as again:
         fakes[1].go_away()
-        until(lambda: is_known(client, 1))
+        wait_until(lambda: is_known(client, 1))
         with pytest.raises(NoBrokerError, match=r"broker 1 is away, .* partial=True"):
             again.recover()
         assert again.recover(partial=True) == [xid]
@@ -321,7 +322,7 @@ def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
         with pytest.raises(NoBrokerError, match="broker 1"):
             again.forget(xid)
         fakes[1].come_back()
-        until(lambda: is_known(client, 2))
+        wait_until(lambda: is_known(client, 2))
         assert again.recover() == [xid]
         again.commit(xid)
         assert stored(fakes) == BOTH

@@ -18,9 +18,9 @@ from tests.client.group_members import (
     owner_path,
     part,
     serve,
-    until,
 )
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 AT_10 = GroupOffset(Offset(10), MessageId(7))
 

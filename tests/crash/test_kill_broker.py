@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from tests.brokers import until
 from tests.crash.accounts import (
     Putter,
     read_log,
     seed_from_environment,
 )
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))
@@ -92,7 +92,7 @@ def test_sigterm_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> No
         putters = [Putter(broker.port, f"p{n}", Random(seed + n)) for n in range(3)]
         for putter in putters:
             putter.start()
-        until(lambda: all(putter.accounts.acked for putter in putters))
+        wait_until(lambda: all(putter.accounts.acked for putter in putters))
         time.sleep(0.5)
         assert broker.stop() == 0, broker.read_log()
         acked: dict[tuple[int, int], bytes] = {}

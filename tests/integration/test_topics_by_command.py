@@ -14,9 +14,9 @@ import pytest
 
 from metaq.client import Client, RequestTimeoutError
 from metaq.zk.definitions import TopicState, decode_copy
-from tests.brokers import until
 from tests.rigs.fork_server import executable
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,7 +48,7 @@ def start(broker: BrokerProcess, zookeeper: str) -> None:
 
 def wait_registered(zookeeper: str) -> None:
     with Client(zookeeper) as client:
-        until(lambda: client.context.metadata.snapshot.brokers)
+        wait_until(lambda: client.context.metadata.snapshot.brokers)
 
 
 def metaq(
@@ -164,7 +164,7 @@ def test_a_broker_that_is_killed_while_it_deletes_serves_nothing_half(
         wait_registered(zookeeper)
         with Client(zookeeper, request_timeout_s=60.0) as client:
             admin = client.admin()
-            until(lambda admin=admin: not is_known(admin))  # type: ignore[misc]  # a loop
+            wait_until(lambda admin=admin: not is_known(admin))  # type: ignore[misc]  # a loop
             assert not list(broker.data.glob("orders-*"))
             admin.create_topic("orders", partitions=1)
             with client.producer() as producer:
@@ -178,7 +178,7 @@ def kill_soon(broker: BrokerProcess, begun: threading.Event, random: Random) -> 
     """Kill the broker while directories move, or a moment before or after."""
     begun.wait()
     wanted = random.randrange(COUNT + 1)
-    until(
+    wait_until(
         lambda: (
             len(list(broker.data.glob("orders-*"))) <= wanted
             or not broker.data.exists()

@@ -55,12 +55,6 @@ def in_s(seconds: float = PATIENCE_S) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
-async def until_true(ask: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await ask():
-            await asyncio.sleep(0.05)
-
-
 class MeddledCoordinator(KazooCoordinator):
     """One on which something happens before a node is replaced, once."""
 
@@ -184,7 +178,7 @@ def test_an_expired_owner_loses_everything_and_commits_nothing(zookeeper: str) -
             await one.expire()
             await one.connected(session_version=2)
             await until(lambda: seen[-1].keys() == {"g_c2"})
-            await until_true(two.claim)
+            await until(two.claim)
             await two.commit(20)
             with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
                 await one.commit(15)
@@ -251,7 +245,7 @@ def test_a_session_that_lives_on_is_waited_for(
                     return await one.claim()
                 return False
 
-            await until_true(is_back)
+            await until(is_back)
             assert not await one.coordinator.exists("/old", deadline_s=in_s())
             members = await one.group.members(deadline_s=in_s())
             assert dict(members) == {"g_c1": ("test",)}

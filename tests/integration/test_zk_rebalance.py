@@ -167,9 +167,7 @@ async def shared(
     everybody = [member.name for member in members] + ([java] if java else [])
     plan = assign(Strategy.DEFAULT, everybody, names)
 
-    async with asyncio.timeout(PATIENCE_S):
-        while not await _are_shared(members, plan):
-            await asyncio.sleep(0.02)
+    await until(lambda: _are_shared(members, plan))
     if not is_forced:
         assert members[0].book.violations == []
 
@@ -236,12 +234,7 @@ def test_owner_and_member_nodes_that_were_deleted_come_back(zookeeper: str) -> N
             await until(lambda: two.sink.fence_count)
             path = PATHS.member("g", two.name)
             await one.coordinator.delete(path, deadline_s=in_s())
-            members = PATHS.members("g")
-            async with asyncio.timeout(PATIENCE_S):
-                while two.name not in await one.coordinator.children(
-                    members, deadline_s=in_s()
-                ):
-                    await asyncio.sleep(0.05)
+            await until(lambda: one.coordinator.exists(path, deadline_s=in_s()))
             await shared(one, two)
 
     asyncio.run(scenario())

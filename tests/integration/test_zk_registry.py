@@ -100,9 +100,10 @@ async def tree_of(hosts: str) -> Tree:
 
 
 async def until_tree(hosts: str, expected: Tree) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await tree_of(hosts) != expected:
-            await asyncio.sleep(0.05)
+    async def is_there() -> bool:
+        return await tree_of(hosts) == expected
+
+    await until(is_there)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ import pytest
 from py4j.protocol import get_return_value
 
 from metaq.client import Client
-from tests.brokers import until
 from tests.integration.conftest import (
     ZooKeeperServer,
     make_root,
@@ -29,6 +28,7 @@ from tests.java.jars import (
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 from tests.sampling import IS_QUICK
 
 __all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def until_registered(broker: BrokerProcess, times: int = 1) -> None:
     """Wait until it has registered so often: Java looks for brokers once."""
-    until(lambda: broker.read_log().count(" registered: broker=") >= times)
+    wait_until(lambda: broker.read_log().count(" registered: broker=") >= times)
 
 
 @pytest.fixture(scope="module", autouse=True)

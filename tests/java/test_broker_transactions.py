@@ -15,12 +15,12 @@ from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.txn.opening import journal_numbers
 from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
 from metaq.txn.sums import decode_sums
-from tests.brokers import until
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
 from tests.java.server import JavaBroker
 from tests.java.talk import Frame, Talk
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 TOPIC = "transactions"
 NAME = TOPIC.encode()
@@ -296,7 +296,7 @@ def test_we_take_over_from_java_when_it_was_killed(
         prepare(theirs.port, OTHER, b"committed")
         commit(theirs.port, OTHER)
         # MetaQ answers a commit before it appends.
-        until(lambda: len(all_of(theirs.port)) == len(wanted))
+        wait_until(lambda: len(all_of(theirs.port)) == len(wanted))
         with Talk(theirs.port) as talk:
             ask(talk, b"transaction TX:s:3 s BEGIN 1\r\n")
             ask(talk, b"put %b 0 4 0 -1 TX:s:3 2\r\nopen" % NAME)

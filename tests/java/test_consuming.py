@@ -9,9 +9,9 @@ from kazoo.client import KazooClient
 
 from metaq.client import Client, FileOffsets
 from metaq.client.names import broadcast_group
-from tests.brokers import until
 from tests.java.client import JavaClient, Listener, Received
 from tests.java.jvm import Jvm
+from tests.rigs.waiting import wait_until
 
 TEN = [b"%d" % number for number in range(10)]
 
@@ -50,7 +50,7 @@ def test_a_message_that_fails_comes_again(java: JavaClient) -> None:
     listener = Listener(fail)
     java.consumer("failing", "failing", listener)
     wanted = TEN[:4] + [b"4"] * 3 + TEN[4:]
-    until(lambda: len(listener.received) >= len(wanted))
+    wait_until(lambda: len(listener.received) >= len(wanted))
     assert listener.data == wanted
 
 
@@ -59,7 +59,7 @@ def test_a_message_that_never_succeeds_is_put_aside(java: JavaClient) -> None:
     java.put("rejected", *TEN)
     listener = Listener(lambda one: one.data == b"4")
     java.consumer("rejected", "rejected", listener, MaxFetchRetries=1)
-    until(lambda: listener.data[-1:] == [b"9"])
+    wait_until(lambda: listener.data[-1:] == [b"9"])
     assert [one for one in listener.data if one != b"4"] == TEN[:4] + TEN[5:]
     assert list((java.jvm.home / ".meta_recover" / "rejected@rejected").iterdir())
 
@@ -72,7 +72,7 @@ def test_small_gets_grow_until_messages_fit(java: JavaClient) -> None:
     java.consumer(
         "small", "small", listener, max_size=10, MaxIncreaseFetchDataRetries=0
     )
-    until(lambda: len(listener.received) >= len(data))
+    wait_until(lambda: len(listener.received) >= len(data))
     assert listener.data == data
 
 
@@ -85,7 +85,7 @@ def test_filters_and_threads_of_its_own(java: JavaClient) -> None:
     ).Executors.newFixedThreadPool(2)
     java.consumer("filtered", "filtered", filtered, filter_=EvenOnly())
     consumer = java.consumer("pooled", "filtered", pooled)
-    until(lambda: len(filtered.received) >= 5 and len(pooled.received) >= 10)
+    wait_until(lambda: len(filtered.received) >= 5 and len(pooled.received) >= 10)
     consumer.shutdown()
     pooled.executor.shutdown()
     assert filtered.data == TEN[::2]
@@ -106,9 +106,9 @@ def test_the_end_is_where_the_broker_says(
         java.put("latest", sent[-1])
         return bool(listener.received)
 
-    until(arrives)
+    wait_until(arrives)
     assert listener.data[0] != b"before"
-    until(lambda: listener.data[-1:] == sent[-1:])
+    wait_until(lambda: listener.data[-1:] == sent[-1:])
     assert listener.data == sent[-len(listener.data) :]
 
 
@@ -128,7 +128,7 @@ def test_offsets_of_every_form_are_gone_on_from(
     client.close()
     listener = Listener()
     consumer = java.consumer(group, topic, listener)
-    until(lambda: len(listener.received) >= 8)
+    wait_until(lambda: len(listener.received) >= 8)
     consumer.shutdown()
     assert listener.data == TEN[2:]
     written = offset_node(java_zookeeper, group, topic)
@@ -151,7 +151,7 @@ def test_a_file_of_offsets_is_handed_to_and_fro(
     listener = Listener()
     stored = java.jvm.metaq.client.consumer.storage.LocalOffsetStorage(str(path))
     consumer = java.consumer("filed", "filed", listener, storage=stored)
-    until(lambda: len(listener.received) >= 3)
+    wait_until(lambda: len(listener.received) >= 3)
     consumer.shutdown()
     assert listener.data == TEN[4:7]
     (entry,) = json.loads(path.read_text())["filed"]
@@ -176,7 +176,7 @@ def test_a_broadcast_s_group_is_named_as_ours(
         consumer = client.factory.createBroadcastConsumer(config)
         consumer.subscribe("everybody", 1000, listener)
         consumer.completeSubscribe()
-        until(lambda: len(listener.received) >= len(TEN))
+        wait_until(lambda: len(listener.received) >= len(TEN))
         group = config.getGroup()
     assert listener.data == TEN
     remoting = jvm.package("com.taobao.gecko.core.util").RemotingUtils

@@ -12,9 +12,9 @@ import pytest
 from metaq.client import Client, SendResult
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from tests.brokers import until
 from tests.java.server import JavaBroker
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 pytestmark = pytest.mark.crash
 
@@ -114,17 +114,17 @@ def test_a_directory_goes_there_and_back(java: JavaBroker) -> None:
     """Each reads all that both wrote, ids and offsets too, and goes on behind it."""
     with java:
         stored = put_some(java.address, "java")
-        until(lambda: all_of(java.address) == stored)
+        wait_until(lambda: all_of(java.address) == stored)
     verify(java.data)
     with ours_on(java) as address:
         assert all_of(address) == stored
         stored |= put_some(address, "ours")
-        until(lambda: all_of(address) == stored)
+        wait_until(lambda: all_of(address) == stored)
     verify(java.data)
     with java:
         assert all_of(java.address) == stored
         stored |= put_some(java.address, "java again")
-        until(lambda: all_of(java.address) == stored)
+        wait_until(lambda: all_of(java.address) == stored)
     verify(java.data)
     # Each of the three has rolled: a commit of a group may be larger than a segment.
     assert len(list((java.data / "grouped-0").glob("*.meta"))) > 3
@@ -150,7 +150,7 @@ def test_what_a_killed_java_broker_acknowledged_is_there(java: JavaBroker) -> No
     ]
     for thread in threads:
         thread.start()
-    until(lambda: len(acknowledged) > 500)
+    wait_until(lambda: len(acknowledged) > 500)
     java.kill()
     for thread in threads:
         thread.join()
@@ -161,4 +161,4 @@ def test_what_a_killed_java_broker_acknowledged_is_there(java: JavaBroker) -> No
         # One more for each who waited for an answer, at most.
         assert len(found) <= len(acknowledged) + len(threads)
         after = put_some(address, "ours")
-        until(lambda: all_of(address) == found | after)
+        wait_until(lambda: all_of(address) == found | after)

@@ -14,13 +14,13 @@ from kazoo.exceptions import NoNodeError
 
 from metaq.client import Client
 from metaq.testing.proxy import Proxy
-from tests.brokers import until
 from tests.java.client import JavaClient
 from tests.java.conftest import until_registered
 from tests.java.group_members import Book, JavaMember, Member, OurMember, Senders
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 TOPICS = {"DEFAULT": 11, "CONSIST": 11, "expiring": 3}
 """Partitions on each broker: 1-10 is between 1-1 and 1-2."""
@@ -85,7 +85,7 @@ class Group:
         client = KazooClient(self._zookeeper)
         client.start()
         try:
-            until(lambda: self._is_settled(client))
+            wait_until(lambda: self._is_settled(client))
         finally:
             client.stop()
             client.close()
@@ -126,7 +126,7 @@ def test_members_of_both_kinds_come_and_go(
     group.join_ours("a-ours")
     group.leave("b-java")
     senders.stop()
-    until(lambda: senders.acked <= group.book.data())
+    wait_until(lambda: senders.acked <= group.book.data())
     group.leave("a-ours")
     assert group.book.is_in_order()
     of_ours = [one for one in group.book.repeats() if one[0].endswith("-ours")]
@@ -161,7 +161,7 @@ def test_a_java_member_whose_session_expires_comes_back(
         proxy.pass_all()
         group.settle()
         senders.stop()
-        until(lambda: senders.acked <= group.book.data())
+        wait_until(lambda: senders.acked <= group.book.data())
         group.leave("java")
     group.leave("ours")
     assert group.book.is_in_order()

@@ -11,10 +11,10 @@ from kazoo.client import KazooClient
 
 from metaq.client import Client, Message, OutgoingMessage, SendResult
 from metaq.zk.znodes import decode_registration
-from tests.brokers import until
 from tests.java.server import JavaBroker
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 COUNT = 300
 MESSAGES = [
@@ -169,7 +169,9 @@ def test_nodes_are_the_same(cluster: Cluster) -> None:
             client.producer() as producer,
         ):
             producer.send("wild-x", b"hello")
-    until(lambda: "/meta/brokers/topics/wild-x/N-m" in tree_of(cluster.zookeeper, 1))
+    wait_until(
+        lambda: "/meta/brokers/topics/wild-x/N-m" in tree_of(cluster.zookeeper, 1)
+    )
     theirs, own = (tree_of(cluster.zookeeper, number) for number in (0, 1))
     for tree, its_port in ((theirs, cluster.java.port), (own, cluster.ours.port)):
         for path in ("/meta/brokers/ids/N", "/meta/brokers/ids/N/master"):
@@ -228,12 +230,14 @@ def test_a_killed_broker_costs_nothing_that_was_acknowledged(
         ]
         for thread in threads:
             thread.start()
-        until(lambda: len(acknowledged) > 200 and len(alone) > 20)
+        wait_until(lambda: len(acknowledged) > 200 and len(alone) > 20)
         broker.kill()
-        until(lambda: not is_registered(root))
+        wait_until(lambda: not is_registered(root))
         broker.start()
         count, count_alone = len(acknowledged), len(alone)
-        until(lambda: len(acknowledged) > count + 200 and len(alone) > count_alone + 20)
+        wait_until(
+            lambda: len(acknowledged) > count + 200 and len(alone) > count_alone + 20
+        )
         is_over.set()
         for thread in threads:
             thread.join(60)

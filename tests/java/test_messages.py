@@ -1,8 +1,8 @@
 """Messages of MetaQ's own Java client and of ours: either reads what either wrote."""
 
 from metaq.client import Client, OutgoingMessage
-from tests.brokers import until
 from tests.java.client import JavaClient, Listener
+from tests.rigs.waiting import wait_until
 
 MESSAGES: list[tuple[bytes, str | None]] = [
     (b"hello", None),
@@ -27,7 +27,7 @@ def test_either_reads_what_either_wrote(java: JavaClient, ours: Client) -> None:
     assert [(one.data, one.attribute) for one in found] == MESSAGES * 2
     listener = Listener()
     java.consumer("readers", "bytes", listener, max_size=4 << 20)
-    until(lambda: len(listener.received) >= len(found))
+    wait_until(lambda: len(listener.received) >= len(found))
     assert [(one.data, one.attribute) for one in listener.received] == MESSAGES * 2
     assert [one.id for one in listener.received] == [one.id for one in found]
 
@@ -41,7 +41,7 @@ def test_java_reads_key_and_headers_as_text(java: JavaClient, ours: Client) -> N
         own.send("keyed", b"plain", partition="0-0")
     listener = Listener()
     java.consumer("keyed", "keyed", listener)
-    until(lambda: len(listener.received) >= 3)
+    wait_until(lambda: len(listener.received) >= 3)
     assert [(one.data, one.attribute) for one in listener.received] == [
         (b"hello", "key=order-17"),
         (b"more", "h.trace=00-4b&h.cause=bad%20row\nk=v"),

@@ -9,12 +9,12 @@ from typing import Self
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.brokers import until
 from tests.java.client import Callback, JavaClient, Listener, Outcome
 from tests.java.conftest import until_registered
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 TOPIC = "outages"
 BURST = 200
@@ -116,7 +116,7 @@ def test_clients_find_brokers_that_come_back(
     with JavaClient(jvm, zookeeper) as client:
         sender, listener = Sender(client), Listener()
         client.consumer("readers", TOPIC, listener)
-        until(lambda: len(listener.received) > 50)
+        wait_until(lambda: len(listener.received) > 50)
         bursts: list[tuple[bytes, Callback]] = []
         faults = [
             brokers[0].restart,
@@ -129,7 +129,7 @@ def test_clients_find_brokers_that_come_back(
             bursts += sender.burst(str(number))
             fault()
             sent, got = len(sender.acked), len(listener.received)
-            until(
+            wait_until(
                 lambda sent=sent, got=got: (
                     len(sender.acked) > sent + 50 and len(listener.received) > got + 50
                 )
@@ -140,7 +140,7 @@ def test_clients_find_brokers_that_come_back(
             outcome = callback.wait()
             if isinstance(outcome, Outcome) and outcome.is_success:
                 acked.add(data)
-        until(lambda: acked <= set(listener.data))
+        wait_until(lambda: acked <= set(listener.data))
     assert len(listener.data) == len(set(listener.data))
     for name in {one.partition for one in listener.received}:
         ids = [one.id for one in listener.received if one.partition == name]

@@ -6,11 +6,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from metaq.client import Client
-from tests.brokers import until
 from tests.cli.runner import run
 from tests.java.client import Callback, JavaClient, Outcome, outcome_of
 from tests.java.jvm import Jvm
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 
 class Selector:
@@ -66,7 +66,7 @@ def test_one_way(jvm: Jvm, java_zookeeper: str, ours: Client) -> None:
         producer.publish("oneway")
         for data in wanted:
             producer.asyncSendMessage(client.message("oneway", data))
-        until(lambda: {one.data for one in ours.browse("oneway")} == wanted)
+        wait_until(lambda: {one.data for one in ours.browse("oneway")} == wanted)
 
 
 def test_without_zookeeper(jvm: Jvm, java_broker: BrokerProcess, ours: Client) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from metaq.client import Client
-from tests.brokers import until
 from tests.java.server import JavaBroker
 from tests.java.test_java_brokers import is_registered
 from tests.matrix.scene import broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 from tests.sampling import SEED
 from tests.spark.brokers import numbered
 from tests.spark.kills.harness import MASTER, OWN_FORMAT, Killing, ask_mending, driver
@@ -78,5 +78,5 @@ def check(client: Client, due: list[bytes]) -> None:
     def there() -> list[bytes]:
         return sorted(message.data for message in client.browse("copy"))
 
-    until(lambda: len(there()) >= len(due))
+    wait_until(lambda: len(there()) >= len(due))
     assert there() == due

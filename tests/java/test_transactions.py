@@ -14,10 +14,10 @@ from metaq.client import (
     TransactionRolledBackError,
     UnknownXidError,
 )
-from tests.brokers import until
 from tests.client.worlds import WORLDS
 from tests.java.server import JavaBroker
 from tests.java.test_java_brokers import is_registered
+from tests.rigs.waiting import wait_until
 
 TOPICS: dict[str, dict[str, Any]] = {
     "orders": {"numPartitions": 2},
@@ -56,7 +56,7 @@ def read(client: Any, topic: str) -> list[bytes]:
 
 def wait_for(client: Any, topic: str, count: int) -> None:
     """Wait for messages of a commit: MetaQ may answer it before it appends them."""
-    until(lambda: len(read(client, topic)) >= count)
+    wait_until(lambda: len(read(client, topic)) >= count)
 
 
 def test_a_block_stores_all_or_nothing(client: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_transaction_that_takes_too_long_is_rolled_back(client: Any) -> None:
                 return True
             return False
 
-        until(is_over)
+        wait_until(is_over)
         with pytest.raises(TransactionRolledBackError):
             tx.commit()
     assert read(client, "late") == []
@@ -186,7 +186,7 @@ def test_a_killed_broker_keeps_what_is_committed_or_prepared(
     root = new_root()
 
     def start_again(broker: JavaBroker) -> None:
-        until(lambda: not is_registered(root))
+        wait_until(lambda: not is_registered(root))
         broker.start()
 
     with JavaBroker(server_jars, tmp_path / "java", root, TOPICS) as broker:
@@ -216,12 +216,12 @@ def test_a_killed_broker_keeps_what_is_committed_or_prepared(
                         return False
                     return bool(found)
 
-                until(is_found)
+                wait_until(is_found)
                 assert found == [xid]
                 again.commit(xid)
                 assert again.recover() == []
             broker.stop()
-            until(lambda: not is_registered(root))
+            wait_until(lambda: not is_registered(root))
             broker.start()
         with Client(root) as client:
             assert read(client, "audit") == [b"committed"]

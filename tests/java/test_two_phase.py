@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from metaq.client import Client
-from tests.brokers import until
 from tests.client.database_servers import DatabaseServer, postgresql
 from tests.java.server import JavaBroker
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "two_phase.py"
@@ -59,7 +59,7 @@ class Shop(NamedTuple):
             def found() -> int:
                 return [one.data for one in client.browse("payments")].count(text)
 
-            until(lambda: found() >= wanted)
+            wait_until(lambda: found() >= wanted)
             return found()
 
     def prepared(self) -> int:

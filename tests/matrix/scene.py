@@ -7,7 +7,7 @@ and commit at the moment it happens.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from metaq.model import TopicPartition
 from tests.matrix.ledger import Event, Ledger, check, readers
 from tests.rigs.inside import subscription_of, twin_of
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 SESSION_TIMEOUT_S = 6.0
 """Of members: an ended one gives its partitions up that late."""
@@ -26,18 +27,9 @@ WAIT_S = 0.5
 """Of a long poll: an idle member knows that a broker is back when one has ended."""
 PROGRESS_S = 90.0
 """Deadline of everything that must happen; reached only when it never will."""
-POLL_S = 0.02
 BATCH = 20
 PAUSE_S = 0.01
 """Between batches of the load: a fifth of what two cores would bear."""
-
-
-def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait for it, at most PROGRESS_S; fail with what there is instead."""
-    deadline_s = time.monotonic() + PROGRESS_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what()
-        time.sleep(POLL_S)
 
 
 def broker_arguments(
@@ -201,9 +193,9 @@ class Sender(threading.Thread):
     def send(self, batch_count: int) -> None:
         """Send so many batches, and wait until they are acknowledged."""
         self._commands.append(batch_count)
-        until(
+        wait_until(
             lambda: not self._commands or self.error is not None,
-            lambda: f"{len(self.tried) - len(self.acked)} not acknowledged",
+            show=lambda: f"{len(self.tried) - len(self.acked)} not acknowledged",
         )
         assert self.error is None, self.error
 
@@ -268,7 +260,7 @@ class Scene:
 
     def settle(self) -> None:
         """Wait until each partition has one reader, and no member complains."""
-        until(self._is_settled, self.describe)
+        wait_until(self._is_settled, show=self.describe)
 
     def _is_settled(self) -> bool:
         for member in self.members.values():
@@ -282,7 +274,9 @@ class Scene:
 
     def drain(self) -> None:
         """Wait until everything acknowledged was delivered."""
-        until(lambda: not self.ledger.missing(self.sender.acked), self.describe)
+        wait_until(
+            lambda: not self.ledger.missing(self.sender.acked), show=self.describe
+        )
 
     def describe(self) -> str:
         """Return who reads what, what is missing and who complains, in one text."""

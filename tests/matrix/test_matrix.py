@@ -18,9 +18,10 @@ from metaq.testing.proxy import Proxy
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
-from tests.matrix.scene import Member, Scene, broker_arguments, until
+from tests.matrix.scene import Member, Scene, broker_arguments
 from tests.rigs.inside import kazoo_session
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
 PARTITION_COUNT = 3
@@ -88,7 +89,7 @@ def expire(scene: Scene, cluster: Cluster) -> None:
         news = scene.ledger.events[before:]
         return any(e.kind == "fence" and e.member == member for e in news)
 
-    until(was_fenced, scene.describe)
+    wait_until(was_fenced, show=scene.describe)
 
 
 def part(scene: Scene, cluster: Cluster) -> None:
@@ -100,7 +101,7 @@ def part(scene: Scene, cluster: Cluster) -> None:
         reading = readers(scene.ledger.events)
         return reading.keys() == scene.partitions and lonely not in reading.values()
 
-    until(is_taken_over, scene.describe)
+    wait_until(is_taken_over, show=scene.describe)
     cluster.proxy.pass_all()
 
 
@@ -138,7 +139,7 @@ def stop_member(scene: Scene, _cluster: Cluster) -> None:
     def is_taken_over() -> bool:
         return child.name not in readers(scene.ledger.events).values()
 
-    until(is_taken_over, scene.describe)
+    wait_until(is_taken_over, show=scene.describe)
     child.go_on()
 
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from metaq.client import AsyncClient, Client
-from tests.matrix.scene import SESSION_TIMEOUT_S, broker_arguments, until
+from tests.matrix.scene import SESSION_TIMEOUT_S, broker_arguments
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
 
 SOAK_S = float(os.environ.get("METAQ_SOAK_S") or (45 if IS_WHOLE else 20))
@@ -153,9 +154,9 @@ def session_count() -> int:
 
 def take_figures(broker: BrokerProcess, thread_count: int) -> Figures:
     """Wait until what was closed has gone, then count."""
-    until(
+    wait_until(
         lambda: threading.active_count() <= thread_count,
-        lambda: f"threads that stayed: {[t.name for t in threading.enumerate()]}",
+        show=lambda: f"threads that stayed: {[t.name for t in threading.enumerate()]}",
     )
     gc.collect()
     return Figures(
@@ -181,11 +182,11 @@ def test_nothing_grows_while_clients_come_and_go(
     ) as broker:
         others = session_count()
         steady.start()
-        until(steady.has_begun.is_set, lambda: f"no start: {steady.error}")
+        wait_until(steady.has_begun.is_set, show=lambda: f"no start: {steady.error}")
         sync_round(zookeeper, [b"first"], books)
-        until(
+        wait_until(
             lambda: session_count() == others + 1,
-            lambda: f"sessions: {session_count()}, before: {others}",
+            show=lambda: f"sessions: {session_count()}, before: {others}",
         )
         thread_count = threading.active_count()
         began_s = time.monotonic()
@@ -207,9 +208,11 @@ def test_nothing_grows_while_clients_come_and_go(
                 broker.start()
             assert steady.error is None, steady.error
         last = take_figures(broker, thread_count)
-        until(
+        wait_until(
             lambda: books.missing_count == 0,
-            lambda: f"{books.missing_count} acknowledged messages were not delivered",
+            show=lambda: (
+                f"{books.missing_count} acknowledged messages were not delivered"
+            ),
         )
         steady.ending.set()
         steady.join(30)

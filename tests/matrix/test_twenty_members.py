@@ -20,7 +20,6 @@ from metaq.zk.paths import NodeKind
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.test_zk_rebalance import (
     PATHS,
-    PATIENCE_S,
     ROLE,
     Book,
     Member,
@@ -66,9 +65,7 @@ class _Group:
         names = [part(number).name for number in range(PARTITION_COUNT)]
         shares = assign(Strategy.DEFAULT, [m.name for m in self.members], names)
         expected = {name: member for member, many in shares.items() for name in many}
-        async with asyncio.timeout(PATIENCE_S):
-            while not await self._is_at_rest(expected):
-                await asyncio.sleep(0.05)
+        await until(lambda: self._is_at_rest(expected))
         assert Counter(self.book.readers.values()) == {
             member: len(many) for member, many in shares.items()
         }

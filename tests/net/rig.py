@@ -106,11 +106,6 @@ class Rig:
             data += piece
         return data
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.0005)
-
 
 def run(
     scenario: Callable[[Rig], Awaitable[None]], *, linger_s: float = LINGER_S

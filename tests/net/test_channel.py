@@ -10,6 +10,7 @@ from metaq.net import channel as channel_module
 from metaq.net.channel import ChannelState
 from tests.net.rig import ROOM, ColdRange, Range, Rig, run, sorry
 from tests.rigs.inside import wrap_socket
+from tests.rigs.waiting import until
 
 
 def test_replies_of_one_turn_leave_in_one_write() -> None:
@@ -20,7 +21,7 @@ def test_replies_of_one_turn_leave_in_one_write() -> None:
             rig.channel.send(b"%d," % number)
         assert rig.channel.statistics().sent_bytes == 0
         expected = b"".join(b"%d," % number for number in range(100))
-        await rig.until(lambda: rig.channel.statistics().sent_bytes)
+        await until(lambda: rig.channel.statistics().sent_bytes)
         assert rig.channel.statistics().sent_bytes == len(expected)
         assert await rig.read(len(expected)) == expected
 
@@ -61,7 +62,7 @@ def test_room_to_receive_follows_what_comes() -> None:
             rig.lacking_bytes = lacking
             rig.peer.sendall(data)
             received = rig.channel.statistics().received_bytes + len(data)
-            await rig.until(
+            await until(
                 lambda received=received: (
                     rig.channel.statistics().received_bytes == received
                 )
@@ -101,7 +102,7 @@ def test_an_owner_that_waits_for_an_empty_queue_is_told() -> None:
         rig.channel.want_empty()
         rig.channel.send_now(b"second,")
         assert await rig.read(13) == b"first,second,"
-        await rig.until(lambda: rig.events == ["room"])
+        await until(lambda: rig.events == ["room"])
 
     run(scenario)
 
@@ -155,7 +156,7 @@ def test_a_lonely_reply_to_a_peer_that_is_gone_calls_nothing_back() -> None:
         rig.peer.close()
         rig.channel.send_now(b"reply")
         assert rig.events == []
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events[0].startswith("closed: send failed")
 
     run(scenario)
@@ -172,7 +173,7 @@ def test_bytes_and_ranges_keep_their_order() -> None:
         rig.channel.send(b"z")
         expected = b"ahead1:23456head2:" + b"x" * 100_000 + b"z"
         assert await rig.read(len(expected)) == expected
-        await rig.until(lambda: rig.channel.queued_bytes == 0)
+        await until(lambda: rig.channel.queued_bytes == 0)
         assert (first.release_count, second.release_count) == (1, 1)
 
     run(scenario)
@@ -235,8 +236,8 @@ def test_a_fresh_range_does_not_overtake() -> None:
         rig.channel.send_now(b"last")
         expected = b"b:" + b"x" * big.size_bytes + b"last"
         assert await rig.read(len(expected)) == expected
-        await rig.until(lambda: big.release_count == 1)
-        await rig.until(lambda: rig.events)
+        await until(lambda: big.release_count == 1)
+        await until(lambda: rig.events)
         assert rig.events == ["room"]
 
     run(scenario)
@@ -251,7 +252,7 @@ def test_a_fresh_range_to_a_peer_that_is_gone_calls_nothing_back() -> None:
         fresh = Range(b"payload")
         rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
         assert rig.events == []
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events[0].startswith("closed: send failed")
         assert fresh.release_count == 1
 
@@ -272,7 +273,7 @@ def test_a_range_that_the_disk_cannot_read_becomes_its_substitute() -> None:
         expected = b"sorry: [Errno 5] Input/output errorafter"
         assert await rig.read(len(expected)) == expected
         assert broken.release_count == 1
-        await rig.until(lambda: rig.channel.queued_bytes == 0)
+        await until(lambda: rig.channel.queued_bytes == 0)
 
     run(scenario)
 
@@ -308,7 +309,7 @@ def test_a_range_that_is_shorter_than_promised_ends_the_connection() -> None:
     async def scenario(rig: Rig) -> None:
         short = Range(b"0123456789", 0, 20)
         rig.channel.send_range(b"head:", short, explain=sorry)
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events[-1].startswith("closed: send failed: range ends")
         assert short.release_count == 1
 
@@ -325,7 +326,7 @@ def test_room_is_called_when_the_peer_has_read() -> None:
         assert rig.channel.queued_bytes > ROOM
         assert rig.events == []
         assert await rig.read(len(big)) == big
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events == ["room"]
 
     run(scenario)
@@ -343,7 +344,7 @@ def test_close_after_flush_sends_everything_then_ends() -> None:
         assert data == b"a" * 300_000 + b"head:payload"
         assert rig.channel.state is ChannelState.LINGERING
         rig.peer.close()
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events == ["closed: done"]
 
     run(scenario)
@@ -367,7 +368,7 @@ def test_lingering_is_bounded() -> None:
 
     async def scenario(rig: Rig) -> None:
         rig.channel.close_after_flush("done")
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert rig.events == ["closed: done"]
 
     run(scenario, linger_s=0.01)
@@ -396,10 +397,10 @@ def test_lingering_needs_no_memory() -> None:
         wrap_socket(rig.channel, NoMemory)
         rig.channel.close_after_flush("done")
         rig.peer.sendall(b"unread " * 10_000)
-        await rig.until(lambda: rig.channel.statistics().received_bytes == 70_000)
+        await until(lambda: rig.channel.statistics().received_bytes == 70_000)
         assert rig.channel.state is ChannelState.LINGERING
         rig.peer.close()
-        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        await until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert failed == []
 
     run(scenario)
@@ -411,7 +412,7 @@ def test_the_end_of_the_peer_is_told_once_and_writing_goes_on() -> None:
     async def scenario(rig: Rig) -> None:
         rig.peer.send(b"last")
         rig.peer.shutdown(socket.SHUT_WR)
-        await rig.until(lambda: rig.events)
+        await until(lambda: rig.events)
         assert (rig.received, rig.events) == ([b"last"], ["end"])
         rig.channel.resume_reading()
         rig.channel.send(b"answer")
@@ -454,11 +455,11 @@ def test_abort_while_a_range_is_being_warmed_releases_it_once() -> None:
     async def scenario(rig: Rig) -> None:
         file = Slow(b"payload")
         rig.channel.send_range(b"head:", file, explain=sorry)
-        await rig.until(begun.is_set)
+        await until(begun.is_set)
         rig.channel.abort("enough")
         assert file.release_count == 0
         answers.set()
-        await rig.until(lambda: file.release_count)
+        await until(lambda: file.release_count)
         assert file.release_count == 1
 
     run(scenario)
@@ -477,7 +478,7 @@ def test_silence_and_stalls_are_measured() -> None:
         rig.clock.advance_s(7)
         assert rig.channel.stalled_s(now_s()) == 7
         rig.peer.send(b"hello")
-        await rig.until(lambda: rig.received)
+        await until(lambda: rig.received)
         assert rig.channel.idle_s(now_s()) == 0
 
     run(scenario)
@@ -500,7 +501,7 @@ def test_what_the_peer_sent_before_it_closed_is_kept_for_who_wants_it(
         rig.peer.sendall(b"last words")
         rig.peer.close()
         rig.channel.send(b"too late")
-        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        await until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert rig.received == ([b"last words"] if reads_rest else [])
         assert rig.events == ["closed: send failed: [Errno 32] Broken pipe"]
 
@@ -522,7 +523,7 @@ def test_a_rest_that_there_is_no_memory_for_ends_the_channel() -> None:
         wrap_socket(rig.channel, NoMemory)
         rig.peer.close()
         rig.channel.send(b"too late")
-        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        await until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert rig.events == ["closed: send failed: [Errno 32] Broken pipe"]
 
     run(scenario)
@@ -542,7 +543,7 @@ def test_the_owner_may_abort_while_it_gets_the_rest() -> None:
         rig.peer.sendall(b"last words")
         rig.peer.close()
         rig.channel.send(b"too late")
-        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        await until(lambda: rig.channel.state is ChannelState.CLOSED)
         assert rig.events == ["enough"]
 
     run(scenario)

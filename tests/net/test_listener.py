@@ -9,6 +9,7 @@ import pytest
 
 from metaq.net.listener import Listener, ListenError
 from tests.rigs.inside import wrap_socket
+from tests.rigs.waiting import until
 
 
 class Rig:
@@ -37,11 +38,6 @@ class Rig:
         await asyncio.sleep(0.002)
         return client
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.0005)
-
     def close(self) -> None:
         self.listener.close()
         self.listener.close()
@@ -65,7 +61,7 @@ def test_connections_are_handed_over_with_their_options() -> None:
 
     async def scenario(rig: Rig) -> None:
         await rig.connect()
-        await rig.until(lambda: rig.accepted)
+        await until(lambda: rig.accepted)
         sock, _host = rig.accepted[0]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -87,7 +83,7 @@ def test_one_connection_too_many_is_closed_and_counted(caps: dict[str, int]) -> 
         assert len(rig.accepted) == 2
         rig.listener.forget(rig.accepted[0][1])
         await rig.connect()
-        await rig.until(lambda: len(rig.accepted) == 3)
+        await until(lambda: len(rig.accepted) == 3)
 
     run(scenario, **caps)
 
@@ -115,8 +111,8 @@ def test_accepting_pauses_when_descriptors_run_out() -> None:
     async def scenario(rig: Rig) -> None:
         wrap_socket(rig.listener, Exhausted)
         await rig.connect()
-        await rig.until(lambda: rig.listener.statistics().exhausted_count)
-        await rig.until(lambda: rig.accepted)
+        await until(lambda: rig.listener.statistics().exhausted_count)
+        await until(lambda: rig.accepted)
         assert rig.listener.statistics().exhausted_count == 1
         assert calls <= 4
 
@@ -149,14 +145,14 @@ def test_accepting_pauses_when_memory_runs_out(place: str) -> None:
         else:
             rig.errors.append(MemoryError())
         first = await rig.connect()
-        await rig.until(lambda: listener.statistics().exhausted_count)
+        await until(lambda: listener.statistics().exhausted_count)
         await rig.connect()
-        await rig.until(lambda: rig.accepted)
+        await until(lambda: rig.accepted)
         statistics = listener.statistics()
         assert statistics.exhausted_count == 1
         if place == "hand over":
             assert await asyncio.to_thread(first.recv, 1) == b""
-        await rig.until(lambda: listener.statistics().open_count == len(rig.accepted))
+        await until(lambda: listener.statistics().open_count == len(rig.accepted))
 
     run(scenario)
 
@@ -187,7 +183,7 @@ def test_after_close_nobody_is_let_in() -> None:
 
     async def scenario(rig: Rig) -> None:
         await rig.connect()
-        await rig.until(lambda: rig.accepted)
+        await until(lambda: rig.accepted)
         rig.listener.close()
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", rig.port), timeout=30)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from metaq.net.poller import Poller
+from tests.rigs.waiting import until
 
 
 class Rig:
@@ -30,11 +31,6 @@ class Rig:
     def send(self, data: bytes = b"x") -> None:
         for _, far in self.pairs:
             far.send(data)
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(30):
-            while len(self.events) < count:
-                await asyncio.sleep(0)
 
     def close(self) -> None:
         self.poller.close()
@@ -65,7 +61,7 @@ def test_the_end_of_a_pass_comes_behind_all_that_were_readable() -> None:
 
         rig.on_event = ask
         rig.send()
-        await rig.until(4)
+        await until(lambda: len(rig.events) >= 4)
         assert sorted(rig.events[:3]) == [0, 1, 2]
         assert rig.events[3:] == ["end"]
 
@@ -76,7 +72,7 @@ def test_outside_of_a_pass_the_end_is_the_next_turn() -> None:
     async def scenario(rig: Rig) -> None:
         rig.poller.call_at_end(lambda: rig.events.append("end"))
         assert not rig.events
-        await rig.until(1)
+        await until(lambda: len(rig.events) >= 1)
         assert rig.events == ["end"]
 
     run(1, scenario)
@@ -85,7 +81,7 @@ def test_outside_of_a_pass_the_end_is_the_next_turn() -> None:
 def test_what_is_left_in_a_socket_is_there_in_the_next_pass() -> None:
     async def scenario(rig: Rig) -> None:
         rig.send(b"xyz")
-        await rig.until(3)
+        await until(lambda: len(rig.events) >= 3)
         assert rig.events == [0, 0, 0]
 
     run(1, scenario)
@@ -102,7 +98,7 @@ def test_a_socket_that_another_removes_is_not_called_back() -> None:
 
         rig.on_event = remove
         rig.send()
-        await rig.until(1)
+        await until(lambda: len(rig.events) >= 1)
         await asyncio.sleep(0)
         assert len(rig.events) == 1
 
@@ -120,7 +116,7 @@ def test_a_reader_that_fails_costs_no_other_and_is_told() -> None:
 
         rig.on_event = fail
         rig.send()
-        await rig.until(4)
+        await until(lambda: len(rig.events) >= 4)
         assert rig.events[2:] == ["end", "end"]
         assert [str(each["exception"]) for each in told] == ["0", "1"]
 

@@ -16,6 +16,7 @@ from metaq.fs import FileSystem
 from metaq.net.channel import ChannelState
 from metaq.zk.session import Coordinator
 from tests.rigs.inside import hot_puts_of
+from tests.rigs.waiting import until
 
 CONFIG: Final = """
 [system]
@@ -98,10 +99,8 @@ class Peer:
         self.reader, self.writer = await asyncio.open_connection(
             "127.0.0.1", self._broker.port, limit=64 * 1024 * 1024
         )
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (new := set(self._broker.sessions) - before):  # no event tells
-                await asyncio.sleep(POLL_S)
-        self.session = new.pop()
+        await until(lambda: set(self._broker.sessions) - before)
+        (self.session,) = set(self._broker.sessions) - before
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -140,10 +139,9 @@ class Peer:
     async def send(self, data: bytes) -> None:
         """Send bytes and wait until the broker has read them."""
         self.write(data)
-        async with asyncio.timeout(TIMEOUT_S):
-            # No event tells of it.
-            while self.session.channel.statistics().received_bytes < self._sent:
-                await asyncio.sleep(POLL_S)
+        await until(
+            lambda: self.session.channel.statistics().received_bytes >= self._sent
+        )
 
     async def read_some(self) -> bytes:
         """Return what comes next; b"" when the broker closed."""

@@ -1,15 +1,73 @@
-"""Waiting on a loop for what no event tells of."""
+"""Waiting for what no event tells of: on a loop, or in a thread of one's own."""
 
 import asyncio
+import inspect
+import reprlib
+import time
 from collections.abc import Callable
+from typing import Final
 
-PATIENCE_S = 120.0
+PATIENCE_S: Final = 120.0
 """Bound on every wait: a busy machine may take its time."""
-POLL_S = 0.002
+POLL_S: Final = 0.001
+"""First pause between two looks; later ones grow with the time that was waited."""
+POLL_S_MAX: Final = 0.05
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition is true, at most PATIENCE_S."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(POLL_S)
+async def until(
+    condition: Callable[[], object],
+    timeout_s: float = PATIENCE_S,
+    show: Callable[[], object] | None = None,
+) -> None:
+    """Wait until a condition, which may be a coroutine function, is true.
+
+    Args:
+        condition: is asked again and again.
+        timeout_s: how long, in the time of the loop.
+        show: tells what there is instead; without it the error has the condition.
+
+    Raises:
+        AssertionError: it was not true in time.
+    """
+    time_s = asyncio.get_running_loop().time
+    start_s = time_s()
+    while True:
+        answer = condition()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return
+        await asyncio.sleep(_pause_s(time_s() - start_s, timeout_s, condition, show))
+
+
+def wait_until(
+    condition: Callable[[], object],
+    timeout_s: float = PATIENCE_S,
+    show: Callable[[], object] | None = None,
+) -> None:
+    """Wait until a condition is true, as `until` does, and keep the thread."""
+    start_s = time.monotonic()
+    while not condition():
+        waited_s = time.monotonic() - start_s
+        time.sleep(_pause_s(waited_s, timeout_s, condition, show))
+
+
+def _pause_s(
+    waited_s: float,
+    timeout_s: float,
+    condition: Callable[[], object],
+    show: Callable[[], object] | None,
+) -> float:
+    if waited_s > timeout_s:
+        text = _text_of(condition) if show is None else show()
+        raise AssertionError(f"not within {timeout_s:g} s: {text}")
+    return min(POLL_S + waited_s / 20, POLL_S_MAX)
+
+
+def _text_of(condition: Callable[[], object]) -> str:
+    """Return the source of a condition, and the values that it looks at."""
+    if not inspect.isfunction(condition):
+        return repr(condition)
+    source = " ".join(inspect.getsource(condition).split())
+    values = inspect.getclosurevars(condition).nonlocals
+    return f"{source}, with {reprlib.repr(values)}"

@@ -17,7 +17,7 @@ from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.embedded import EmbeddedZooKeeper
 from metaq.zk.session import Coordinator
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
-from tests.spark.test_stream import wait_until
+from tests.spark.test_stream import wait_for
 
 pytestmark = [
     pytest.mark.spark,
@@ -93,19 +93,19 @@ def test_a_query_survives_a_lost_start_and_finds_a_new_broker(
 
     # Nothing is read, and the checkpoint is lost before a batch is committed.
     query = start("lost")
-    wait_until(lambda: bool(query.lastProgress), query)
+    wait_for(query, lambda: bool(query.lastProgress))
     query.stop()
     assert seen == []
     publish(first, numbered(10, 10))
     query = start("kept")
     try:
-        wait_until(lambda: sorted(seen) == numbered(10, 10), query)
+        wait_for(query, lambda: sorted(seen) == numbered(10, 10))
         second = start_broker(1, {TOPIC: 1})
         publish(second, numbered(10, 20), partition=tp(0, broker=1))
-        wait_until(lambda: sorted(seen) == numbered(20, 10), query)
+        wait_for(query, lambda: sorted(seen) == numbered(20, 10))
         publish(first, numbered(1, 30))
-        wait_until(lambda: len(seen) == 21, query)
-        wait_until(lambda: progress_of(zookeeper)[tp(0)] >= 20 * 35, query)
+        wait_for(query, lambda: len(seen) == 21)
+        wait_for(query, lambda: progress_of(zookeeper)[tp(0)] >= 20 * 35)
     finally:
         query.stop()
 

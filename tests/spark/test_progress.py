@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -36,6 +35,7 @@ from metaq.spark.source.stream import (
     StreamReader,
 )
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.rigs.waiting import wait_until
 from tests.spark.brokers import (
     TOPIC,
     numbered,
@@ -413,15 +413,8 @@ def test_a_client_that_nobody_asks_is_closed_and_comes_back(
     cluster = cluster_of(options, idle_s=0.05)
     query = StreamProgress(options)
     start = query.start()
-    wait_closed(cluster)
+    wait_until(lambda: not cluster.is_open)
     assert query.start() == start
-
-
-def wait_closed(cluster: Cluster) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while cluster.is_open:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
@@ -461,7 +454,7 @@ def test_the_end_waits_for_a_client_that_is_being_closed(
     with own_clusters(SlowToClose):
         cluster = cluster_of(options, idle_s=0.05)
         StreamProgress(options).start()
-        wait_closed(cluster)
+        wait_until(lambda: not cluster.is_open)
         before = SlowToClose.closed_count
         cluster.close()
         assert SlowToClose.closed_count == before + 1

@@ -1,6 +1,5 @@
 """`spark.readStream.format("metaq")` against real brokers, through a checkpoint."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.rigs.waiting import wait_until
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -70,13 +70,15 @@ def archive(spark: SparkSession, tmp_path: Path) -> Archive:
     return Archive(spark, tmp_path)
 
 
-def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
+def wait_for(query: StreamingQuery, condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true; raise what ends the query before."""
+
+    def is_true() -> bool:
         if (error := query.exception()) is not None:
             raise error
-        assert time.monotonic() < deadline_s, query.lastProgress
-        time.sleep(0.1)
+        return condition()
+
+    wait_until(is_true, show=lambda: query.lastProgress)
 
 
 def test_available_now_reads_what_is_there_and_goes_on_from_there(
@@ -105,15 +107,15 @@ def test_what_comes_while_a_query_runs_is_read(
     with embedded_broker(topics={TOPIC: 1}) as broker:
         query = archive.start(broker, subscribe=None, subscribePattern="lo.*")
         try:
-            wait_until(lambda: bool(query.lastProgress), query)
+            wait_for(query, lambda: bool(query.lastProgress))
             publish(broker, numbered(100))
-            wait_until(lambda: len(archive.values()) == 100, query)
+            wait_for(query, lambda: len(archive.values()) == 100)
             broker.create_topic("lobby", 2)
             publish(broker, numbered(100, 100), partition=tp(1, topic="lobby"))
-            wait_until(lambda: len(archive.values()) == 200, query)
+            wait_for(query, lambda: len(archive.values()) == 200)
             broker.restart()
             publish(broker, numbered(100, 200))
-            wait_until(lambda: len(archive.values()) == 300, query)
+            wait_for(query, lambda: len(archive.values()) == 300)
         finally:
             query.stop()
     assert archive.values() == numbered(300)

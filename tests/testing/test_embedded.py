@@ -19,7 +19,7 @@ from metaq.protocol.version import decode_version_body
 from metaq.testing import pytest_plugin
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
-from tests.brokers import until
+from tests.rigs.waiting import wait_until
 from tests.testing.sockets import Wire
 
 metaq_broker = pytest_plugin.metaq_broker
@@ -161,7 +161,7 @@ def test_a_start_that_fails_leaves_nothing_behind(data_dir: Path) -> None:
     with pytest.raises(LogDirLockedError):
         second.start()
     second.stop()
-    until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
     first.release()
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +21,7 @@ from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.fake_metaq import VERSION
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.znodes import decode_address
+from tests.rigs.waiting import wait_until
 from tests.testing.sockets import PATIENCE_S, Wire
 
 
@@ -137,7 +137,7 @@ def test_answers_come_in_pieces(broker: FakeBroker) -> None:
             return 1 in map(len, wire.pieces)
 
         # A reader that the machine wakes late finds them merged by the kernel.
-        until(is_in_pieces)
+        wait_until(is_in_pieces)
 
 
 def test_pieces_may_end_anywhere(broker: FakeBroker) -> None:
@@ -151,7 +151,7 @@ def test_pieces_may_end_anywhere(broker: FakeBroker) -> None:
             return not all(piece.endswith(VERSION.encode()) for piece in wire.pieces)
 
         # A reader that the machine wakes late finds them merged by the kernel.
-        until(does_one_end_within_an_answer)
+        wait_until(does_one_end_within_an_answer)
 
 
 def test_answers_come_late_while_commands_are_read(broker: FakeBroker) -> None:
@@ -159,17 +159,10 @@ def test_answers_come_late_while_commands_are_read(broker: FakeBroker) -> None:
     broker.delay_s = 60.0
     with Wire(broker.address) as wire:
         wire.send(*[put(n) for n in range(3)])
-        until(lambda: broker.statistics().commands["put"] == 3)
+        wait_until(lambda: broker.statistics().commands["put"] == 3)
         assert len(broker.payloads()) == 3
         broker.delay_s = 0.0
         assert wire.ask(Version(9)).opaque == 9
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +234,7 @@ def test_drop_connections_cuts_those_that_are_open(broker: FakeBroker) -> None:
     with Wire(broker.address) as wire:
         assert wire.ask(Version(1)).opaque == 1
     assert broker.statistics().connection_count == 2
-    until(lambda: broker.statistics().open_connection_count == 0)
+    wait_until(lambda: broker.statistics().open_connection_count == 0)
 
 
 def test_content_can_be_arranged(broker: FakeBroker) -> None:
@@ -302,7 +295,7 @@ def test_it_registers_as_metaq_does() -> None:
         assert nodes["/meta/brokers/topics-pub/test/3-m"] == both
         assert nodes["/meta/brokers/topics-sub/test/3-m"] == both
         fake.create_topic("more", 4)
-        until(lambda: "/meta/brokers/topics-pub/more/3-m" in zookeeper.tree())
+        wait_until(lambda: "/meta/brokers/topics-pub/more/3-m" in zookeeper.tree())
         fake.go_away(keeps_nodes=True)
         assert "/meta/brokers/ids/3/master" in zookeeper.tree()
         fake.come_back(port=0)

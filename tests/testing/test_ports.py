@@ -12,8 +12,8 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.ports import HOST, reserve_port, reserved_port
 from metaq.testing.proxy import Proxy
-from tests.brokers import until
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 IP_LOCAL_PORT_RANGE = 51
 """Socket option of Linux 6.3: the ports that a socket may be given."""
@@ -50,7 +50,7 @@ def test_a_port_is_the_owner_s_until_it_is_gone() -> None:
         return is_given_away(port)
 
     # Another test may be given a port that was let go.
-    until(is_it)
+    wait_until(is_it)
 
 
 def test_a_port_is_kept_inside_a_block() -> None:
@@ -59,7 +59,7 @@ def test_a_port_is_kept_inside_a_block() -> None:
             assert not is_given_away(port)
         return is_given_away(port)
 
-    until(is_it)
+    wait_until(is_it)
 
 
 @pytest.mark.parametrize("address", [(HOST, 0), ("", 0), ("::", 0)])

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from metaq.protocol.commands import Version
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import BUFFER_BYTES_MAX, Direction, Proxy
+from tests.rigs.waiting import wait_until
 from tests.testing.sockets import PATIENCE_S, Wire
 
 
@@ -70,13 +70,6 @@ def connect(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S)
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 def receive(sock: socket.socket, size_bytes: int) -> bytes:
     data = b""
     while len(data) < size_bytes:
@@ -92,7 +85,7 @@ def test_everything_passes(proxy: Proxy, client: socket.socket) -> None:
     assert receive(client, 5) == b"hello"
     client.shutdown(socket.SHUT_WR)
     assert client.recv(1) == b""
-    until(lambda: proxy.statistics().open_connection_count == 0)
+    wait_until(lambda: proxy.statistics().open_connection_count == 0)
     seen = proxy.statistics()
     assert (seen.connection_count, seen.to_server_bytes, seen.to_client_bytes) == (
         1,
@@ -124,7 +117,7 @@ def test_a_stall_holds_one_direction_or_both(
     proxy.stall(direction)
     client.sendall(b"hello")
     if arrives:
-        until(lambda: echo.received == 5)
+        wait_until(lambda: echo.received == 5)
     client.settimeout(0.02)
     with pytest.raises(TimeoutError):
         client.recv(1)
@@ -140,7 +133,7 @@ def test_a_stall_is_bounded_and_hides_the_end(
     """The proxy stops reading; a client that leaves is not missed before it is over."""
     proxy.stall()
     with connect(proxy) as leaving:
-        until(lambda: proxy.statistics().connection_count == 2)
+        wait_until(lambda: proxy.statistics().connection_count == 2)
         leaving.settimeout(0.05)
         with pytest.raises(TimeoutError):
             leaving.sendall(bytes(64 * BUFFER_BYTES_MAX))
@@ -150,7 +143,7 @@ def test_a_stall_is_bounded_and_hides_the_end(
     proxy.pass_all()
     assert receive(client, 3) == b"bye"
     assert client.recv(1) == b""
-    until(lambda: proxy.statistics().open_connection_count == 0)
+    wait_until(lambda: proxy.statistics().open_connection_count == 0)
 
 
 def test_a_trickle_passes_small_pieces(proxy: Proxy, client: socket.socket) -> None:
@@ -175,7 +168,7 @@ def test_a_cut_is_a_reset_and_new_connections_pass(
     proxy.cut()
     with pytest.raises(ConnectionResetError):
         client.recv(1)
-    until(lambda: proxy.statistics().open_connection_count == 0)
+    wait_until(lambda: proxy.statistics().open_connection_count == 0)
     with connect(proxy) as again:
         again.sendall(b"y")
         assert receive(again, 1) == b"y"
@@ -219,7 +212,7 @@ def test_a_reset_of_one_end_reaches_the_other() -> None:
             assert wire.ask(Version(1)).opaque == 1
             broker.drop_connections()
             assert wire.is_ended()
-        until(lambda: proxy.statistics().open_connection_count == 0)
+        wait_until(lambda: proxy.statistics().open_connection_count == 0)
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(echo: Echo) -> None:

@@ -6,7 +6,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from metaq.zk.embedded import (
     find_classpath,
     find_java,
 )
+from tests.rigs.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,10 +211,7 @@ def test_the_server_dies_with_its_parent(tmp_path: Path, number: int) -> None:
     assert is_alive(pid)
     os.kill(parent.pid, number)
     parent.wait()
-    deadline_s = time.monotonic() + 30
-    while is_alive(pid) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not is_alive(pid)
+    wait_until(lambda: not is_alive(pid))
 
 
 @pytest.mark.zookeeper
@@ -243,10 +240,7 @@ def live_through_everything(server: EmbeddedZooKeeper) -> None:
         with pytest.raises(EmbeddedZooKeeperError, match="is running"):
             server.wipe()
         server.pause()
-        deadline_s = time.monotonic() + 30
-        while state_of(first) != "T" and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert state_of(first) == "T"
+        wait_until(lambda: state_of(first) == "T")
         server.resume()
         server.restart()
         second = server.pid

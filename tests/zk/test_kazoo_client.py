@@ -20,7 +20,7 @@ from metaq.clock import SystemClock
 from metaq.errors import ConfigError
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import KAZOO_KNOWN, CloseOrder, begin_closer, make_client
-from tests.brokers import until
+from tests.rigs.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def test_a_client_that_finds_no_descriptor_is_started_later(
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         runner.run(scenario())
-    until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_the_thread_that_closes_a_client_begins_with_it() -> None:
@@ -108,7 +108,7 @@ def test_the_thread_that_closes_a_client_begins_with_it() -> None:
 
     before = set(threading.enumerate())
     asyncio.run(scenario())
-    until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 class AwayClient:

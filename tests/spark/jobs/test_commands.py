@@ -24,8 +24,8 @@ from deltalake import DeltaTable
 from pyspark.java_gateway import launch_gateway
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.brokers import until
 from tests.rigs.fork_server import executable
+from tests.rigs.waiting import wait_until
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.segment_dirs import flip
 
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
         return True
 
     # The end may be over when a busy machine lets this process look.
-    until(is_interrupted, TIMEOUT_S)
+    wait_until(is_interrupted, TIMEOUT_S)
     request.getfixturevalue("warm_jvm")
     found = facts(pipeline(*words))
     assert (found["messages"], found["archive messages"]) == (0, count)
