@@ -282,7 +282,7 @@ class LogReader:
             return None
         return CorruptRecordError(
             f"{self._partition}: damaged record at offset {position}: {search.flaw};"
-            f" reading can go on there",
+            " reading can go on there",
             partition=self._partition,
             offset=position,
             next_good_offset=search.found,

@@ -177,7 +177,7 @@ async def count_between(
     Raises:
         CannotAnswerError: a MetaQ 1.4 broker, which does not count.
         CorruptRecordError: the range is damaged.
-        WireError: an offset is no boundary.
+        NoRecordError: an offset is no boundary.
     """
     question = CountQuestion(end)
     return await _ask_spans(
@@ -210,7 +210,7 @@ async def boundaries_between(
     Raises:
         CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
         CorruptRecordError: the range is damaged.
-        WireError: an offset is no boundary.
+        NoRecordError: an offset is no boundary.
     """
     question = SplitQuestion(end, count + 2)
     found = await _ask_spans(
