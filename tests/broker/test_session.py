@@ -159,12 +159,11 @@ def test_a_peer_that_never_reads_stops_being_served_and_is_cut_off(
             async def are_buffers_full() -> bool:
                 """Whether nothing more leaves, although much is queued."""
                 sent.append(session.channel.statistics().sent_bytes)
+                # Nothing tells that nothing happens.
                 await asyncio.sleep(0.02)
                 return sent[-1] == sent[-2] and session.channel.queued_bytes >= 150_000
 
-            async with asyncio.timeout(30):
-                while not await are_buffers_full():
-                    pass
+            await until(are_buffers_full)
             # One reply may go over the bound; the other gets have not been looked at.
             assert session.channel.queued_bytes < 300_000 + 100_100
             assert session.channel.stalled_s(broker.context.clock.monotonic_s()) == 0
@@ -186,10 +185,12 @@ def test_a_peer_that_reads_late_gets_every_reply(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as peer:
             await peer.ask(put(b"x" * 50_000))
-            count = 400
+            session, count = peer.session, 400
             gets = b"".join(b"get test g 0 0 99999 %d\r\n" % n for n in range(count))
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's
             peer.writer.write(gets)
-            await asyncio.sleep(0.01)
+            await until(lambda: session.is_paused and session.channel.queued_bytes)
+            peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
             expected = count * 50_020 + sum(
                 len(b"value 50020 %d\r\n" % n) for n in range(count)
             )

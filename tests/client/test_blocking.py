@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def test_closing_waits_for_a_message_that_another_thread_handles(
     reader = Caller(loop)
     assert at_work.wait(20)
     closing = Caller(consumer.close)
-    time.sleep(0.05)
+    wait_until(lambda: not consumer.assignment())
     assert not closing.is_over
     go_on.set()
     closing.join()

@@ -6,6 +6,7 @@ import pytest
 
 from metaq.client.fan_out import AT_ONCE_MAX, all_of, failures, for_each, raise_first
 from metaq.errors import ClientError, MetaqError
+from tests.rigs.waiting import until
 
 
 def test_what_fails_does_not_stop_the_others() -> None:
@@ -60,9 +61,11 @@ def test_a_bug_ends_all_of_them() -> None:
 
 def test_cancelling_ends_all_of_them() -> None:
     """Before the caller goes on."""
+    begun: list[int] = []
     ended: list[int] = []
 
     async def work(number: int) -> MetaqError | None:
+        begun.append(number)
         try:
             await asyncio.sleep(60)
         finally:
@@ -71,7 +74,7 @@ def test_cancelling_ends_all_of_them() -> None:
 
     async def scenario() -> None:
         task = asyncio.create_task(for_each(work, range(3)))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(begun) == 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -122,9 +125,15 @@ def test_cancelling_ends_all_of_the_work() -> None:
     """Before the caller goes on."""
 
     async def scenario() -> None:
+        begun: list[int] = []
         ended: list[int] = []
-        task = asyncio.create_task(all_of(fail_first(ended, n) for n in (1, 2)))
-        await asyncio.sleep(0.01)
+
+        async def work(number: int) -> int:
+            begun.append(number)
+            return await fail_first(ended, number)
+
+        task = asyncio.create_task(all_of(map(work, (1, 2))))
+        await until(lambda: len(begun) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

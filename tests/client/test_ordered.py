@@ -444,7 +444,7 @@ def test_a_cancelled_close_lets_go_of_the_files(java: Any, tmp_path: Path) -> No
             producer = client.ordered_producer("test", "0:1", tmp_path)
             await producer.start()
             sending = asyncio.create_task(producer.send(b"0"))
-            await asyncio.sleep(0.01)
+            await until(lambda: java.inner.statistics().commands["put"])
             closing = asyncio.create_task(producer.close())
             await asyncio.sleep(0)
             closing.cancel()

@@ -226,7 +226,7 @@ def test_closing_waits_for_a_message_that_another_task_handles(
         task = asyncio.ensure_future(loop())
         await at_work.wait()
         closing = asyncio.ensure_future(consumer.close())
-        await asyncio.sleep(0.01)
+        await until(lambda: not consumer.assignment())
         assert not closing.done()
         go_on.set()
         await closing
@@ -272,7 +272,8 @@ def test_a_client_waits_for_a_close_that_is_under_way(
             client.producer()  # closed ones are forgotten by and by
         second = asyncio.ensure_future(client.close())
         second.add_done_callback(lambda _: done.append("client"))
-        await asyncio.sleep(0.01)
+        for _ in range(10):  # it needs no more turns than that
+            await asyncio.sleep(0)
         assert not pool.is_closed  # what the first one needs still
         go_on.set()
         await asyncio.gather(first, second)
@@ -319,7 +320,7 @@ def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
         task = asyncio.ensure_future(loop())
         await at_work.wait()
         closing = asyncio.ensure_future(consumer.close())
-        await asyncio.sleep(0.01)
+        await until(lambda: not consumer.assignment())
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
@@ -355,11 +356,9 @@ def test_a_cancelled_close_of_a_client_closes_all_of_it(what: str) -> None:
                 await consumer.start()
             else:
                 broker.inject(FaultKind.SWALLOW)
-                committing.set()
             future = await producer.send_nowait("test", b"1")
             closing = asyncio.ensure_future(client.close())
-            await committing.wait()
-            await asyncio.sleep(0.01)
+            await until(lambda: committing.is_set() or producer.is_closed)
             closing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await closing

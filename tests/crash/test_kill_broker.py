@@ -92,8 +92,7 @@ def test_sigterm_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> No
         putters = [Putter(broker.port, f"p{n}", Random(seed + n)) for n in range(3)]
         for putter in putters:
             putter.start()
-        wait_until(lambda: all(putter.accounts.acked for putter in putters))
-        time.sleep(0.5)
+        wait_until(lambda: all(len(putter.accounts.acked) > 300 for putter in putters))
         assert broker.stop() == 0, broker.read_log()
         acked: dict[tuple[int, int], bytes] = {}
         tried: set[bytes] = set()

@@ -52,7 +52,7 @@ def test_an_absent_server_is_no_error_and_logs_no_flood(
     async def scenario() -> None:
         coordinator = coordinator_on(f"127.0.0.1:{port}")
         coordinator.start()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # for some attempts, of which nothing tells
         assert coordinator.status.state is SessionState.LOST
         begin = CLOCK.monotonic_s()
         await coordinator.stop(deadline_s=in_s(1))

@@ -322,7 +322,7 @@ def test_room_is_called_when_the_peer_has_read() -> None:
     async def scenario(rig: Rig) -> None:
         big = b"x" * (4 * 1024 * 1024)
         rig.channel.send(big)
-        await asyncio.sleep(0.005)
+        await until(lambda: rig.channel.statistics().sent_bytes)
         assert rig.channel.queued_bytes > ROOM
         assert rig.events == []
         assert await rig.read(len(big)) == big
@@ -430,7 +430,7 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
         rig.channel.send(b"x" * (4 * 1024 * 1024))
         for each in queued:
             rig.channel.send_range(b"head:", each, explain=sorry)
-        await asyncio.sleep(0.002)
+        await until(lambda: rig.channel.statistics().sent_bytes)
         rig.channel.abort("enough")
         rig.channel.abort("again")
         assert rig.events == ["closed: enough"]
@@ -474,7 +474,7 @@ def test_silence_and_stalls_are_measured() -> None:
         assert rig.channel.idle_s(now_s()) == 10
         assert rig.channel.stalled_s(now_s()) == 0
         rig.channel.send(b"x" * (4 * 1024 * 1024))
-        await asyncio.sleep(0.002)
+        await until(lambda: rig.channel.statistics().sent_bytes)
         rig.clock.advance_s(7)
         assert rig.channel.stalled_s(now_s()) == 7
         rig.peer.send(b"hello")

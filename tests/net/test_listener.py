@@ -31,11 +31,10 @@ class Rig:
             raise self.errors.pop()
         self.accepted.append((sock, host))
 
-    async def connect(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", self.port))
         client.settimeout(30)
         self.clients.append(client)
-        await asyncio.sleep(0.002)
         return client
 
     def close(self) -> None:
@@ -60,7 +59,7 @@ def test_connections_are_handed_over_with_their_options() -> None:
     """Accepted sockets do not delay small packets, and notice dead peers."""
 
     async def scenario(rig: Rig) -> None:
-        await rig.connect()
+        rig.connect()
         await until(lambda: rig.accepted)
         sock, _host = rig.accepted[0]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -76,13 +75,13 @@ def test_one_connection_too_many_is_closed_and_counted(caps: dict[str, int]) -> 
 
     async def scenario(rig: Rig) -> None:
         for _ in range(2):
-            await rig.connect()
-        third = await rig.connect()
+            rig.connect()
+        third = rig.connect()
         assert await asyncio.to_thread(third.recv, 1) == b""
         assert rig.listener.statistics().refused_count == 1
         assert len(rig.accepted) == 2
         rig.listener.forget(rig.accepted[0][1])
-        await rig.connect()
+        rig.connect()
         await until(lambda: len(rig.accepted) == 3)
 
     run(scenario, **caps)
@@ -110,7 +109,7 @@ def test_accepting_pauses_when_descriptors_run_out() -> None:
 
     async def scenario(rig: Rig) -> None:
         wrap_socket(rig.listener, Exhausted)
-        await rig.connect()
+        rig.connect()
         await until(lambda: rig.listener.statistics().exhausted_count)
         await until(lambda: rig.accepted)
         assert rig.listener.statistics().exhausted_count == 1
@@ -144,9 +143,9 @@ def test_accepting_pauses_when_memory_runs_out(place: str) -> None:
             wrap_socket(listener, NoMemory)
         else:
             rig.errors.append(MemoryError())
-        first = await rig.connect()
+        first = rig.connect()
         await until(lambda: listener.statistics().exhausted_count)
-        await rig.connect()
+        rig.connect()
         await until(lambda: rig.accepted)
         statistics = listener.statistics()
         assert statistics.exhausted_count == 1
@@ -182,7 +181,7 @@ def test_after_close_nobody_is_let_in() -> None:
     """A closed listener refuses; open connections stay."""
 
     async def scenario(rig: Rig) -> None:
-        await rig.connect()
+        rig.connect()
         await until(lambda: rig.accepted)
         rig.listener.close()
         with pytest.raises(OSError):
