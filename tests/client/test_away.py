@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,31 @@ def test_a_topic_of_a_broker_that_is_away_is_not_an_unknown_one(
             next(client.browse("u", timeout=0.2))
         with pytest.raises(NoBrokerError, match="no broker serves"):
             next(client.browse("nosuch", timeout=0.2))
+
+
+def test_a_broker_that_is_about_to_give_gets_is_waited_for(
+    java: tuple[AnyBroker, AnyBroker],
+) -> None:
+    """It registers for producers first; its messages are there all the same."""
+    first, _second = java
+    server, path = first.zookeeper, "/meta/brokers/topics-sub/t/1-m"
+    registration = server.tree()[path].data
+    server.remove(path)
+    with Client(**first.client_options) as client, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read, client, 30.0)
+        wait_until(lambda: "t" in client.context.metadata.snapshot.gets)
+        server.put(path, registration)
+        assert reading.result(30) == [b"gone", b"here"]
+
+
+def test_a_topic_that_is_closed_to_readers_has_no_messages() -> None:
+    """It is waited for a moment, as it looks like one that is about to come."""
+    server = MemoryZooKeeper()
+    server.put("/meta/brokers/ids/0/master", b"meta://h:1")
+    registration = b'{"numParts":1,"broker":"0-m"}'
+    server.put("/meta/brokers/topics-pub/t/0-m", registration)
+    with Client(coordinator=server.coordinator) as client:
+        assert read(client, 0.2) == []
 
 
 def test_an_empty_parent_is_no_topic(pair: tuple[AnyBroker, AnyBroker]) -> None:

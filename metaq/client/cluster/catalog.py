@@ -85,24 +85,44 @@ async def read_whole(
 ) -> ClusterSnapshot:
     """Return a snapshot in which nothing of some topics is away; waits for it.
 
+    A broker that takes puts and gives no gets is waited for NEW_TOPIC_S: it tells of
+    its readers last when it registers, and a topic that is closed to them looks alike.
+
     Raises:
         PartitionsAwayError: a broker was still away at the deadline.
         NoBrokerError, NodeNameError: as `read_cluster`.
     """
     names = frozenset(topics)
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    is_registered = isinstance(context.metadata, ZooKeeperMetadata)
+    readers_until_s: float | None = None
     while True:
+        away, until_s = None, deadline_s
         try:
             require_all_there(snapshot, names)
-        except PartitionsAwayError as away:
-            try:
-                snapshot = await context.metadata.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
-            except NoBrokerError:
-                raise away from None
+        except PartitionsAwayError as error:
+            away = error
         else:
+            if not is_registered or not _is_half_there(snapshot, names):
+                return snapshot
+            if readers_until_s is None:
+                readers_until_s = context.clock.monotonic_s() + NEW_TOPIC_S
+            until_s = min(deadline_s, readers_until_s)
+        try:
+            snapshot = await context.metadata.wait_newer(
+                snapshot.version, deadline_s=until_s
+            )
+        except NoBrokerError:
+            if away is not None:
+                raise away from None
             return snapshot
+
+
+def _is_half_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> bool:
+    return any(
+        snapshot.puts.get(name, {}).keys() - snapshot.gets.get(name, {}).keys()
+        for name in topics
+    )
 
 
 async def read_takers(
