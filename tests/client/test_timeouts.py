@@ -275,7 +275,7 @@ def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
 ) -> None:
     clock = ManualClock()
     with (
-        Client(brokers=[broker.address], **QUICK) as client,
+        Client(brokers=[broker.address], clock=clock, **QUICK) as client,
         client.consumer("g", ["test"], **IDLE) as consumer,
     ):
         waits: list[float | None] = []
@@ -287,7 +287,6 @@ def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
             return gone if len(waits) < 4 else None
 
         monkeypatch.setattr(twin_of(consumer).fetch_buffer, "take", take_revoked)
-        monkeypatch.setattr(consumer, "_clock", clock)
         assert consumer.receive_many(5, timeout=7.0) == []
         assert waits == [7.0, 4.0, 1.0, 0.0]
         waits.clear()
