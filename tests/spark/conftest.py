@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.integration.conftest import ZooKeeperServer, make_root, zookeeper_server
 from tests.rigs.fork_server import executable
 from tests.spark.classes import VERSION, use_stored
+
+__all__ = ["zookeeper_server"]
 
 use_stored()
 
@@ -64,3 +67,9 @@ def spark() -> Iterator[SparkSession]:
         signal.signal(signal.SIGINT, interrupt)
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="module")
+def zookeeper(zookeeper_server: ZooKeeperServer, request: pytest.FixtureRequest) -> str:
+    """A connection string of the shared server, with a root for each module."""
+    return make_root(zookeeper_server, f"/{request.path.stem}")

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from metaq.broker.admin_socket import call_admin
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
-from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.brokers import (
     TOPIC,
     data_of,
@@ -33,13 +32,6 @@ pytestmark = [
 ]
 
 DEADLINE_S = 120
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a server for this module."""
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server.address
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from metaq.spark.cluster import Cluster
 from metaq.spark.options import WireOptions
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk.embedded import EmbeddedZooKeeper
 from metaq.zk.session import Coordinator
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.test_stream import wait_for
@@ -35,13 +34,6 @@ class RealZooKeeper:
 
     def coordinator(self, clock: Clock) -> Coordinator:
         return KazooCoordinator(self.address, session_timeout_ms=20_000, clock=clock)
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a server for this module."""
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server.address
 
 
 @pytest.fixture
