@@ -20,6 +20,7 @@ from metaq.client.cluster.catalog import (
     read_cluster,
     read_takers,
     require_partitions,
+    wait_for_readers,
 )
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.log_ends import LogEnds
@@ -201,6 +202,9 @@ class Cluster:
                 )
                 before.update(filter(options.chooses, found))
             snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+            snapshot = await wait_for_readers(
+                context, snapshot, topics, deadline_s=deadline_s
+            )
             while away := describe_away(snapshot, topics, options.chooses, before):
                 if not options.fail_on_data_loss:
                     _log.warning("not everything is read: %s", away)

@@ -174,6 +174,13 @@ def test_a_broker_that_has_withdrawn_is_named_and_not_read_as_empty(
     assert {task.range.partition for task in plan()} == {HERE, THERE}
 
 
+def test_a_broker_that_is_about_to_give_gets_is_waited_for(two: Two) -> None:
+    """It registers for producers first; the broker itself puts the node back here."""
+    two.zookeeper.remove(f"/meta/brokers/topics-sub/{TOPIC}/1-m")
+    found = plan(requestTimeoutMs=10_000, retryTimeoutMs=10_000)
+    assert {task.range.partition for task in found} == {HERE, THERE}
+
+
 def test_without_a_record_what_was_read_before_is_known(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ Topics are named, or match a pattern.
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -85,37 +86,53 @@ async def read_whole(
 ) -> ClusterSnapshot:
     """Return a snapshot in which nothing of some topics is away; waits for it.
 
-    A broker that takes puts and gives no gets is waited for NEW_TOPIC_S: it tells of
-    its readers last when it registers, and a topic that is closed to them looks alike.
-
     Raises:
         PartitionsAwayError: a broker was still away at the deadline.
         NoBrokerError, NodeNameError: as `read_cluster`.
     """
     names = frozenset(topics)
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
-    is_registered = isinstance(context.metadata, ZooKeeperMetadata)
-    readers_until_s: float | None = None
     while True:
-        away, until_s = None, deadline_s
+        snapshot = await wait_for_readers(
+            context, snapshot, names, deadline_s=deadline_s
+        )
         try:
             require_all_there(snapshot, names)
-        except PartitionsAwayError as error:
-            away = error
+        except PartitionsAwayError as away:
+            try:
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.version, deadline_s=deadline_s
+                )
+            except NoBrokerError:
+                raise away from None
         else:
-            if not is_registered or not _is_half_there(snapshot, names):
-                return snapshot
-            if readers_until_s is None:
-                readers_until_s = context.clock.monotonic_s() + NEW_TOPIC_S
-            until_s = min(deadline_s, readers_until_s)
-        try:
+            return snapshot
+
+
+async def wait_for_readers(
+    context: ClientContext,
+    snapshot: ClusterSnapshot,
+    topics: Iterable[str],
+    *,
+    deadline_s: float,
+) -> ClusterSnapshot:
+    """Return a snapshot behind the registrations that are under way.
+
+    A broker tells producers of a topic first, and readers a moment later; until then
+    nothing that it has would be read. A topic that is closed to readers looks alike, so
+    it is waited for NEW_TOPIC_S, or half of the time, at most.
+    """
+    if not isinstance(context.metadata, ZooKeeperMetadata):
+        return snapshot
+    # The rest of the time is for what is asked next.
+    now_s = context.clock.monotonic_s()
+    until_s = min(now_s + NEW_TOPIC_S, (now_s + deadline_s) / 2)
+    with suppress(NoBrokerError):
+        while _is_half_there(snapshot, topics):
             snapshot = await context.metadata.wait_newer(
                 snapshot.version, deadline_s=until_s
             )
-        except NoBrokerError:
-            if away is not None:
-                raise away from None
-            return snapshot
+    return snapshot
 
 
 def _is_half_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> bool:
