@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consume import handling
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.dead_letters import read_origin
 from metaq.client.consume.redelivery import Reject, RetryPolicy
@@ -19,6 +18,7 @@ from metaq.client.errors import HandlerFailedError, StuckError
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.session import AsyncClient
 from metaq.client.sync.client import Client
+from metaq.config.topic_rules import TOPIC_BYTES_MAX
 from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
@@ -268,21 +268,22 @@ def problems(consumer: AsyncConsumer) -> tuple[str, ...]:
 
 
 def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+    start_broker: StartBroker,
 ) -> None:
-    """An error, not silence."""
-    policy = RetryPolicy(then="dead_letter")
-    monkeypatch.setattr(handling, "dead_letter_topic", lambda *_args: "no topic")
+    """An error, not silence: with what is added the name is too long for a topic."""
+    topic = "x" * TOPIC_BYTES_MAX
+    broker = start_broker({topic: 1})
 
     async def handler(message: Message) -> None:
         raise Reject("never")
 
     async def scenario() -> None:
         async with AsyncClient(**broker.client_options) as client:
-            await fill(client, 0, b"a")
-            async with client.consumer("g", ["test"]) as consumer:
-                with pytest.raises(HandlerFailedError, match="'no topic'"):
-                    await consumer.run(handler, retry=policy)
+            async with client.producer() as producer:
+                await producer.send(topic, b"a")
+            async with client.consumer("g", [topic]) as consumer:
+                with pytest.raises(HandlerFailedError, match="no topic can have"):
+                    await consumer.run(handler, retry=RetryPolicy(then="dead_letter"))
 
     asyncio.run(scenario())
 

@@ -42,6 +42,7 @@ from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
+from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, LocalProtocolError, MetaqError
 from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
@@ -459,10 +460,13 @@ class Handling:
             raise self._stopped(trouble, f": {refusal}") from trouble.error
 
     async def _send_origin(self, message: Message, origin: Origin) -> None:
+        topic = dead_letter_topic(self._policy, message.topic)
+        if not is_safe_topic(topic):
+            raise LocalProtocolError(f"no topic can have the name {topic!r}")
         if self._producer is None:
             self._producer = self._make_producer()
         await self._producer.send(
-            dead_letter_topic(self._policy, message.topic),
+            topic,
             message.data,
             attribute=message.attribute,
             key=message.key,
