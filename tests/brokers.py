@@ -32,8 +32,6 @@ BROKERS = (PYTHON, METAQ_1_4)
 
 DEFAULT_TOPICS: Mapping[str, int] = {"test": 1}
 
-until = wait_until  # its name in test_browse.py and test_starts.py
-
 
 class AnyBroker(Protocol):
     """Interface of either broker for tests."""
@@ -187,7 +185,7 @@ class Metaq14Broker(AnyBroker):
                 return False
             return decode_registration(node.data).partition_count == partitions
 
-        until(is_registered)
+        wait_until(is_registered)
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
         self.inner.close_partition(topic, partition)

@@ -16,13 +16,14 @@ from metaq.client.consume.browse import parse_stats, stats_of
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
 from tests.client.worlds import (
     QUICK,
     WORLDS,
     partition,
     payloads,
 )
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"java": "damage, faults on cue, a log whose start moves"}
 
@@ -172,7 +173,7 @@ def test_a_log_that_is_deleted_under_the_browser_ends_it(
     java.put(b"a", b"b", b"c")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
-    until(lambda: gets_of(java) == 2)
+    wait_until(lambda: gets_of(java) == 2)
     java.inner.roll()
     java.put(b"d")
     java.inner.trim()
@@ -189,7 +190,7 @@ def test_a_browser_with_a_get_ahead_ends_with_its_client(
     with Client(brokers=[java.address], **options) as client:
         left = client.browse("test")
         assert next(left).data == b"a"
-        until(lambda: gets_of(java) == 2)
+        wait_until(lambda: gets_of(java) == 2)
     gc.collect()
     assert "asyncio" not in {record.name for record in caplog.records}
     with pytest.raises(MetaqError, match="closed"):
@@ -208,9 +209,9 @@ def test_one_get_is_ahead_of_the_caller_and_no_more(
     java.put(b"a", b"b", b"c", b"d")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
-    until(lambda: gets_of(java) == 2)
+    wait_until(lambda: gets_of(java) == 2)
     assert next(messages).data == b"b"
-    until(lambda: gets_of(java) == 3)
+    wait_until(lambda: gets_of(java) == 3)
     assert payloads(list(messages)) == [b"c", b"d"]
     assert gets_of(java) == 4
 
@@ -344,10 +345,10 @@ def test_topics_and_partitions_are_listed_in_numeric_order(
 ) -> None:
     broker.create_topic("many", 11)
     broker.put(b"m", topic="many", partition=10)
-    until(lambda: "many" in client.topics())
+    wait_until(lambda: "many" in client.topics())
     assert set(client.topics()) >= {"test", "two", "many"}
     assert client.topics() == tuple(sorted(client.topics()))
-    until(lambda: len(client.partitions("many")) == 11)
+    wait_until(lambda: len(client.partitions("many")) == 11)
     assert client.partitions("many") == tuple(partition(n, "many") for n in range(11))
     assert client.partitions("nothing") == ()
 
@@ -356,7 +357,7 @@ def test_topics_and_partitions_come_from_zookeeper_too(broker: Any) -> None:
     for world in WORLDS.values():
         with world(**broker.client_options) as client:
             assert client.topics() == ("test", "two")  # waits for ZooKeeper
-            until(lambda: len(client.partitions("two")) == 2)
+            wait_until(lambda: len(client.partitions("two")) == 2)
             assert client.partitions("nothing") == ()
             assert list(client.stats()) == [broker.address]
 

@@ -15,7 +15,7 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Offset
-from tests.brokers import PYTHON, StartBroker, broker_of, until
+from tests.brokers import PYTHON, StartBroker, broker_of
 from tests.client.worlds import (
     IDLE,
     QUICK,
@@ -23,6 +23,7 @@ from tests.client.worlds import (
     payloads,
     take,
 )
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "test_a_time_between_two_messages_begins_at_the_second_or_before": "needs times",
@@ -69,7 +70,7 @@ def test_a_new_group_that_wants_the_latest_gets_what_comes(
 ) -> None:
     broker.put(b"0", b"1")
     with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"2")
         assert payloads(take(consumer, 1)) == [b"2"]
@@ -83,7 +84,7 @@ def test_the_latest_is_remembered_although_nothing_was_read(
     store = MemoryOffsets()
     options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         assert consumer.receive(0.05) is None
     broker.put(b"1")
     assert first(client, "test", store, start="latest") == b"1"
@@ -93,7 +94,7 @@ def test_an_empty_partition_begins_at_its_first_message(
     broker: Any, client: Client
 ) -> None:
     with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"0")
         assert payloads(take(consumer, 1)) == [b"0"]
@@ -113,7 +114,7 @@ def test_an_offset_is_kept_within_the_log(broker: Any, client: Client) -> None:
     assert first(client, "test", start=offsets[1]) == b"1"
     assert first(client, "test", start=Offset(0)) == b"0"
     with client.consumer("g", ["test"], start=Offset(2**62), **IDLE) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"3")
         assert payloads(take(consumer, 1)) == [b"3"]
@@ -144,7 +145,7 @@ def test_a_time_begins_at_the_first_message_of_it_or_cannot_be_answered(
         return
     assert first(client, "test", start=moment) == b"0"
     with client.consumer("g", ["test"], start=future, **IDLE) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"3")
         assert payloads(take(consumer, 1)) == [b"3"]
@@ -201,7 +202,7 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
             caplog.at_level(logging.ERROR),
             client.consumer("g", ["test"], **options) as consumer,
         ):
-            until(lambda: consumer.statistics().reset_count)
+            wait_until(lambda: consumer.statistics().reset_count)
             message = consumer.receive(30 if wanted else 0.05)
             assert (message and message.data) == wanted
             assert consumer.statistics().reset_count == 1
@@ -264,7 +265,7 @@ def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
         caplog.at_level(logging.ERROR),
         client.consumer("g", ["test"], **options) as consumer,
     ):
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         broker.put(b"0")
         assert payloads(take(consumer, 1)) == [b"0"]
         assert consumer.statistics().reset_count == 1
@@ -295,7 +296,7 @@ def test_a_rollback_before_the_first_commit_goes_back_to_where_reading_began(
     broker.put(b"0")
     options: dict[str, Any] = {"start": "latest", "commit_interval_s": None, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
-        until(consumer.assignment)
+        wait_until(consumer.assignment)
         broker.put(b"1", b"2")
         assert payloads(take(consumer, 2)) == [b"1", b"2"]
         consumer.rollback()

@@ -18,7 +18,8 @@ from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import StartBroker, until
+from tests.brokers import StartBroker
+from tests.rigs.waiting import wait_until
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 from tests.spark.segment_dirs import flip
 
@@ -182,10 +183,10 @@ def test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed(
     assert main is not None
 
     def interrupt() -> None:
-        until(lambda: broker.inner.statistics().commands.get("get"))
+        wait_until(lambda: broker.inner.statistics().commands.get("get"))
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         values(broker, 0, 1)
-    until(lambda: not broker.inner.statistics().open_connection_count)
+    wait_until(lambda: not broker.inner.statistics().open_connection_count)
