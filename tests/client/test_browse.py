@@ -61,6 +61,22 @@ def test_browsing_goes_through_the_partitions_one_after_the_other(
     assert [m.partition.partition for m in found] == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_partition_without_messages_is_none_when_its_broker_goes_meanwhile(
+    broker: Any,
+) -> None:
+    """It was there when reading began; there is nothing to read, and no error."""
+    broker.put(b"a", topic="two", partition=0)
+    with Client(coordinator=broker.zookeeper.coordinator) as client:
+        messages = client.browse("two")
+        assert next(messages).data == b"a"
+        for path in [
+            path for path in broker.zookeeper.tree() if path.endswith("/two/0-m")
+        ]:
+            broker.zookeeper.remove(path)
+        wait_until(lambda: not client.context.metadata.snapshot.puts.get("two"))
+        assert list(messages) == []
+
+
 def test_browsing_ends_where_the_log_ended_when_it_began(
     broker: Any, client: Any
 ) -> None:

@@ -347,7 +347,8 @@ async def browse_topic(
     else:
         chosen = fixed_partitions([topic], partitions)
     if stop_at_end:
-        batches = _read_all(context, chosen, start, timeout)
+        is_named = partitions is not None
+        batches = _read_all(context, chosen, start, timeout, is_named=is_named)
     elif partitions is None:
         every = topic_source(context.metadata, [topic], clock=context.clock)
         batches = _follow(context, every, start)
@@ -371,6 +372,8 @@ async def _read_all(
     partitions: Collection[TopicPartition],
     start: Start,
     timeout: float | None,
+    *,
+    is_named: bool,
 ) -> AsyncGenerator[list[Message], None]:
     deadline_s = context.deadline_s(timeout)
     # All ends first: later puts are not waited for in any partition.
@@ -379,7 +382,9 @@ async def _read_all(
     )
     for partition, ends in zip(partitions, ranges, strict=True):
         if ends is None:
-            await _require_known(context, [partition], context.deadline_s(timeout))
+            # Those of the topic were known a moment ago.
+            if is_named:
+                await _require_known(context, [partition], context.deadline_s(timeout))
             continue
         begin, _ = await first_offset(
             context, partition, None, start, deadline_s=context.deadline_s(timeout)
