@@ -140,9 +140,10 @@ class DiskFailedError(ServerError):
 
 
 class UnavailableError(WireError):
-    """503: no processor for this command, or the broker is shutting down.
+    """503: no processor for this command, or the broker cannot answer at this moment.
 
-    For a client also the 500 of a MetaQ 1.4 broker that is not registered yet.
+    It is shutting down, or the log start has moved under a question. For a client also
+    the 500 of a MetaQ 1.4 broker that is not registered yet.
     """
 
     status = 503

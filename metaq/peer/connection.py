@@ -84,10 +84,10 @@ _Request: TypeAlias = tuple[OnReply, float, int, int]
 
 
 class PutListener(Protocol):
-    """Listener to the outcomes of a run of puts; on the loop; must not wait."""
+    """Listener to outcomes of puts, or of one `mput`; on the loop; must not wait."""
 
     def sizes(self) -> Sequence[int]:
-        """Return the bytes of each put's frame; asked when a connection ends."""
+        """Return the bytes of each frame; asked when a connection ends."""
         ...
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
@@ -328,7 +328,7 @@ class BrokerConnection:
     def submit_puts(
         self, frames: bytes, opaques: range, listener: PutListener, *, deadline_s: float
     ) -> None:
-        """Send a run of puts.
+        """Send a run of puts, or one `mput`.
 
         Args:
             frames: of all of them, one behind the other.

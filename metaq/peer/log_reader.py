@@ -201,11 +201,11 @@ class LogReader:
         try:
             outcome = parse_get(await asked.reply, asked.offset)
         except ServerError as refusal:
-            raise await self._find_gap(connection, position) or refusal from None
+            raise await self._find_gap(position) or refusal from None
         if isinstance(outcome, Damaged):
             raise damage_error(self._partition, position, outcome)
         if not isinstance(outcome, Fetched):
-            raise await self._explain(connection, position, end)
+            raise await self._explain(position, end)
         self._asked.popleft()
         data = outcome.data
         if len(data) < asked.size_bytes:
@@ -252,9 +252,7 @@ class LogReader:
         )
         return _Asked(position, size_bytes, answer)
 
-    async def _explain(
-        self, connection: BrokerConnection, position: Offset, end: Offset
-    ) -> MetaqError:
+    async def _explain(self, position: Offset, end: Offset) -> MetaqError:
         """Return the error for an offset at which there is no data."""
         self._drop_asked()
         start, log_end = await self._ask_span() or (Offset(0), Offset(0))
@@ -262,19 +260,19 @@ class LogReader:
             return OffsetOutOfRangeError(
                 position, log_start=start, high_watermark=log_end
             )
-        return await self._find_gap(connection, position) or NoDataError(
+        return await self._find_gap(position) or NoDataError(
             f"{self._partition}: no data at {position}, although the log of"
             f" {self._address} is [{start}, {log_end})"
         )
 
-    async def _find_gap(
-        self, connection: BrokerConnection, position: Offset
-    ) -> CorruptRecordError | None:
+    async def _find_gap(self, position: Offset) -> CorruptRecordError | None:
         """Return the error of a gap that the broker cannot name; None for no gap."""
-        if connection.capabilities.codes:
-            return None
         search = GapSearch(position)
         while not search.is_over:
+            # One that has ended is made anew: a search takes many gets.
+            connection = await self._connected()
+            if connection.capabilities.codes:
+                return None
             at = search.fetch_offset
             asked = self._ask(connection, at, 1)
             search.on_reply(parse_probe(await asked.reply, at))

@@ -250,7 +250,8 @@ class Status(enum.IntEnum):
     SERVER_ERROR = 500
     """Everything else; the body tells the reason."""
     UNAVAILABLE = 503
-    """The command has no handler, or the broker is shutting down."""
+    """The command has no handler, the broker is shutting down, or it cannot answer it
+    now."""
     GATEWAY_TIMEOUT = 504
     """Never on the wire: MetaQ's clients make it for their own time-outs."""
 

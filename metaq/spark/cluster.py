@@ -202,10 +202,14 @@ class Cluster:
                 )
                 before.update(filter(options.chooses, found))
             snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-            snapshot = await wait_for_readers(
-                context, snapshot, topics, deadline_s=deadline_s
-            )
-            while away := describe_away(snapshot, topics, options.chooses, before):
+            while True:
+                # One that was away tells producers first when it is back.
+                snapshot = await wait_for_readers(
+                    context, snapshot, topics, deadline_s=deadline_s
+                )
+                away = describe_away(snapshot, topics, options.chooses, before)
+                if not away:
+                    return
                 if not options.fail_on_data_loss:
                     _log.warning("not everything is read: %s", away)
                     return

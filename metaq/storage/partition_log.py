@@ -422,7 +422,7 @@ class PartitionLog:
         """Show nothing of the last append until the rest of it is there.
 
         Called before anything is read or appended. What ends the hold is an append that
-        `completes`, when the high watermark passes it; others are refused before.
+        `completes`, when the sync passes the old log end; others are refused before.
 
         Args:
             offset: where that append begins, of which a crash has cut the end. In a

@@ -6,6 +6,7 @@
                         "settings":{"deletePolicy":"delete,72h"},"state":"active"}
     topic status       {"definition":463763767,"effect":"server.ini",
                         "text":"/etc/metaq/server.ini"}
+                       and "puts":false, "gets":false where the topic is closed
 
 A client writes the definition, each broker that has to do with it writes its status.
 `definition` of a status is the CRC-32 of the definition's bytes as `encode_definition`

@@ -113,6 +113,21 @@ def test_a_broker_that_is_about_to_give_gets_is_waited_for(
         assert reading.result(30) == [b"gone", b"here"]
 
 
+def test_partitions_that_a_broker_is_about_to_give_are_waited_for(
+    java: tuple[AnyBroker, AnyBroker],
+) -> None:
+    """A topic that grows is registered for producers first as well."""
+    first, _second = java
+    server, path = first.zookeeper, "/meta/brokers/topics-sub/t/1-m"
+    registration = server.tree()[path].data
+    server.put(path, registration.replace(b'"numParts":2', b'"numParts":1'))
+    with Client(**first.client_options) as client, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read, client, 30.0)
+        wait_until(lambda: "t" in client.context.metadata.snapshot.gets)
+        server.put(path, registration)
+        assert reading.result(30) == [b"gone", b"here"]
+
+
 @pytest.mark.slow
 def test_a_broker_that_is_closed_to_readers_holds_up_no_reading_of_the_others(
     pair: tuple[AnyBroker, AnyBroker],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,27 @@ def test_a_broker_that_is_about_to_give_gets_is_waited_for(two: Two) -> None:
     two.zookeeper.remove(f"/meta/brokers/topics-sub/{TOPIC}/1-m")
     found = plan(requestTimeoutMs=10_000, retryTimeoutMs=10_000)
     assert {task.range.partition for task in found} == {HERE, THERE}
+
+
+def test_a_broker_that_comes_back_is_waited_for_until_it_gives_gets(two: Two) -> None:
+    """A broker that has told producers alone is still waited for."""
+    path = f"/meta/brokers/topics-pub/{TOPIC}/1-m"
+    nodes = [path, "/meta/brokers/ids/1/master"]
+    saved = {each: two.zookeeper.tree()[each].data for each in nodes}
+    two.brokers[1].stop()
+    with ThreadPoolExecutor(1) as pool:
+        patient = {"requestTimeoutMs": 20_000, "retryTimeoutMs": 20_000}
+        planning = pool.submit(plan, **patient)
+        with pytest.raises(TimeoutError):
+            planning.result(1.0)  # it is away
+        for each, data in saved.items():
+            two.zookeeper.put(each, data)
+        with pytest.raises(TimeoutError):
+            planning.result(0.5)  # it is about to give gets
+        for each in saved:
+            two.zookeeper.remove(each)
+        two.brokers[1].start()
+        assert {task.range.partition for task in planning.result(30)} == {HERE, THERE}
 
 
 def test_without_a_record_what_was_read_before_is_known(

@@ -4,7 +4,7 @@ Topics are named, or match a pattern.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +31,8 @@ from metaq.zk.znodes import decode_address
 NAMES_SHOWN_MAX: Final = 10
 """An error names so many partitions that are there."""
 NEW_TOPIC_S: Final = 3.0
-"""Seconds in which a topic that was just made may show up."""
+"""Seconds in which a topic that was just made may show up, or readers be told of one
+that producers know."""
 
 
 async def find_topics(
@@ -112,7 +113,7 @@ async def read_whole(
 async def wait_for_readers(
     context: ClientContext,
     snapshot: ClusterSnapshot,
-    topics: Iterable[str],
+    topics: Collection[str],
     *,
     deadline_s: float,
 ) -> ClusterSnapshot:
@@ -136,10 +137,13 @@ async def wait_for_readers(
 
 
 def _is_half_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> bool:
-    return any(
-        snapshot.puts.get(name, {}).keys() - snapshot.gets.get(name, {}).keys()
-        for name in topics
-    )
+    """Tell whether a broker takes puts to partitions of which it gives no gets."""
+    for topic in topics:
+        gets = snapshot.gets.get(topic, {})
+        puts = snapshot.puts.get(topic, {})
+        if any(count > gets.get(broker, 0) for broker, count in puts.items()):
+            return True
+    return False
 
 
 async def read_takers(
