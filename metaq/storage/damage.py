@@ -279,7 +279,7 @@ def _check_covered(
     bad = tuple(damage)
     count, miscounted = 0, []
     for span in spans:
-        if any(_overlap(found, span) for found in bad):
+        if any(one.overlaps(span.base_offset, span.end_offset) for one in bad):
             continue
         walk = walk_records(
             file,
@@ -301,12 +301,6 @@ def _check_covered(
     if damage and damage[-1].next_good_offset in {None, segment.end_offset}:
         end = segment.end_offset
     return Part(end, apart(damage), count, (), tuple(miscounted))
-
-
-def _overlap(damage: Damage, span: Span) -> bool:
-    good = damage.next_good_offset
-    starts_before = damage.offset < span.end_offset
-    return starts_before and (good is None or good > span.base_offset)
 
 
 def check_tail(

@@ -164,6 +164,15 @@ class Damage:
         end = self.next_good_offset
         return self.offset <= offset and (end is None or offset < end)
 
+    def overlaps(self, start: Offset, end: Offset) -> bool:
+        """Tell whether bytes of [start, end) are among those that are not believed.
+
+        An empty range lies between two bytes, and both have to be.
+        """
+        good = self.next_good_offset
+        is_behind = good is not None and good <= start
+        return self.offset < end and not (is_behind or self.is_empty)
+
     def __str__(self) -> str:
         """Return one line with file, offset and next good offset."""
         good = "none" if self.next_good_offset is None else self.next_good_offset

@@ -9,7 +9,7 @@ that need its records walk it.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import add
 from struct import Struct
@@ -21,7 +21,7 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import crc32
-from metaq.storage.segment import Segment
+from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
     ENTRY,
     ENTRY_BYTES,
@@ -89,6 +89,7 @@ class SpanLookup:
         file: IndexFile | None,
         segment: Segment,
         blocks_max: int = BLOCKS_MAX,
+        damage: Sequence[Damage] = (),
     ) -> None:
         """Look at the ends of an index.
 
@@ -96,14 +97,19 @@ class SpanLookup:
             file: the index, owned by the caller; None where there is none.
             segment: the segment of the index.
             blocks_max: most blocks kept in memory.
+            damage: damaged ranges of the segment.
         """
         self._file = file
         self._segment = segment
         self._blocks_max = blocks_max
+        self._goods = [
+            one.next_good_offset for one in damage if one.next_good_offset is not None
+        ]
         self._blocks: dict[int, bytes] = {}
         self._count = 0
         self.record_count: int | None = None
-        """Records of the segment, where it is sealed and the index knows them all."""
+        """Records of the segment, where it is sealed and without damage, and the index
+        knows them all."""
         size = 0 if file is None else file.size()
         if file is None or not HEADER.size <= size <= INDEX_BYTES_MAX:
             return
@@ -111,7 +117,7 @@ class SpanLookup:
         if decode_index(header, segment.base_offset) is None:
             return
         self._count = (size - HEADER.size) // ENTRY_BYTES
-        if self._count >= 2:
+        if self._count >= 2 and not damage:
             ends = file.read_at(
                 Position(size - 2 * ENTRY_BYTES), SizeBytes(2 * ENTRY_BYTES)
             )
@@ -123,6 +129,9 @@ class SpanLookup:
         self, start: Offset, end: Offset, *, is_merged: bool = True
     ) -> Iterator[Span]:
         """Yield spans that cover [start, end) of the segment, in order, without a gap.
+
+        The rest of a span behind damage is a gap: a walk from the span's start would
+        have to cross the damage.
 
         Args:
             start: any offset of the segment; the first piece may begin before it.
@@ -138,6 +147,7 @@ class SpanLookup:
         if before >= 0 and (span := self._span(before)) is not None:
             is_inside = start < span.end_offset
             at = span.base_offset if is_inside else span.end_offset
+        at = max([at, *(good for good in self._goods if good <= start)])
         last = self._place_before(Offset(end - 1)) if is_merged else self._count - 1
         place = first
         while place <= last and at < end:
@@ -148,7 +158,7 @@ class SpanLookup:
             if span is None:
                 span, behind = self._span(place), place + 1
             place = behind
-            if span is None or span.end_offset <= at:
+            if span is None or span.base_offset < at:
                 continue
             if at < span.base_offset:
                 yield _gap(at, min(span.base_offset, end))
@@ -279,29 +289,38 @@ class MadeIndexes:
 
 @contextmanager
 def open_spans(
-    fs: FileSystem, segment: Segment, made: MadeIndexes | None = None
+    fs: FileSystem,
+    segment: Segment,
+    made: MadeIndexes | None = None,
+    damage: Sequence[Damage] = (),
 ) -> Iterator[SpanLookup]:
     """Look at the index of a segment for a while.
 
     Args:
         fs: The disk.
         segment: The segment of the index.
-        made: Has one for a segment without; None leaves that without spans.
+        made: Has one for a segment without; None leaves that without spans, and so does
+            damage, because an index is made by a walk over the lengths of records.
+        damage: Damaged ranges of the log.
 
     Raises:
         StorageError: The disk refused a read.
     """
-    path = spans_path(segment.path, segment.base_offset)
+    start, end = segment.base_offset, segment.end_offset
+    here = [one for one in damage if one.overlaps(start, end)]
+    path = spans_path(segment.path, start)
     try:
         file = fs.open_read(path)
     except DiskError as error:
         if error.errno_name != "ENOENT":
             raise
-        data = None if made is None else _InMemory(made.index_of(fs, segment))
-        yield SpanLookup(data, segment)
+        data = None
+        if made is not None and not here:
+            data = _InMemory(made.index_of(fs, segment))
+        yield SpanLookup(data, segment, damage=here)
         return
     try:
-        yield SpanLookup(file, segment)
+        yield SpanLookup(file, segment, damage=here)
     finally:
         file.close()
 

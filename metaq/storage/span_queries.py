@@ -2,16 +2,20 @@
 
 All functions block: they read indexes, and records where an index does not reach or a
 span is cut by the question. A segment without an index is walked, so the answers are
-the same, only slower. They are asked about durable bytes of a log without damage: an
-index is believed here without reading the bytes it covers.
+the same, only slower. They are asked about durable bytes in which no damage is known:
+an index is believed here without reading the bytes it covers. Damage elsewhere, before
+or behind those bytes, is handed in as `damage`, and no walk crosses it. Damage that is
+not known yet may be crossed: behind a broken length, up to the next span, records are
+missed, and other bytes may be taken for records, until it is known.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset
-from metaq.storage.segment import Segment
+from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import Span
 from metaq.storage.span_lookup import MadeIndexes, SpanLookup, open_spans
 from metaq.storage.walk import MTIME_LAG_MS, estimated_time_ms, walk_headers
@@ -27,24 +31,30 @@ def is_boundary(
     offset: Offset,
     *,
     made: MadeIndexes | None = None,
+    damage: Sequence[Damage] = (),
 ) -> bool:
-    """Tell whether a record begins at `offset`, or the log ends there.
+    """Tell whether a record begins at `offset`, or the log or known damage ends there.
+
+    Damage begins where a record should: its offset is a boundary, too.
 
     Args:
         fs: The disk.
         segments: The log, in order; sizes say how far it is durable.
-        offset: Any offset.
+        offset: Any offset that is not inside known damage.
         made: Indexes for sealed segments that have none; None walks them each time.
+        damage: The damage that is known of the log.
 
     Raises:
         StorageError: The disk refused a read.
     """
     if offset == segments[-1].end_offset:
         return True
+    if any(offset in {one.offset, one.next_good_offset} for one in damage):
+        return True
     for segment in _within(segments, offset, Offset(offset + 1)):
         if offset == segment.base_offset:
             return True
-        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
+        with _spans_of(fs, segment, segments, made, damage) as spans:
             first = next(spans.pieces(offset, Offset(offset + 1))).base_offset
         if first == offset:
             return True
@@ -62,6 +72,7 @@ def count_records(
     end: Offset,
     *,
     made: MadeIndexes | None = None,
+    damage: Sequence[Damage] = (),
 ) -> int:
     """Return how many records begin within [start, end): the lag in messages.
 
@@ -71,6 +82,7 @@ def count_records(
         start: Any offset; inside a record, that record is not counted.
         end: Any offset; 0 for one at or before `start`.
         made: As for `is_boundary`.
+        damage: As for `is_boundary`; none of it in the range.
 
     Raises:
         StorageError: The disk refused a read.
@@ -79,7 +91,7 @@ def count_records(
     for segment in _within(segments, start, end):
         low = max(start, segment.base_offset)
         high = min(end, segment.end_offset)
-        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
+        with _spans_of(fs, segment, segments, made, damage) as spans:
             whole = spans.record_count
             if whole is None or 2 * (high - low) < segment.size_bytes:
                 total += _count_pieces(fs, segment, spans, low, high)
@@ -97,6 +109,7 @@ def offset_for_time(
     time_ms: Millis,
     *,
     start: Offset = Offset(0),  # noqa: B008  # a NewType is its number
+    damage: Sequence[Damage] = (),
 ) -> Offset:
     """Return where to begin to see all that was appended at `time_ms` or later.
 
@@ -109,6 +122,7 @@ def offset_for_time(
         segments: The log, in order, one or more; sizes say how far it is durable.
         time_ms: Wall clock, milliseconds since 1970.
         start: Nothing before this offset is looked at.
+        damage: As for `is_boundary`; none of it behind `start`.
 
     Returns:
         A record boundary at `start` or behind it; the log end when everything there is
@@ -120,7 +134,7 @@ def offset_for_time(
     end = segments[-1].end_offset
     for segment in _within(segments, start, end):
         low = max(start, segment.base_offset)
-        with open_spans(fs, segment) as spans:
+        with open_spans(fs, segment, damage=damage) as spans:
             # The times need not be in order, because clocks jump: the first span that
             # is new enough is right for any order.
             span = _first_span_since(fs, segment, spans, low, time_ms)
@@ -137,6 +151,7 @@ def split_range(
     count_max: int,
     *,
     made: MadeIndexes | None = None,
+    damage: Sequence[Damage] = (),
     walk_bytes_max: int = SPLIT_WALK_BYTES_MAX,
 ) -> tuple[Offset, ...]:
     """Return record boundaries that divide [start, end) into about equal byte ranges.
@@ -148,6 +163,7 @@ def split_range(
         end: A record boundary at `start` or behind it.
         count_max: Most offsets wanted, 2 or more.
         made: As for `is_boundary`.
+        damage: As for `is_boundary`; none of it in the range.
         walk_bytes_max: Longest range that is cut at records, not at spans.
 
     Returns:
@@ -165,10 +181,10 @@ def split_range(
     found: tuple[Offset, ...] = ()
     if size > walk_bytes_max:
         found = _within_range(
-            _split_at_spans(fs, segments, wanted, end, made), start, end
+            _split_at_spans(fs, segments, wanted, end, made, damage), start, end
         )
     if not found:
-        split = _split_at_records(fs, segments, wanted, start, end, made)
+        split = _split_at_records(fs, segments, wanted, start, end, made, damage)
         found = _within_range(split, start, end)
     return tuple(dict.fromkeys((start, *found, end)))
 
@@ -186,6 +202,7 @@ def _split_at_records(
     start: Offset,
     end: Offset,
     made: MadeIndexes | None,
+    damage: Sequence[Damage],
 ) -> Iterator[Offset]:
     """Yield the first record boundary at each wanted offset or behind it.
 
@@ -195,7 +212,7 @@ def _split_at_records(
     target = next(left, None)
     for segment in _within(segments, wanted[0], end):
         high = min(end, segment.end_offset)
-        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
+        with _spans_of(fs, segment, segments, made, damage) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
                 behind = min(high, piece.end_offset)
@@ -215,13 +232,14 @@ def _split_at_spans(
     wanted: Sequence[Offset],
     end: Offset,
     made: MadeIndexes | None,
+    damage: Sequence[Damage],
 ) -> Iterator[Offset]:
     """Yield the end of a span, or of a segment, that is nearest to each offset."""
     left = iter(wanted)
     target = next(left, None)
     for segment in _within(segments, wanted[0], end):
         high = segment.end_offset
-        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
+        with _spans_of(fs, segment, segments, made, damage) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
                 before, behind = piece.base_offset, min(high, piece.end_offset)
@@ -238,11 +256,16 @@ def _within(
             yield segment
 
 
-def _made_for(
-    segment: Segment, segments: Sequence[Segment], made: MadeIndexes | None
-) -> MadeIndexes | None:
-    """Return `made` for a sealed segment: the last one of a log still changes."""
-    return None if segment is segments[-1] else made
+def _spans_of(
+    fs: FileSystem,
+    segment: Segment,
+    segments: Sequence[Segment],
+    made: MadeIndexes | None,
+    damage: Sequence[Damage],
+) -> AbstractContextManager[SpanLookup]:
+    """Look at the index of a segment; none is made for the last one: it changes."""
+    is_last = segment is segments[-1]
+    return open_spans(fs, segment, None if is_last else made, damage)
 
 
 def _first_span_since(

@@ -11,9 +11,10 @@ import pytest
 
 from metaq.client import AsyncClient, Client
 from metaq.client.admin.cluster_admin import find_goal
+from metaq.client.cluster.metadata_queries import count_between
 from metaq.client.errors import StuckError
 from metaq.errors import CorruptRecordError
-from metaq.model import Offset
+from metaq.model import MAX_OFFSET, Offset
 from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.waiting import wait_until
@@ -22,6 +23,8 @@ ONE_BROKER = {"broker": "MetaQ 1.4 cannot name damage: tests/client/test_gap.py"
 
 ZERO = partition(0)
 SEGMENT_BYTES = 200
+FLIPPED = {"flipped bit": 25, "flipped length": 3, "huge length": 0}
+"""A byte of a record; its lowest bit is flipped."""
 
 
 @pytest.fixture
@@ -42,10 +45,10 @@ class Scene:
         broker.stop()
         segments = sorted(broker.inner.data_path.glob("**/test-0/*.meta"))
         assert len(segments) >= 3
-        if kind == "flipped bit":
+        if kind in FLIPPED:
             self.path = segments[-1]
             self.start = self._offset_in(self.path)
-            flip(self.path, self.start - int(self.path.stem) + 25)
+            flip(self.path, self.start - int(self.path.stem) + FLIPPED[kind])
             self.end = self.offsets[self.offsets.index(self.start) + 1]
         else:
             self.path = segments[0]
@@ -72,7 +75,7 @@ def flip(path: Path, position: int) -> None:
     os.close(fd)
 
 
-@pytest.fixture(params=["flipped bit", "truncated segment"])
+@pytest.fixture(params=[*FLIPPED, "truncated segment"])
 def scene(request: pytest.FixtureRequest, broker: Any) -> Scene:
     return Scene(broker, request.param)
 
@@ -168,6 +171,10 @@ def test_a_group_may_be_moved_behind_it(scene: Scene, broker: AnyBroker) -> None
             find = partial(find_goal, client.context, ZERO)
             deadline_s = client.context.clock.monotonic_s() + 30
             assert await find(scene.end, deadline_s=deadline_s) == scene.end
+            count = await count_between(
+                client.context, ZERO, scene.end, MAX_OFFSET, deadline_s=deadline_s
+            )
+            assert count == len(scene.readable) - scene.before
             with pytest.raises(CorruptRecordError):
                 await find(Offset(scene.end - 1), deadline_s=deadline_s)
 

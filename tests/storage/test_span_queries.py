@@ -1,6 +1,7 @@
 """Counts, times and boundaries of a whole log, with and without indexes."""
 
-from itertools import pairwise
+from functools import partial
+from itertools import combinations_with_replacement, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import encode_record
-from metaq.storage.segment import Segment, segment_file_name
+from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.span_index import Span, SpanIndex, write_index
+from metaq.storage.span_lookup import MadeIndexes
 from metaq.storage.span_queries import (
     SPLIT_WALK_BYTES_MAX,
     count_records,
@@ -189,3 +191,44 @@ def test_a_broken_chain_ends_the_count() -> None:
         trial = disk.snapshot()
         trial.flip_bit(segments[0].path, 8 * position + bit)
         assert count_records(trial, segments, Offset(0), Offset(STARTS[4])) <= 4
+
+
+@pytest.mark.parametrize("per_span", [8, 3, 0])
+@pytest.mark.parametrize("bit", range(32))
+@pytest.mark.parametrize("broken", [0, 3, 6])
+def test_no_walk_crosses_known_damage(per_span: int, bit: int, broken: int) -> None:
+    """A broken length in a span hides nothing before it and nothing behind it."""
+    # Zeros look like records without a payload to a walk that has lost its way.
+    data = [encode_record(bytes(9 + n), id=MessageId(n)) for n in range(8)]
+    *starts, end = [Offset(sum(map(len, data[:n]))) for n in range(9)]
+    disk = disk_with_directory()
+    step = per_span or 8
+    commits = [data[n : n + step] for n in range(0, 8, step)]
+    path = put_segment(disk, 0, commits, indexed=per_span > 0, sealed=True)
+    last = put_file(disk, segment_file_name(end), b"")
+    segments = [
+        Segment(path, Offset(0), SizeBytes(end)),
+        Segment(last, end, SizeBytes(0)),
+    ]
+    disk.flip_bit(path, 8 * starts[broken] + bit)
+    bad, good = starts[broken], starts[broken + 1]
+    damage = [Damage(path, bad, good, "broken length")]
+    made = MadeIndexes(span_bytes=40)
+    is_start = partial(is_boundary, disk, segments, made=made, damage=damage)
+    count = partial(count_records, disk, segments, made=made, damage=damage)
+    split = partial(split_range, disk, segments, made=made, damage=damage)
+    since = partial(offset_for_time, disk, segments, damage=damage)
+    apart = [Offset(at) for at in range(end + 1) if not bad < at < good]
+    found = [at for at in apart if is_start(at)]
+    assert found == [*starts, end]
+    for low, high in combinations_with_replacement(found, 2):
+        if low < good and high > bad:
+            continue
+        wanted = [at for at in starts if low <= at < high]
+        assert count(low, high) == len(wanted)
+        for bound in (0, SPLIT_WALK_BYTES_MAX):
+            cuts = split(low, high, 9, walk_bytes_max=bound)
+            assert (cuts[0], cuts[-1]) == (low, high)
+            assert set(cuts) <= {*wanted, high}
+    for at in found[broken + 1 :]:
+        assert since(Millis(0), start=at) == at

@@ -30,7 +30,7 @@ from metaq.protocol.commands import (
 )
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.segment import DamagedSegmentError, Segment
+from metaq.storage.segment import Damage, DamagedSegmentError, Segment
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.storage.span_queries import (
     count_records,
@@ -54,6 +54,7 @@ class _Asked:
 
     name: str
     segments: tuple[Segment, ...]
+    damage: tuple[Damage, ...]
     start: Offset
     end: Offset
     question: Question
@@ -118,16 +119,14 @@ def _ask(command: OffsetQuery, question: Question, log: PartitionLog) -> _Asked:
     if not isinstance(question, TimeQuestion):
         end = Offset(max(start, min(question.end, high_watermark)))
     for damage in log.damage:
-        good = damage.next_good_offset
-        is_behind = good is not None and good <= start
-        if damage.offset < end and not (is_behind or damage.is_empty):
+        if damage.overlaps(start, end):
             error = DamagedSegmentError(damage, log.log_id)
             text = texts.with_damage(
                 str(error), error, offset=start, end=high_watermark
             )
             raise ServerError(text)
     segments = (*log.segments.sealed, log.readable_active())
-    return _Asked(str(log.log_id), segments, start, end, question)
+    return _Asked(str(log.log_id), segments, log.damage, start, end, question)
 
 
 def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
@@ -137,18 +136,25 @@ def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
         ServerError: an end of the range is not where a record starts.
         StorageError: the disk refused a read.
     """
-    segments, start, end = asked.segments, asked.start, asked.end
+    segments, damage = asked.segments, asked.damage
+    start, end = asked.start, asked.end
     match asked.question:
         case TimeQuestion(time_ms):
-            found = offset_for_time(fs, segments, Millis(time_ms), start=start)
+            found = offset_for_time(
+                fs, segments, Millis(time_ms), start=start, damage=damage
+            )
             return str(found)
         case CountQuestion():
             _require_boundaries(fs, made, asked)
-            return str(count_records(fs, segments, start, end, made=made))
+            return str(
+                count_records(fs, segments, start, end, made=made, damage=damage)
+            )
         case SplitQuestion(count_max=count_max):
             _require_boundaries(fs, made, asked)
             count_max = max(2, min(count_max, BOUNDARIES_MAX))
-            offsets = split_range(fs, segments, start, end, count_max, made=made)
+            offsets = split_range(
+                fs, segments, start, end, count_max, made=made, damage=damage
+            )
             return " ".join(map(str, offsets))
         case _:  # pragma: no cover
             assert_never(asked.question)
@@ -156,7 +162,7 @@ def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
 
 def _require_boundaries(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> None:
     for offset in (asked.start, asked.end):
-        if not is_boundary(fs, asked.segments, offset, made=made):
+        if not is_boundary(fs, asked.segments, offset, made=made, damage=asked.damage):
             raise ServerError(texts.no_record_starts(asked.name, offset))
 
 
