@@ -1,6 +1,9 @@
 """Outcomes of a producer: repeated, moved, in doubt, too late, too large."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -12,7 +15,7 @@ from metaq.client.errors import (
 from metaq.client.produce import delivery
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.partition_queue import PartitionQueue, PutRun
+from metaq.client.produce.partition_queue import BatchPart, PartitionQueue, PutRun
 from metaq.errors import (
     ClientError,
     ForbiddenError,
@@ -22,6 +25,7 @@ from metaq.errors import (
     ServerError,
     UnavailableError,
 )
+from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.commands import Mput
 from metaq.protocol.version import Capabilities
 from tests.client.producing import (
@@ -34,6 +38,18 @@ from tests.client.producing import (
     producing,
 )
 from tests.rigs.virtual_time import run_virtually
+
+
+@contextmanager
+def lacking(place: object, name: str) -> Iterator[None]:
+    """Let a function find no memory."""
+
+    def lack(*_args: object, **_more: object) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(place, name, lack)
+        yield
 
 
 def test_a_repeated_batch_is_recognised() -> None:
@@ -126,20 +142,15 @@ def test_a_batch_that_finds_no_memory_fails_alone(
     place: type,
     name: str,
     kind: type[MetaqError],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is in doubt where the connection may have it; the next one is stored."""
-
-    def lack(*_args: object, **_more: object) -> None:
-        raise MemoryError
 
     async def main() -> None:
         broker = StandInBroker(capabilities=capabilities)
         async with producing(broker) as world:
-            with monkeypatch.context() as patched:
-                patched.setattr(place, name, lack)
-                with pytest.raises(MetaqError, match="no memory to send") as raised:
-                    await world.producer.send("test", b"lost")
+            lost = pytest.raises(MetaqError, match="no memory to send")
+            with lacking(place, name), lost as raised:
+                await world.producer.send("test", b"lost")
             assert raised.type is kind
             assert (await world.producer.send("test", b"next")).offset == 0
         assert broker.stored() == [b"next"]
@@ -152,32 +163,92 @@ def test_a_batch_that_finds_no_memory_fails_alone(
     [(OURS, delivery, "parse_receipt"), (JAVA, PutRun, "on_receipts")],
 )
 def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
-    capabilities: Capabilities,
-    place: object,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    capabilities: Capabilities, place: object, name: str
 ) -> None:
     """Its connection has told of the reply, and tells of nothing at the deadline."""
     problems: list[dict[str, object]] = []
-
-    def lack(*_args: object) -> None:
-        raise MemoryError
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: problems.append(context))
         broker = StandInBroker(capabilities=capabilities)
         async with producing(broker, timeout_s=1) as world:
-            with monkeypatch.context() as patched:
-                patched.setattr(place, name, lack)
-                with pytest.raises(OutcomeUnknownError, match="no answer within 1 s"):
-                    async with asyncio.timeout(2):
-                        await world.producer.send("test", b"stored")
+            doubt = pytest.raises(OutcomeUnknownError, match="no answer within 1 s")
+            with lacking(place, name), doubt:
+                async with asyncio.timeout(2):
+                    await world.producer.send("test", b"stored")
             await world.producer.send("test", b"next")
         assert broker.stored() == [b"stored", b"next"]
 
     run_virtually(main())
     assert isinstance(problems[0]["exception"], MemoryError)
+
+
+@pytest.mark.parametrize(
+    ("acts", "place", "name", "kinds"),
+    [
+        ([Act.STORE], PutRun, "outcomes", [type(None)]),
+        ([Act.STORE, Act.BUSY], PutRun, "outcomes", [type(None), OutcomeUnknownError]),
+        ([Act.STORE, Act.BUSY], BatchPart, "cut", [type(None), OutcomeUnknownError]),
+    ],
+)
+def test_puts_whose_last_answer_finds_no_memory_have_outcomes_at_their_deadline(
+    acts: list[Act], place: type, name: str, kinds: list[type]
+) -> None:
+    """A put that was noted as stored is told so; an answer that was not is unknown."""
+    problems: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        broker = StandInBroker(capabilities=JAVA)
+        broker.acts.extend(acts)
+        async with producing(broker, timeout_s=1) as world:
+            send = world.producer.send_nowait
+            with lacking(place, name):
+                futures = [await send("test", b"%d" % n) for n in range(len(acts))]
+                await asyncio.sleep(0.5)
+            await world.producer.flush(timeout=1)
+            assert [type(one.exception()) for one in futures] == kinds
+            assert world.producer.statistics().in_flight_count == 0
+
+    run_virtually(main())
+    assert [type(one["exception"]) for one in problems] == [MemoryError]
+
+
+class _Lacking(list[int]):
+    """Numbers of which only the first can be read."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield self[0]
+        raise MemoryError
+
+
+def test_receipts_that_find_no_memory_midway_leave_the_rest_in_doubt() -> None:
+    """At its deadline each message has an outcome, and none is in flight any more."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=JAVA)
+        broker.default = Act.SWALLOW
+        async with producing(broker, timeout_s=1) as world:
+            send = world.producer.send_nowait
+            futures = [await send("test", b"%d" % n) for n in range(3)]
+            await asyncio.sleep(0.5)
+            assert broker.connection is not None
+            (first, on_reply), _, (last, _) = broker.connection.in_flight.items()
+            broker.connection.in_flight.clear()
+            assert isinstance(on_reply, partial)
+            some = _Lacking([first, last])
+            with pytest.raises(MemoryError):
+                on_reply.args[0].on_receipts(
+                    ReceiptColumns(some, [5, 6], [0, 0], [0, 42])
+                )
+            await world.producer.flush(timeout=1)
+            kinds = [type(one.exception()) for one in futures]
+            assert kinds == [type(None), OutcomeUnknownError, OutcomeUnknownError]
+            assert world.producer.statistics().in_flight_count == 0
+
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])

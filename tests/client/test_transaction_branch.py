@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from metaq.client.produce.transaction_branch import (
     PendingResult,
     PlacedMessage,
 )
-from metaq.errors import ClosedError, MetaqError
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    MetaqError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
 from metaq.model import BrokerId, LocalTransactionId, MessageId, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.protocol.commands import Mput, Put, Reply, Result
@@ -21,6 +28,7 @@ from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.ids import id_after
 from tests.rigs.pair import drain
+from tests.rigs.virtual_time import VirtualClock, run_virtually
 
 OURS = Capabilities(
     "1", has_mput=True, mput_tx=True, batch_bytes_max=1000, batch_records_max=4
@@ -41,7 +49,10 @@ class Broker:
         self.passes: list[list[Put | Mput]] = []
         """Commands that were in flight together."""
         self.refusal = b""
+        self.replies: list[tuple[int, bytes]] = []
+        """Said to the first commands, whatever they are."""
         self.is_closed = False
+        self.is_silent = False
         self._opaque = 0
         self.next_id = MessageId(1 << 30)
         self._in_flight: list[tuple[Put | Mput, Callable[[Reply], None]]] = []
@@ -85,20 +96,26 @@ class Broker:
             body = b"%d %d -1" % (self.next_id, command.partition)
             count = command.count if isinstance(command, Mput) else 1
             self.next_id = id_after(self.next_id, count)
-            if self.refusal:
-                on_reply(Result(500, self.refusal, command.opaque))
-            else:
-                on_reply(Result(200, body, command.opaque))
+            status, text = (500, self.refusal) if self.refusal else (200, body)
+            if self.replies:
+                status, text = self.replies.pop(0)
+            if not self.is_silent:
+                on_reply(Result(status, text, command.opaque))
+
+    def close_for(self, _error: RemoteProtocolError) -> None:
+        self.is_closed = True
 
 
 def put(broker: Any, *sends: Sequence[PlacedMessage]) -> list[list[PendingResult]]:
-    parts: Any = None
+    clock = VirtualClock()
+    parts: Any = SimpleNamespace(clock=clock)
     branch = Branch(parts, broker, BrokerId(0), TRANSACTION)
 
     async def main() -> list[list[PendingResult]]:
-        return [await branch.put(each, deadline_s=0.0) for each in sends]
+        deadline_s = clock.monotonic_s() + 1
+        return [await branch.put(each, deadline_s=deadline_s) for each in sends]
 
-    return asyncio.run(main())
+    return run_virtually(main())
 
 
 def at(partition: TopicPartition, *payloads: bytes) -> list[PlacedMessage]:
@@ -180,4 +197,24 @@ def test_a_batch_that_is_refused_fails_the_call() -> None:
         put(broker, MIXED)
     broker.is_closed = True
     with pytest.raises(ClosedError):
+        put(broker, MIXED)
+
+
+def test_a_malformed_reply_behind_a_refusal_closes_the_connection() -> None:
+    """All replies are read, and the first error is raised."""
+    broker = Broker(OURS)
+    broker.replies = [(403, b"closed"), (200, b"nonsense")]
+    with pytest.raises(ForbiddenError):
+        put(broker, MIXED)
+    assert broker.is_closed
+
+
+@pytest.mark.parametrize("told", [OURS, JAVA], ids=["ours", "java"])
+def test_puts_of_which_no_outcome_is_told_are_unknown_at_the_deadline(
+    told: Capabilities,
+) -> None:
+    """A connection does not tell again of a reply that found no memory."""
+    broker = Broker(told)
+    broker.is_silent = True
+    with pytest.raises(RequestTimeoutError, match="broker 0: no answer before"):
         put(broker, MIXED)

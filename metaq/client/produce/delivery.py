@@ -79,9 +79,9 @@ TICK_S: Final = 0.05
 """Interval at which deadlines are checked, seconds: their exactness."""
 
 ANSWER_GRACE_S: Final = 0.2
-"""Seconds after its deadline at which a part in flight is given up although its
-connection has said nothing; the connection's own timer comes first. A reply that found
-no memory here is not told again."""
+"""Seconds after its deadline at which a part in flight, or a put of a transaction, is
+given up although its connection has said nothing; the connection's own timer comes
+first. A reply that found no memory here is not told again."""
 
 TIME_LEFT_MIN_S: Final = 0.001
 """Batches with less time left are not sent: that would only turn a certain failure into
@@ -460,13 +460,15 @@ class Delivery:
         run: PutRun,
         count: int,
     ) -> None:
+        outcomes = run.outcomes() if run.left == count else []
+        # Only now, as in `_on_reply`.
         queue.end(run.part, count)
         queue.note_success()
         try:
             self._fill_behind(queue, connection)
         finally:
-            if not run.left:
-                self._succeed_run(run)
+            if outcomes:
+                self._succeed(run.part, outcomes, is_in_doubt=run.part.is_in_doubt)
 
     def _on_puts_failed(
         self,
@@ -476,24 +478,22 @@ class Delivery:
         opaques: Sequence[int],
         error: MetaqError,
     ) -> None:
-        for part in self._cut(queue, run, opaques):
+        for part in self._cut(queue, run, opaques, len(opaques)):
             self._on_failure(queue, part, connection, error)
         if isinstance(error, RemoteProtocolError):
             connection.close_for(error)
         self._fill_behind(queue, connection)
 
     def _cut(
-        self, queue: PartitionQueue, run: PutRun, opaques: Sequence[int]
+        self, queue: PartitionQueue, run: PutRun, opaques: Sequence[int], count: int
     ) -> list[BatchPart]:
-        """Return puts that failed as parts of their own."""
+        """Return puts that failed as parts of their own; so many are at their end."""
+        outcomes = run.outcomes() if run.left == count else []
         parts = run.cut(opaques)
-        queue.end(run.part, len(opaques))
+        queue.end(run.part, count)
         if not run.left:
-            self._succeed_run(run)
+            self._succeed(run.part, outcomes, is_in_doubt=run.part.is_in_doubt)
         return parts
-
-    def _succeed_run(self, run: PutRun) -> None:
-        self._succeed(run.part, run.outcomes(), is_in_doubt=run.part.is_in_doubt)
 
     def _give_up(
         self, queue: PartitionQueue, part: BatchPart, error: MetaqError
@@ -503,7 +503,8 @@ class Delivery:
         if run is None:
             queue.end(part, 1)
         else:
-            parts = self._cut(queue, run, run.unanswered())
+            # Receipts that found no memory are in flight still, though noted perhaps.
+            parts = self._cut(queue, run, run.unanswered(), run.left)
         for each in parts:
             each.is_in_doubt = True
             self._fail(queue, each, error)

@@ -135,8 +135,7 @@ class BatchPart:
         return 1 if self.span.is_mput else self.message_count
 
     def cut(self, first: int, end: int) -> "BatchPart":
-        """Return a new part with some of its messages; the batch waits for it too."""
-        self.batch.parts_left += 1
+        """Return a new part with some of its messages."""
         part = self.like(BatchSpan(first, end, is_mput=self.span.is_mput))
         part.attempt = self.attempt
         return part
@@ -165,8 +164,8 @@ class PutRun:
     """
 
     __slots__ = (
-        "_cut", "_first", "_ids", "_is_stored", "_offsets", "_on_failed",
-        "_on_stored", "_partition", "_sizes", "left", "part",
+        "_first", "_ids", "_is_stored", "_offsets", "_on_failed", "_on_stored",
+        "_partition", "_sizes", "left", "part",
     )  # fmt: skip
 
     def __init__(
@@ -191,13 +190,12 @@ class PutRun:
         """
         self.part = part
         self.left = count = len(opaques)
-        """Puts without an answer."""
+        """Puts in flight; counted down by the queue, whose commands they are."""
         self._partition = partition
         self._first = opaques.start
         self._ids = [0] * count
         self._offsets = [0] * count
-        self._is_stored = [False] * count
-        self._cut: set[int] = set()
+        self._is_stored: list[bool | None] = [None] * count  # None: no answer
         self._sizes = sizes
         self._on_stored = on_stored
         self._on_failed = on_failed
@@ -242,25 +240,28 @@ class PutRun:
                 at = opaque - self._first
                 self._ids[at], self._offsets[at] = message_id, offset
                 self._is_stored[at] = True
-        self.left -= len(opaques)
 
     def unanswered(self) -> list[int]:
         """Return the opaques of unanswered puts, ascending."""
         return [
             self._first + at
             for at, is_stored in enumerate(self._is_stored)
-            if not is_stored and at not in self._cut
+            if is_stored is None
         ]
 
     def cut(self, opaques: Sequence[int]) -> list[BatchPart]:
-        """Cut out failed puts, ascending; neighbours stay together."""
-        self.left -= len(opaques)
+        """Cut out failed puts, ascending; neighbours stay together.
+
+        The batch waits for each part. Without memory for all, none is cut out.
+        """
         parts, base = [], self.part.span.first
         places = [opaque - self._first for opaque in opaques]
-        self._cut.update(places)
         for _, group in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
             some = [at for _, at in group]
             parts.append(self.part.cut(base + some[0], base + some[-1] + 1))
+        self.part.batch.parts_left += len(parts)
+        for at in places:
+            self._is_stored[at] = False
         return parts
 
     def outcomes(self) -> list[BatchOutcome]:
@@ -503,6 +504,8 @@ class PartitionQueue:
         """Take note that commands of a part are answered, or given up."""
         self.commands -= command_count
         run = self.in_flight[part]
+        if run is not None:
+            run.left -= command_count
         if run is None or not run.left:
             del self.in_flight[part]
 

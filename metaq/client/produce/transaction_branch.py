@@ -12,6 +12,7 @@ Source: client spec 9.1; broker spec 5.1 to 5.4; docs/protocol.md "mput".
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from metaq.client.produce.attempts import (
     plan_spans,
 )
 from metaq.client.produce.batches import encode_records, ends_of
+from metaq.client.produce.delivery import ANSWER_GRACE_S
 from metaq.client.produce.partition_queue import Pool, PutConnection
 from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.runs import encode_outgoing, frozen, list_messages
@@ -42,6 +44,7 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     RemoteProtocolError,
+    RequestTimeoutError,
     TransactionError,
 )
 from metaq.model import (
@@ -402,7 +405,7 @@ class Branch:
                 )
                 for partition, places in by_partition.items()
             ]
-            first_ids = await self._first_ids(runs)
+            first_ids = await self._first_ids(runs, deadline_s)
             for places, ids in zip(by_partition.values(), first_ids, strict=True):
                 # The reply to a batch names the id of its first message.
                 count = len(places) // len(ids)
@@ -437,9 +440,9 @@ class Branch:
                 )
             )
             if not span.is_mput:
-                await self._first_ids(runs)
+                await self._first_ids(runs, deadline_s)
                 runs = []
-        await self._first_ids(runs)
+        await self._first_ids(runs, deadline_s)
 
     def _plan(self, payloads: Sequence[bytes]) -> list[BatchSpan]:
         """Cut messages into what is in flight together."""
@@ -472,13 +475,31 @@ class Branch:
             run.on_outcome(opaques, error)
         return run
 
-    async def _first_ids(self, runs: Sequence["_Run"]) -> list[list[MessageId]]:
+    async def _first_ids(
+        self, runs: Sequence["_Run"], deadline_s: float
+    ) -> list[list[MessageId]]:
         """Wait for runs; return the ids in their replies, or raise the first error."""
-        outcomes = [await run.wait() for run in runs]
-        return [
-            [self._read(outcome, run.partition) for outcome in some]
-            for run, some in zip(runs, outcomes, strict=True)
-        ]
+        left_s = deadline_s + ANSWER_GRACE_S - self._parts.clock.monotonic_s()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                for run in runs:
+                    await run.done.wait()
+        unknown = RequestTimeoutError(
+            f"{self.where}: no answer before the deadline; outcome unknown"
+        )
+        first_ids: list[list[MessageId]] = []
+        failed: MetaqError | None = None
+        for run in runs:
+            first_ids.append([])
+            for opaque in run.opaques:
+                outcome = run.outcomes.get(opaque, unknown)
+                try:
+                    first_ids[-1].append(self._read(outcome, run.partition))
+                except MetaqError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+        return first_ids
 
     def _read(
         self, outcome: Reply | MetaqError, partition: TopicPartition
@@ -541,11 +562,6 @@ class _Run:
             opaques=self.opaques[some],
             transaction=self.transaction,
         )
-
-    async def wait(self) -> list[Reply | MetaqError]:
-        """Return what became of each, in their order."""
-        await self.done.wait()
-        return [self.outcomes[opaque] for opaque in self.opaques]
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
         """Take note of replies that no put of a transaction should have."""
