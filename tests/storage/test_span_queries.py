@@ -193,6 +193,7 @@ def test_a_broken_chain_ends_the_count() -> None:
         assert count_records(trial, segments, Offset(0), Offset(STARTS[4])) <= 4
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("per_span", [8, 3, 0])
 @pytest.mark.parametrize("bit", range(32))
 @pytest.mark.parametrize("broken", [0, 3, 6])
