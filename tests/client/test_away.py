@@ -98,29 +98,18 @@ def test_a_topic_of_a_broker_that_is_away_is_not_an_unknown_one(
             next(client.browse("nosuch", timeout=0.2))
 
 
+@pytest.mark.parametrize("partitions", [0, 1])
 def test_a_broker_that_is_about_to_give_gets_is_waited_for(
-    java: tuple[AnyBroker, AnyBroker],
+    java: tuple[AnyBroker, AnyBroker], partitions: int
 ) -> None:
-    """It registers for producers first; its messages are there all the same."""
+    """It registers for producers first, also a topic that grows; all of it is read."""
     first, _second = java
     server, path = first.zookeeper, "/meta/brokers/topics-sub/t/1-m"
     registration = server.tree()[path].data
-    server.remove(path)
-    with Client(**first.client_options) as client, ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, client, 30.0)
-        wait_until(lambda: "t" in client.context.metadata.snapshot.gets)
-        server.put(path, registration)
-        assert reading.result(30) == [b"gone", b"here"]
-
-
-def test_partitions_that_a_broker_is_about_to_give_are_waited_for(
-    java: tuple[AnyBroker, AnyBroker],
-) -> None:
-    """A topic that grows is registered for producers first as well."""
-    first, _second = java
-    server, path = first.zookeeper, "/meta/brokers/topics-sub/t/1-m"
-    registration = server.tree()[path].data
-    server.put(path, registration.replace(b'"numParts":2', b'"numParts":1'))
+    if partitions:
+        server.put(path, registration.replace(b'"numParts":2', b'"numParts":1'))
+    else:
+        server.remove(path)
     with Client(**first.client_options) as client, ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, client, 30.0)
         wait_until(lambda: "t" in client.context.metadata.snapshot.gets)
