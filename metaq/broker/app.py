@@ -94,6 +94,10 @@ UPKEEP_THREADS: Final = 2
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of administration and of housekeeping, seconds."""
 
+LITTLE_BYTES: Final = 16 * 1024
+"""Puts under way for which the loop does not sleep while the disk syncs: one of a usual
+size, or a few small ones. Behind more of them the next ones gather meanwhile."""
+
 WITHDRAW_SHARE: Final = 0.4
 """Part of the shutdown time that withdrawing, and waiting for clients to notice, may
 take; as much again is left to the drain, and the rest to the logs."""
@@ -235,17 +239,29 @@ class Broker(Service):
         self._lay_under(has_log=topics.__contains__)
 
     def _open_syncs(self) -> KernelSyncs | None:
+        """Watch sockets, and the syncs of the kernel where there are any."""
         syncs = self._fs.open_syncs()
+
+        def is_due() -> bool:
+            """Tell whether the disk is waited for, and little else is to be done."""
+            return (
+                syncs is not None
+                and not syncs.is_idle
+                and self._context.load.in_flight_bytes <= LITTLE_BYTES
+            )
+
+        self._poller = Poller(self._loop, is_due)
         if syncs is not None:
-            self._loop.add_reader(syncs.fileno(), syncs.reap)
+            self._poller.add_reader(syncs.fileno(), syncs.reap)
 
-            async def close() -> None:
-                # One that comes too late lets go of the files, and of their lock.
-                if syncs.is_idle:
-                    self._loop.remove_reader(syncs.fileno())
-                    syncs.close()
+        async def close() -> None:
+            # One that comes too late lets go of the files, and of their lock.
+            if syncs is None or syncs.is_idle:
+                self._poller.close()
+            if syncs is not None and syncs.is_idle:
+                syncs.close()
 
-            self.on_way_down("syncs", close)
+        self.on_way_down("syncs", close)
         return syncs
 
     def _lay_under(self, *, has_log: Callable[[str], bool]) -> None:
@@ -324,7 +340,6 @@ class Broker(Service):
 
     def _listen(self) -> None:
         config, limits = self._config, self._config.limits
-        self._poller = Poller(self._loop)
         self._lone_puts = LonePuts(self._context, self._poller.call_at_end)
         self._listener = Listener(
             loop=self._loop,
@@ -580,7 +595,6 @@ class Broker(Service):
             await self._wait_drained(self._shutdown_s * WITHDRAW_SHARE)
         for session in list(self._sessions):
             session.abort("broker stops")
-        self._poller.close()
 
     async def _wait_drained(self, timeout_s: float) -> None:
         """Wait until no connection is left, or the time is over."""
