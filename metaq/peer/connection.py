@@ -430,9 +430,12 @@ class BrokerConnection:
         for on_reply, _deadline_s, start, _size_bytes in requests:
             self._tell(on_reply, self._loss(reason, has_left=start < sent_bytes))
         for run, opaques in zip(runs, unanswered, strict=True):
-            starts = accumulate(run.listener.sizes(), initial=run.start)
-            left = bisect_left(list(starts), sent_bytes) + run.opaques.start
-            at = bisect_left(opaques, left)
+            try:
+                starts = accumulate(run.listener.sizes(), initial=run.start)
+                left = bisect_left(list(starts), sent_bytes) + run.opaques.start
+                at = bisect_left(opaques, left)
+            except MemoryError:
+                at = len(opaques)  # as if all had left: they are in doubt
             for some, has_left in ((opaques[:at], True), (opaques[at:], False)):
                 if some:
                     error = self._loss(reason, has_left=has_left)
@@ -575,10 +578,16 @@ class BrokerConnection:
 
     def _on_timer(self) -> None:
         now_s = self._clock.monotonic_s()
-        self._expire(now_s)
-        self._beat(now_s)
-        if self._reason is not None:
-            return
+        try:
+            self._expire(now_s)
+            self._beat(now_s)
+        finally:
+            # Also behind a failure: nothing else looks at deadlines and silence.
+            if self._reason is None:
+                self._wake_at(self._next_look_s(now_s))
+
+    def _next_look_s(self, now_s: float) -> float:
+        """Return when the next deadline is due, or a heartbeat."""
         since_s = self._received_s if self._heartbeat is None else now_s
         wake_s = since_s + self._heartbeat_s
         for _on_reply, deadline_s, _start, _size_bytes in self._in_flight.values():
@@ -588,7 +597,7 @@ class BrokerConnection:
         if self._late_count >= LATE_COUNT_MAX:
             # Not deaf yet, see `_expire`.
             wake_s = min(wake_s, self._answered_s + self._heartbeat_timeout_s)
-        self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
+        return max(wake_s, now_s + TIMER_STEP_S)
 
     def _expire(self, now_s: float) -> None:
         """Fail requests past their deadline; in the order of submission."""
@@ -627,14 +636,15 @@ class BrokerConnection:
         timeout_s = self._heartbeat_timeout_s
         if self._heartbeat is None:
             if now_s - self._received_s >= self._heartbeat_s:
-                self._heartbeat = self.next_opaque()
-                self._heartbeat_count += 1
+                opaque = self.next_opaque()
                 self.submit(
-                    encode(Version(self._heartbeat)),
-                    self._heartbeat,
+                    encode(Version(opaque)),
+                    opaque,
                     ignore,
                     deadline_s=now_s + timeout_s,
                 )
+                self._heartbeat = opaque
+                self._heartbeat_count += 1
             return
         on_reply, deadline_s, start, size_bytes = self._in_flight[self._heartbeat]
         if now_s < deadline_s:

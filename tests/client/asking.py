@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
 
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock, SystemClock
@@ -45,6 +50,21 @@ def run(
             await scenario(broker, connection)
 
     asyncio.run(main())
+
+
+@contextlib.contextmanager
+def lacking(place: object, name: str, times: int = sys.maxsize) -> Iterator[None]:
+    """Let a function find no memory, for its first calls."""
+    work, left = getattr(place, name), itertools.repeat(None, times)
+
+    def lack(*args: Any, **more: Any) -> Any:
+        for _ in left:
+            raise MemoryError
+        return work(*args, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(place, name, lack)
+        yield
 
 
 class Asker:

@@ -14,6 +14,8 @@ import pytest
 
 from metaq.client import Client, Consumer
 from metaq.client.cluster.context import ClientContext
+from metaq.client.consume import cursor, fetcher
+from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.errors import NoProgressError
 from metaq.client.offsets.offset_store import MemoryOffsets
@@ -21,6 +23,7 @@ from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqErro
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import StartBroker
+from tests.client.asking import lacking
 from tests.client.worlds import (
     IDLE,
     QUICK,
@@ -79,6 +82,26 @@ def test_after_a_clean_end_the_next_member_goes_on_behind_it(
         assert payloads(take(consumer, 4)) == numbered(0, 4)
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
         assert payloads(take(consumer, 6)) == numbered(4, 10)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (cursor, "decode_messages"),
+        (FetchBuffer, "put"),
+        (fetcher, "encode"),
+    ],
+)
+def test_messages_that_find_no_memory_are_fetched_again(
+    broker: Any, client: Any, place: object, name: str
+) -> None:
+    """In their order, and nothing is left out."""
+    broker.put(*numbered(0, 10))
+    with (
+        lacking(place, name, times=2),
+        client.consumer("g", ["test"], start="earliest", **IDLE) as consumer,
+    ):
+        assert payloads(take(consumer, 10)) == numbered(0, 10)
 
 
 def test_a_message_whose_handling_failed_comes_again(broker: Any, client: Any) -> None:

@@ -16,6 +16,7 @@ from metaq.testing.clock import ManualClock
 from tests.client.asking import (
     OPTIONS,
     Asker,
+    lacking,
     run,
     silent,
 )
@@ -109,6 +110,31 @@ def test_a_broker_that_answers_no_heartbeat_is_lost() -> None:
         assert connection.is_open
         await pass_time(clock, 0.2)
         assert reasons == ["no answer to a heartbeat within 5 s"]
+
+    on_time(scenario)
+
+
+def test_a_heartbeat_that_finds_no_memory_is_sent_later() -> None:
+    """Silence is noticed all the same, and so are deadlines."""
+
+    async def scenario(
+        broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
+    ) -> None:
+        problems: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        broker.answer = lambda _command: None
+        with lacking(BrokerConnection, "submit", times=2):
+            await pass_time(clock, 10)
+            await pass_time(clock, 1)
+        assert [type(each["exception"]) for each in problems] == 2 * [MemoryError]
+        asker = Asker(connection, clock)
+        asker.ask(1, seconds=2)
+        await pass_time(clock, 2)
+        assert isinstance(asker.outcomes[0][1], RequestTimeoutError)
+        assert connection.statistics().heartbeat_count == 1
+        await pass_time(clock, 5)
+        assert not connection.is_open
 
     on_time(scenario)
 

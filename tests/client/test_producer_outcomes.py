@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -28,6 +27,7 @@ from metaq.errors import (
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.commands import Mput
 from metaq.protocol.version import Capabilities
+from tests.client.asking import lacking
 from tests.client.producing import (
     FORGETFUL,
     JAVA,
@@ -38,18 +38,6 @@ from tests.client.producing import (
     producing,
 )
 from tests.rigs.virtual_time import run_virtually
-
-
-@contextmanager
-def lacking(place: object, name: str) -> Iterator[None]:
-    """Let a function find no memory."""
-
-    def lack(*_args: object, **_more: object) -> None:
-        raise MemoryError
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(place, name, lack)
-        yield
 
 
 def test_a_repeated_batch_is_recognised() -> None:
@@ -214,6 +202,27 @@ def test_puts_whose_last_answer_finds_no_memory_have_outcomes_at_their_deadline(
 
     run_virtually(main())
     assert [type(one["exception"]) for one in problems] == [MemoryError]
+
+
+def test_deadlines_are_kept_behind_a_tick_that_failed() -> None:
+    """It is told to the loop, and the next tick comes."""
+    problems: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        broker = StandInBroker()
+        async with producing(broker, timeout_s=1) as world:
+            broker.go_away()
+            future = await world.producer.send_nowait("test", b"one")
+            with (
+                lacking(Accumulator, "take_due", times=3),
+                pytest.raises(MetaqError),
+            ):
+                await asyncio.wait_for(future, 5)
+
+    run_virtually(main())
+    assert [type(one["exception"]) for one in problems] == 3 * [MemoryError]
 
 
 class _Lacking(list[int]):

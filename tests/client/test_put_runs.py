@@ -124,6 +124,31 @@ def test_the_end_of_a_connection_tells_puts_that_never_left_from_others() -> Non
     run(scenario)
 
 
+class LackingListener(Listener):
+    """Finds no memory for sizes."""
+
+    def sizes(self) -> list[int]:
+        raise MemoryError
+
+
+def test_runs_whose_sizes_find_no_memory_are_in_doubt() -> None:
+    """Each run is told all the same, and so are those who wait for the end."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        runs = [LackingListener.submit(connection, 2) for _ in range(2)]
+        ends: list[str] = []
+        connection.on_closed(ends.append)
+        connection.close("enough")
+        for one in runs:
+            ((some, error),) = one.outcomes
+            assert len(some) == 2
+            assert isinstance(error, ConnectionLostError)
+        assert len(ends) == 1
+
+    run(scenario)
+
+
 def test_a_run_that_left_in_part_is_lost_in_part() -> None:
     """Each put is judged by its own bytes."""
 

@@ -34,13 +34,14 @@ from metaq.client.consume.fetch_handler import FetchHandler
 from metaq.client.errors import NoProgressError
 from metaq.client.options import ConsumerOptions
 from metaq.errors import (
+    ClientError,
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
     RemoteProtocolError,
     ServerError,
 )
-from metaq.model import TopicPartition
+from metaq.model import Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import NothingThere
@@ -212,6 +213,8 @@ class PartitionFetcher:
                 deadline_s=self._sent_s + self._wait_s + self._timeout_s,
                 is_alone=True,
             )
+        except MemoryError:
+            self._on_no_memory(self.cursor.offset)
         except MetaqError as error:
             self._on_error(error)
 
@@ -234,6 +237,9 @@ class PartitionFetcher:
             self._on_error(error)
             connection.close_for(error)
             return
+        except MemoryError:
+            self._on_no_memory(before)
+            return
         except MetaqError as error:
             self._on_error(error)
             if isinstance(error, ServerError):
@@ -243,7 +249,6 @@ class PartitionFetcher:
             self._is_busy = False
             if not self.cursor.is_searching and self.cursor.offset == before:
                 # There is no gap, or not yet one: as before.
-                self._is_busy = True
                 is_idle = self.last_error is None
                 self._pause(self._grown_idle_s() if is_idle else self._grown_pause_s())
                 return
@@ -259,23 +264,18 @@ class PartitionFetcher:
             self._received_bytes += size_bytes
             self._barren_count = 0
             self._reset_pauses()
-            self._handler.on_messages(self.partition, messages, size_bytes)
+            try:
+                self._handler.on_messages(self.partition, messages, size_bytes)
+            except MemoryError:
+                self._on_no_memory(before)
+                return
         elif isinstance(outcome, NothingThere):
             self._empty_count += 1
             self._doubt(connection)
-            if was_probe:
-                self.step()
+            pause_s = 0.0 if was_probe else self._pause_behind_nothing_s()
+            if pause_s:
+                self._pause(pause_s)
                 return
-            if self._clock.monotonic_s() - self._sent_s < self._wait_s / 2:
-                # The broker did not wait as it was asked to.
-                self._is_busy = True
-                self._pause(self._grown_pause_s())
-                return
-            if not self._wait_s:
-                self._is_busy = True
-                self._pause(self._grown_idle_s())
-                return
-            self._reset_pauses()
         elif self.cursor.offset != before:
             self._handler.on_skip(self.partition, before, self.cursor.offset)
         self.step()
@@ -299,8 +299,12 @@ class PartitionFetcher:
             self._handler.on_trouble(self.partition, error)
         self.last_error = error
         self._context.metadata.request_refresh()
-        self._is_busy = True
         self._pause(self._grown_pause_s())
+
+    def _on_no_memory(self, offset: Offset) -> None:
+        """Get again from an offset: messages may come twice, and none is left out."""
+        self.cursor.seek(offset)
+        self._on_error(ClientError(f"{self.partition}: no memory to read at {offset}"))
 
     def _on_damage(self, error: CorruptRecordError | NoProgressError) -> None:
         """Skip a damaged place, or stop the consumer, as its user chose."""
@@ -335,10 +339,20 @@ class PartitionFetcher:
         self._idle_s = min(self._idle_s + step_s, max_s)
         return self._idle_s
 
+    def _pause_behind_nothing_s(self) -> float:
+        """Return how long to pause behind an answer without data; 0: the broker did."""
+        if self._clock.monotonic_s() - self._sent_s < self._wait_s / 2:
+            return self._grown_pause_s()  # it did not wait as it was asked to
+        if not self._wait_s:
+            return self._grown_idle_s()
+        self._reset_pauses()
+        return 0.0
+
     def _reset_pauses(self) -> None:
         self._failures, self._idle_s = 0, 0.0
 
     def _pause(self, delay_s: float) -> None:
+        self._is_busy = True
         self._timer = self._loop.call_later(delay_s, self._resume)
 
     def _resume(self) -> None:

@@ -713,6 +713,13 @@ class Delivery:
     def _on_tick(self) -> None:
         """Fail late batches; let those send that have no other trigger."""
         self._tick = None
+        try:
+            self._look_at_all()
+        finally:
+            # Also behind a failure: without a tick nothing is ever late.
+            self._keep_deadlines()
+
+    def _look_at_all(self) -> None:
         now_s = self._clock.monotonic_s()
         queues: dict[PartitionQueue, None] = {}
         for batch, queue in self._accumulator.take_due(now_s, TICK_S):
@@ -730,8 +737,6 @@ class Delivery:
             self._unconnected.clear()
         for queue in queues:
             self._fill(queue)
-        if self._accumulator.has_unanswered:
-            self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
     def _fail_late(self, queue: PartitionQueue, now_s: float) -> None:
         for batch in self._accumulator.take_late(queue, now_s):
