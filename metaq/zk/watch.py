@@ -76,8 +76,14 @@ class Watch(Generic[T]):
             except (SessionSuspendedError, SessionLostError):
                 # The next CONNECTED refreshes every watch; it may have come already.
                 continue
-            except CoordinationError as error:
-                log.warning("watch failed: path=%s error=%s", self._path, error)
+            except Exception as error:
+                is_ours = isinstance(error, CoordinationError)
+                log.warning(
+                    "watch failed: path=%s error=%s",
+                    self._path,
+                    error if is_ours else repr(error),
+                    exc_info=not is_ours,
+                )
                 failures += 1
                 await asyncio.sleep(BACKOFF.delay_s(failures))
                 self._is_stale = True

@@ -28,6 +28,7 @@ from metaq.model import (
 )
 from metaq.testing.clock import ManualClock
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.asking import lacking
 from tests.client.test_fetch_buffer import batch
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
@@ -83,6 +84,38 @@ def test_a_kept_message_is_handled_later_and_the_live_ones_meanwhile(
 
     asyncio.run(scenario())
     assert kept(tmp_path / "parked", "g@1") == []
+
+
+def test_a_replay_that_finds_no_memory_comes_again(
+    broker: AnyBroker, tmp_path: Path
+) -> None:
+    """And is a problem of the consumer's until then."""
+    rejections = iter(range(1))
+    seen: list[bytes] = []
+
+    async def handler(message: Message) -> None:
+        if next(rejections, None) is not None:
+            raise Reject("not now")
+        seen.append(message.data)
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                await producer.send("test", b"bad")
+            async with client.consumer("g", ["test"]) as consumer:
+                with lacking(Spool, "read"):
+                    task = asyncio.create_task(
+                        consumer.run(handler, retry=policy(tmp_path / "parked"))
+                    )
+                    await until(
+                        lambda: "MemoryError" in " ".join(consumer.health().problems)
+                    )
+                await until(lambda: seen == [b"bad"])
+                await until(lambda: not consumer.health().problems)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def counts(consumer):

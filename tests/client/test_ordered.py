@@ -33,6 +33,7 @@ from metaq.fs.calls import LinuxCalls
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.asking import lacking
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.inside import use_disk
 from tests.rigs.waiting import until, wait_until
@@ -117,6 +118,33 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
 
 
 @pytest.mark.slow
+def test_a_replay_that_finds_no_memory_comes_again(
+    broker: AnyBroker, tmp_path: Path
+) -> None:
+    """Without any other news, and is a problem of the producer's until then."""
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer(
+                "test", "0:2", tmp_path, selector=by_key
+            ) as producer,
+        ):
+            await producer.send(b"0", key="0")
+            await asyncio.to_thread(broker.stop)
+            await producer.send(b"1", key="0", timeout=SHORT_S)
+            with lacking(Spool, "read"):
+                await asyncio.to_thread(broker.start)
+                await until(
+                    lambda: "MemoryError" in " ".join(producer.statistics().problems)
+                )
+            await until(lambda: not waiting(producer))
+            assert not producer.statistics().problems
+
+    asyncio.run(scenario())
+    assert broker.stored("test", 0) == [b"0", b"1"]
+
+
 def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -> None:
     """The defect of MetaQ's producer: there, what comes later overtakes."""
     broker.close_partition()

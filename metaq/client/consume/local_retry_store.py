@@ -148,6 +148,9 @@ class LocalRetryStore:
             except MetaqError as error:
                 self.last_error = error
                 log.error("replay ended early: group=%s: %s", self._group, error)
+            except Exception as error:
+                self.last_error = MetaqError(f"replay failed: {error!r}")
+                log.exception("replay failed: group=%s", self._group)
             await asyncio.sleep(self._policy.replay_interval_s)
 
     async def _replay(self, spool: Spool) -> None:

@@ -493,6 +493,9 @@ class AsyncOrderedProducer:
                     log.warning(
                         "replay stopped: partition=%s: %s", queue.partition, error
                     )
+                except Exception as error:
+                    queue.last_error = MetaqError(f"replay failed: {error!r}")
+                    log.exception("replay failed: partition=%s", queue.partition)
                 else:
                     failures = 0
                     continue
