@@ -15,12 +15,13 @@ import pytest
 
 from metaq.client import AsyncConsumer, LruDuplicateIds, MemoryOffsets, Message
 from metaq.client.consume.duplicate_filter import WAITING_COUNT_MAX, DuplicateFilter
-from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import StartBroker
+from tests.client.asking import lacking
 from tests.client.test_group_consumers import (
     PARTITIONS,
     client_of,
@@ -107,6 +108,18 @@ def by_run(consumer: Any, count: int) -> list[bytes]:
 
 
 WAYS = [by_loop, by_lists, by_run]
+
+
+def test_a_batch_that_finds_no_memory_is_delivered_later(
+    broker: Any, members: MakeMember
+) -> None:
+    """Before any other one of its partition."""
+    broker.put(*numbered(0, 10))
+    with (
+        lacking(FetchBuffer, "put", times=2),
+        members(LruDuplicateIds(), fetch_bytes=1) as one,
+    ):
+        assert by_loop(one, 10) == numbered(0, 10)
 
 
 @pytest.mark.parametrize("way", WAYS)

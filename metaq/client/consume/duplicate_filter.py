@@ -42,6 +42,9 @@ WAITING_COUNT_MAX: Final = 100_000
 """Ids that wait for a commit, or for the cache: those of more than one full buffer of
 messages of middle size. More are forgotten, and counted."""
 
+NO_MEMORY_S: Final = 0.2
+"""Before a batch that found no memory is delivered, seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class DuplicateStatistics:
@@ -140,6 +143,20 @@ class DuplicateFilter:
     async def _sift(
         self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
     ) -> None:
+        while True:
+            try:
+                await self._deliver_rest(batch, deliver)
+                break
+            except MemoryError:
+                # Nothing behind the batch is fetched before it is delivered.
+                log.exception("duplicate ids: group=%s: no memory", self._group)
+                await asyncio.sleep(NO_MEMORY_S)
+        del self._asking[batch.partition]
+        self._on_room()
+
+    async def _deliver_rest(
+        self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
+    ) -> None:
         group = self._group
         keys = [key_of(group, message.id) for message in batch.messages]
         found = await self._call(lambda: frozenset(self._ids.seen(keys)))
@@ -147,9 +164,7 @@ class DuplicateFilter:
             asked = zip(batch.messages, keys, strict=True)
             batch.messages = [message for message, key in asked if key not in found]
             self._skipped_count += len(keys) - len(batch.messages)
-        del self._asking[batch.partition]
         deliver(batch)
-        self._on_room()
 
     def let_pass(self, partition: TopicPartition) -> None:
         """Check a partition no more until `stop`: all messages were asked for."""
