@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.config.arithmetic import evaluate_boolean, evaluate_integer
+from metaq.config.keys import evaluate_boolean, evaluate_integer
 
 
 @pytest.mark.parametrize(
