@@ -1,4 +1,4 @@
-"""The argument tree of the `metaq` command; each command has its own file.
+"""The argument tree of the `metaq` command; what commands do is in files of their own.
 
 Exit codes: 0 fine; 1 failed, or problems found; 2 wrong usage; 130 interrupted by
 Ctrl-C; 141 the reader of our output went away; 143 ended by SIGTERM. A broker that is
@@ -16,6 +16,7 @@ import click
 
 from metaq import __version__
 from metaq.cli import admin, logs, render, serve
+from metaq.cli.brokers import stats
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
@@ -27,10 +28,7 @@ from metaq.cli.options import (
     yes_option,
 )
 from metaq.cli.pipeline import pipeline
-from metaq.cli.stats import stats
-from metaq.cli.topic_commands import COMMANDS as TOPIC_COMMANDS
-from metaq.cli.topic_commands import TopicsGroup
-from metaq.cli.topics import topics
+from metaq.cli.topics import topics_group
 from metaq.cli.transactions import txn
 from metaq.errors import MetaqError
 from metaq.model import printable
@@ -109,7 +107,7 @@ def main() -> None:
     logs.be_quiet()
 
 
-for command in (*COMMANDS, *admin.COMMANDS, pipeline, txn):
+for command in (*COMMANDS, *admin.COMMANDS, pipeline, topics_group, txn):
     main.add_command(command)
 
 
@@ -183,30 +181,6 @@ def stats_command(item: str, as_json: bool, target: Target) -> bool:
     each broker tells of itself.
     """
     return stats(target, item, as_json=as_json)
-
-
-@main.group(
-    "topics",
-    cls=TopicsGroup,
-    invoke_without_command=True,
-    subcommand_metavar="| COMMAND [ARGS]...",
-    short_help="List topics; create, alter, delete or describe one.",
-    epilog=example("metaq topics", "metaq topics test --json"),
-)
-@click.argument("names", nargs=-1, metavar="[TOPIC]...")
-@json_option
-@target_options
-def topics_command(names: tuple[str, ...], as_json: bool, target: Target) -> bool:
-    """List topics, their partitions, the brokers that serve them and their offsets.
-
-    Partitions whose broker is away are listed too; then the exit code is 1. A word that
-    is one of the commands below is that command.
-    """
-    return topics(target, names, as_json=as_json)
-
-
-for command in TOPIC_COMMANDS:
-    topics_command.add_command(command)
 
 
 @main.command(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from metaq.cli.brokers import stats
 from metaq.cli.cluster import Target, nobody_serves
-from metaq.cli.stats import stats
 from metaq.cli.topics import topics
 from metaq.client.consume.browse import parse_stats
 from metaq.errors import NoBrokerError

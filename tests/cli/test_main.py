@@ -263,13 +263,13 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 def test_what_is_logged_is_a_sentence_too() -> None:
     """Errors, and warnings of the command; what the client warns of is for `-v`."""
     program = """
-import logging, metaq.cli.main as cli
+import logging, metaq.cli.main as cli, metaq.cli.topics as module
 def topics(*_arguments, **_options):
     logging.getLogger("metaq.client").info("connected")
     logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)
     logging.getLogger("metaq.client").error("damaged: partition=%s", "0-1")
     logging.getLogger("metaq.cli.follow").warning("file was cut: path=%s", "x")
-cli.topics = topics
+module.topics = topics
 cli.main(["topics"])
 """
     child = subprocess.run(

@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from metaq.cli import topic_commands
+from metaq.cli import topics
 from metaq.cli.cluster import Target
-from metaq.cli.topic_commands import Wishes
+from metaq.cli.topics import Wishes
 from metaq.client.errors import NoTopicError, TopicRefusedError
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -39,14 +39,12 @@ def test_a_topic_is_made_and_shown(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For people a list and a table, for machines one object."""
-    topic_commands.create(
-        target, "orders", wishes(4, deletePolicy="delete,72h"), as_json=False
-    )
+    topics.create(target, "orders", wishes(4, deletePolicy="delete,72h"), as_json=False)
     assert capsys.readouterr().out == (
         "state active\npartitions 4\nbrokers all\ndeletePolicy delete,72h\n\n"
         "broker\tis_there\tpartitions\teffect\ttext\n0\tTrue\t4\tin effect\t-\n"
     )
-    topic_commands.alter(target, "orders", wishes(5, deletePolicy=""), as_json=True)
+    topics.alter(target, "orders", wishes(5, deletePolicy=""), as_json=True)
     assert json.loads(capsys.readouterr().out) == {
         "topic": "orders",
         "definition": {
@@ -66,32 +64,32 @@ def test_a_topic_is_made_and_shown(
             }
         ],
     }
-    topic_commands.delete(target, "orders", "orders", as_json=True)
+    topics.delete(target, "orders", "orders", as_json=True)
     assert json.loads(capsys.readouterr().out) == {
         "topic": "orders",
         "is_deleted": True,
     }
     with pytest.raises(NoTopicError):
-        topic_commands.describe(target, "orders", as_json=False)
+        topics.describe(target, "orders", as_json=False)
 
 
 def test_a_topic_of_server_ini_is_described_with_its_file(
     target: Target, broker: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is not deleted."""
-    topic_commands.describe(target, "mine", as_json=False)
+    topics.describe(target, "mine", as_json=False)
     ini = broker.data_path / "server.ini"
     assert capsys.readouterr().out.splitlines()[-1] == f"0\tTrue\t1\tserver.ini\t{ini}"
     with pytest.raises(TopicRefusedError, match=str(ini)):
-        topic_commands.delete(target, "mine", "mine", as_json=False)
+        topics.delete(target, "mine", "mine", as_json=False)
 
 
 def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
     """Nothing is made."""
     with pytest.raises(ConfigError, match="do you mean 'deletePolicy'"):
-        topic_commands.create(target, "t", wishes(1, deletePolcy="x"), as_json=False)
+        topics.create(target, "t", wishes(1, deletePolcy="x"), as_json=False)
     with pytest.raises(NoTopicError):
-        topic_commands.describe(target, "t", as_json=False)
+        topics.describe(target, "t", as_json=False)
 
 
 class Terminal(io.BytesIO):
@@ -103,11 +101,11 @@ class Terminal(io.BytesIO):
 
 def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     """The name is asked for only at a terminal."""
-    topic_commands.create(target, "orders", wishes(1), as_json=False)
+    topics.create(target, "orders", wishes(1), as_json=False)
 
     @click.command
     def delete() -> None:
-        topic_commands.delete(target, "orders", None, as_json=False)
+        topics.delete(target, "orders", None, as_json=False)
 
     done = CliRunner().invoke(delete, input=Terminal(b"orders\n"))
     assert "All messages of orders will be removed. Its name again: " in done.stderr
