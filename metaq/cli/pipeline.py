@@ -23,7 +23,6 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire
-from metaq.cli.pipeline_schema import show_schema
 
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000
@@ -290,7 +289,7 @@ def schema_command(
     half of them. No Spark is started.
     """
     begin = parse_start(start)
-    return show_schema(target, topic, count=count, start=begin, as_json=as_json)
+    return jobs.show_schema(target, topic, count=count, start=begin, as_json=as_json)
 
 
 # -- declared pipelines ---------------------------------------------------------------

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from metaq.cli.pipeline_schema import SAMPLE_BYTES_MAX
+from metaq.cli.pipeline_jobs import SAMPLE_BYTES_MAX
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
 
