@@ -12,8 +12,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.options import json_option, max_option
-from metaq.cli.times import format_time, parse_time
+from metaq.cli.options import json_option, max_option, parse_time
 from metaq.client import Client
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
@@ -157,7 +156,7 @@ def to_json(message: Message) -> dict[str, object]:
         "partition": message.partition.partition,
         "offset": message.offset,
         "id": message.id,
-        "time": format_time(message.timestamp_ms),
+        "time": render.format_time(message.timestamp_ms),
         **render.message_fields(
             message.data, message.attribute, message.key, message.header_pairs
         ),

@@ -14,7 +14,6 @@ import click
 
 from metaq.cli import render
 from metaq.cli.options import json_option, max_option
-from metaq.cli.times import format_time
 from metaq.errors import (
     ConfigError,
     CorruptRecordError,
@@ -226,7 +225,7 @@ def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:
     except CorruptRecordError:
         # The record is as its producer sent it; only its attribute block is nonsense.
         found = Decoded(record.payload, None, None, ())
-    time = format_time(id_time(record.id))
+    time = render.format_time(id_time(record.id))
     if as_json:
         render.print_json(
             {

@@ -10,8 +10,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
-from metaq.cli.options import json_option
-from metaq.cli.times import parse_time
+from metaq.cli.options import json_option, parse_time
 from metaq.client.admin.cluster_admin import (
     Goal,
     OffsetChange,

@@ -1,8 +1,10 @@
 """Options that several commands share, and how they reach them."""
 
+import datetime as dt
 import functools
 import logging
 import math
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,13 +17,15 @@ from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
 from metaq.client.names import check_group
 from metaq.errors import ConfigError
-from metaq.model import HeaderPairs
+from metaq.model import HeaderPairs, Millis
 
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
 """Longest pause of what is repeated, seconds."""
+DIGITS_OF_MILLISECONDS: Final = 12
+"""A number of so many digits, or more, is in milliseconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -163,6 +167,32 @@ json_option = click.option(
 )
 
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+
+
+def parse_time(text: str) -> Millis:
+    """Read ISO 8601, or a number of seconds (or, from 12 digits on, ms) since 1970.
+
+    Args:
+        text: `2026-01-31`, `2026-01-31T12:00`, `2026-01-31T12:00:00+01:00`, or a
+            number; without a zone it is local time.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
+        whole = text.partition(".")[0]
+        is_ms = len(whole) >= DIGITS_OF_MILLISECONDS
+        return Millis(int(whole) if is_ms else int(float(text) * 1000))
+    try:
+        # Python reads more than people write: digits without any sign among them.
+        is_date = re.match(r"\d{4}-\d\d-\d\d", text, re.ASCII)
+        moment = dt.datetime.fromisoformat(text if is_date else "")
+        # A time without a zone is the user's local time.
+        return Millis(int(moment.astimezone().timestamp() * 1000))
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(
+            f"expected a time such as 2026-01-31T12:00 or 1769857200, got '{text}'"
+        ) from error
 
 
 def _read_pairs(

@@ -22,7 +22,6 @@ from metaq.cli.spark_session import (
     spark_session,
     task_progress,
 )
-from metaq.cli.times import format_time
 from metaq.client.options import Start
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -419,7 +418,7 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
     rows = [
         (
             topic,
-            None if start_ms is None else format_time(start_ms),
+            render.format_time(start_ms),
             message_count,
             size_bytes,
             None if mean_s is None else round(mean_s, 3),

@@ -35,7 +35,6 @@ from metaq.cli.options import (
 )
 from metaq.cli.pipeline_jobs import JobRun
 from metaq.cli.spark_session import spark_session
-from metaq.cli.times import format_time
 from metaq.client.consume.redelivery import DEAD_LETTER_SUFFIX
 from metaq.client.names import check_group, check_topics
 from metaq.errors import ConfigError
@@ -271,7 +270,7 @@ def _metrics(counters: Any, port: int | None) -> AbstractContextManager[object]:
 
 
 def _print_batch(batch: Any, *, as_json: bool) -> None:
-    moment = format_time(Millis(round(time.time() * 1000)))
+    moment = render.format_time(Millis(round(time.time() * 1000)))
     if as_json:
         render.print_json({"time": moment, **asdict(batch)})
         return
@@ -336,7 +335,7 @@ def status(directory: Path, *, as_json: bool) -> None:
                     "flow": each.flow,
                     "target": each.target,
                     "batch": each.batch,
-                    "finished": _time_text(each.finished_ms),
+                    "finished": render.format_time(each.finished_ms),
                 }
                 for each in flows
             ],
@@ -345,7 +344,7 @@ def status(directory: Path, *, as_json: bool) -> None:
         render.print_json(value)
         return
     rows = [
-        (each.flow, each.target, each.batch, _time_text(each.finished_ms))
+        (each.flow, each.target, each.batch, render.format_time(each.finished_ms))
         for each in flows
     ]
     render.print_rows(FLOW_COLUMNS, rows, as_json=False)
@@ -394,7 +393,3 @@ def _flow_status(root: Path, metadata: Path) -> tuple[int, FlowStatus]:
             else Millis(round(commits[last].stat().st_mtime * 1000))
         ),
     )  # fmt: skip
-
-
-def _time_text(moment_ms: Millis | None) -> str | None:
-    return None if moment_ms is None else format_time(moment_ms)

@@ -6,6 +6,7 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 """
 
 import base64
+import datetime as dt
 import io
 import json
 import os
@@ -29,7 +30,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from metaq.model import HeaderPairs, printable
+from metaq.model import HeaderPairs, Millis, printable
 
 EXIT_PROBLEMS: Final = 1
 """The command failed, or found damage."""
@@ -208,6 +209,17 @@ def bytes_text(size_bytes: float) -> str:
 def count_text(count: int, singular: str, plural: str | None = None) -> str:
     """Return `1 message`, `2,000 messages`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def format_time(moment: Millis | None) -> str | None:
+    """Return ISO 8601 in UTC with milliseconds; None for an unknown time."""
+    if moment is None:
+        return None
+    try:
+        text = dt.datetime.fromtimestamp(moment / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return text.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Advance(Protocol):

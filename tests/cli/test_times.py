@@ -4,7 +4,8 @@ import datetime as dt
 
 import pytest
 
-from metaq.cli.times import format_time, parse_time
+from metaq.cli.options import parse_time
+from metaq.cli.render import format_time
 from metaq.model import Millis
 
 NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z
