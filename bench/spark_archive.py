@@ -13,8 +13,8 @@ from bench import load
 from bench.figures import TOPIC, Figure
 from bench.processes import ROOT
 from bench.spark_figures import VALUE, session
+from metaq.spark.data_source import register
 from metaq.spark.jobs.archive import archive
-from metaq.spark.register import register
 from tests.rigs.process import BrokerProcess
 
 FEW, QUARTER, MANY = 10_000, 500_000, 2_000_000

@@ -11,10 +11,10 @@ from bench.figures import TOPIC, Figure
 from bench.spark_archive import MANY, filled, seconds_to_archive
 from bench.spark_figures import rows_per_second, session
 from bench.spark_wire import seconds_to_write
+from metaq.spark.data_source import register
 from metaq.spark.jobs.archive_store import read_archive
 from metaq.spark.jobs.audit import audit_archive
 from metaq.spark.jobs.replay import replay
-from metaq.spark.register import register
 
 PARTITIONS = 4
 WARM_UPS = 1

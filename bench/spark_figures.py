@@ -13,7 +13,7 @@ from bench import load
 from bench.figures import TOPIC, Figure
 from bench.floor.spark_rows import FloorSource
 from bench.processes import ROOT
-from metaq.spark.register import register
+from metaq.spark.data_source import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
 from tests.rigs.process import BrokerProcess

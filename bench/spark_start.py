@@ -14,7 +14,7 @@ from bench.processes import ROOT
 from bench.spark_figures import session
 from bench.spark_wire import where
 from metaq.client import Client
-from metaq.spark.register import register
+from metaq.spark.data_source import register
 from tests.rigs.process import BrokerProcess
 
 WARM_UP_PUTS = 10

@@ -17,7 +17,7 @@ from bench.floor.spark_rows import FloorSource
 from bench.floor.spark_stream import FloorStream
 from bench.spark_figures import VALUE, rows_per_second, session, take_samples
 from metaq.client import Client
-from metaq.spark.register import register
+from metaq.spark.data_source import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.rigs.process import BrokerProcess

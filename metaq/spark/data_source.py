@@ -7,10 +7,22 @@
 Rows of both formats are the same. Spark makes one data source for each thing that it
 wants to know, also several for one query, in processes of their own: nothing is kept
 here, and each of these processes imports the part that it is asked for.
+
+PySpark finds the formats by itself: it looks for top-level modules named `pyspark_…`
+with a class `DefaultSource`, and there is one for each format. It looks in the Python
+that it starts for its own work: `PYSPARK_PYTHON`, else `python3` on `PATH`. That is
+another one where a script is run by its environment's own interpreter, and in a
+notebook, so there the formats are registered by hand: `metaq.spark.register(spark)`.
+The same holds for sessions in which that look-up is switched off, and for code that is
+shipped with `addPyFiles`.
 """
 
-from typing import Any
+import os
+import sys
+from typing import Any, Final
 
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,8 +31,11 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
 from metaq.spark.errors import one_sentence
+
+_ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 class MetaqDataSource(DataSource):
@@ -136,3 +151,28 @@ class SegmentsDataSource(DataSource):
         )
 
         return segments_reader(self.options, schema)
+
+
+FORMATS: Final[tuple[type[DataSource], ...]] = (MetaqDataSource, SegmentsDataSource)
+"""One class per format."""
+
+
+def register(spark: SparkSession) -> None:
+    """Register every format with a session; a second call changes nothing.
+
+    On a local master the Python workers of the session are this interpreter from now
+    on, unless `PYSPARK_PYTHON` names another one. The executors of a cluster need this
+    package too: installed, or shipped with the query.
+    """
+    # The driver of Spark Connect is another process, with workers of its own.
+    if not is_remote() and "PYSPARK_PYTHON" not in os.environ:
+        context = spark.sparkContext
+        if (context.master or "").startswith("local"):
+            context.pythonExec = sys.executable
+    for source in FORMATS:
+        try:
+            spark.dataSource.register(source)
+        except PySparkException as error:
+            # Spark 4.0 registers no format anew that it has found by its name.
+            if error.getCondition() != _ALREADY_THERE:
+                raise

@@ -3,7 +3,7 @@
 import importlib
 import tomllib
 
-from metaq.spark.register import FORMATS
+from metaq.spark.data_source import FORMATS
 from tests.house.tree import ROOT
 
 

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.spark import register as registration
+from metaq.spark import register
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.versions import HAS_FILTERS
 from metaq.storage.segment import META_SUFFIX
@@ -169,5 +169,5 @@ def test_registration_by_hand_may_be_repeated(
     """The same class under the same name: queries go on."""
     write_log(data_dir, payloads(3))
     for _ in range(2):
-        registration.register(spark)
+        register(spark)
     assert load(spark, data_dir).count() == 3

@@ -16,9 +16,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from metaq.client.timeouts import SIGNAL_S
+from metaq.spark.data_source import register
 from metaq.spark.errors import JobError
 from metaq.spark.jobs.failures import SPARK_ERRORS, sentence_of
-from metaq.spark.register import register
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
