@@ -101,9 +101,9 @@ SHARED: dict[str, set[str]] = {
         "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "clusters", "columns", "errors", "halving", "json_values", "offsets",
-        "option_table", "options", "plan", "record_bounds",
-        "routing", "rows", "runs", "schema", "values", "versions",
+        "cluster", "clusters", "columns", "errors", "offsets", "option_table",
+        "options", "plan", "record_bounds", "routing", "rows", "runs", "schema",
+        "values", "versions",
     },
 }  # fmt: skip
 

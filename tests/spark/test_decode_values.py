@@ -17,7 +17,7 @@ from metaq.spark.decode.avro_values import AvroValues
 from metaq.spark.decode.decoding import Decoder, decode_values, nullable
 from metaq.spark.decode.text_values import CsvValues, PatternValues, group_names
 from metaq.spark.errors import OptionError
-from metaq.spark.json_values import JsonValues
+from metaq.spark.values import JsonValues
 
 TIME = pa.timestamp("us", tz="UTC")
 FIELDS = pa.struct([("a", pa.int32()), ("t", TIME), ("b", pa.string())])

@@ -38,9 +38,9 @@ from pyspark.sql.types import (
 from metaq.spark.decode.decoding import Decoder, decode_values, nullable
 from metaq.spark.decode.text_values import CsvValues, PatternValues, group_names
 from metaq.spark.errors import OptionError, SparkError
-from metaq.spark.json_values import JsonValues
 from metaq.spark.schema import arrow_schema
 from metaq.spark.source.dead_letters import headers_of
+from metaq.spark.values import JsonValues
 from metaq.spark.versions import HAS_ARROW_UDF
 
 __all__ = ["avro", "csv", "dead_letters", "json", "pattern"]

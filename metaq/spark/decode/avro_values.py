@@ -24,7 +24,7 @@ from fastavro.schema import (
 
 from metaq.spark.decode.decoding import AVRO_HEADER_BYTES, AVRO_MARK, fingerprint_text
 from metaq.spark.errors import OptionError
-from metaq.spark.halving import read_by_halves
+from metaq.spark.values import read_by_halves
 
 _FAULTS: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError,

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.spark.json_values import REASON_CHARS_MAX
+from metaq.spark.values import REASON_CHARS_MAX
 
 DECODED_NAMES: Final = ("row", "error")
 """Fields of what a value becomes."""

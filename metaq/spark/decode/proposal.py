@@ -45,8 +45,8 @@ from metaq.spark.decode.text_values import (
     group_names,
     split_record,
 )
-from metaq.spark.json_values import JsonValues
 from metaq.spark.schema import arrow_schema
+from metaq.spark.values import JsonValues
 
 SHARE_MIN: Final = 0.5
 """Share of the messages that a format has to have to be proposed."""

@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_type
 
 from metaq.spark.errors import OptionError
-from metaq.spark.halving import read_by_halves
-from metaq.spark.json_values import read_texts, require_finite
+from metaq.spark.values import read_by_halves, read_texts, require_finite
 
 QUOTED_CHARS_MAX: Final = 80
 """Length to which a text is cut in an error."""
