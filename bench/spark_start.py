@@ -40,7 +40,7 @@ def task_imports(directory: Path, rounds: int) -> Figure:
     """Import what a task unpickles that reads, over what its worker has already."""
     del directory
     worker = "import pyspark.worker, pyspark.sql.pandas.types, pyarrow.compute"
-    return _imports("import metaq.spark.source.task_reader", worker, rounds)
+    return _imports("import metaq.spark.source.read_task", worker, rounds)
 
 
 def _imports(after: str, before: str, rounds: int) -> Figure:

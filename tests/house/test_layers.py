@@ -164,7 +164,7 @@ LAZY: dict[tuple[str, str], str] = {
     ),
     ("spark.clusters", "spark.cluster"): "tasks ask no cluster, as a rule",
     ("spark.sink.exact_sink", "spark.sink.exactly_once"): "the driver alone decides",
-    ("spark.source.task_reader", "spark.source.dead_letters"): "few values are bad",
+    ("spark.source.read_task", "spark.source.dead_letters"): "few values are bad",
     ("spark", "spark.data_source"): "the package takes no Spark, this function does",
     ("spark.decode", "spark.decode.avro_values"): "fastavro is optional",
     ("spark.jobs.day_files", "deltalake"): "tasks need it for remote stores alone",

@@ -55,11 +55,11 @@ MODULES: Final = (
     "pyspark.sql.worker.write_into_data_source",
     "metaq.spark.data_source",
     "metaq.spark.jobs.day_files",
-    "metaq.spark.segments.data_source",
+    "metaq.spark.segments.segment_reader",
     "metaq.spark.sink.exactly_once",
     "metaq.spark.sink.stream_writer",
+    "metaq.spark.source.read_task",
     "metaq.spark.source.stream",
-    "metaq.spark.source.task_reader",
 )
 """Imported where they are: PySpark before 4.2 has some of them elsewhere."""
 

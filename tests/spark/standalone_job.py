@@ -36,7 +36,7 @@ def die_once(rows: Iterator[tuple[bytes, str]]) -> Iterator[tuple[bytes, str]]:
 
 def reader_file(_rows: Iterator[int]) -> Iterator[str]:
     """Say where an executor has this package from."""
-    import metaq.spark.source.task_reader as reader
+    import metaq.spark.source.read_task as reader
 
     yield reader.__file__
 

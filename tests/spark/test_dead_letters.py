@@ -9,8 +9,7 @@ import pytest
 from metaq.model import Offset
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
-from metaq.spark.source.read_task import ReadTask
-from metaq.spark.source.task_reader import TaskReader
+from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import tasks_of
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, publish, stored, tp, wire

@@ -201,7 +201,7 @@ WHOLE = {"rows": COUNT, "distinct": COUNT, "sum": COUNT * (COUNT - 1) // 2}
 def test_executors_have_the_packages_that_were_sent(told: dict[str, Any]) -> None:
     """They come from the zip, also where others are installed."""
     assert {file.partition("metaq.zip")[2] for file in told["files"]} == {
-        "/metaq/spark/source/task_reader.py"
+        "/metaq/spark/source/read_task.py"
     }
 
 

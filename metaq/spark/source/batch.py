@@ -28,8 +28,7 @@ from metaq.spark.source.read_bounds import (
     resolve_ends,
     resolve_starts,
 )
-from metaq.spark.source.read_task import ReadTask
-from metaq.spark.source.task_reader import TaskReader
+from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import report_missing_filters, tasks_of
 
 if TYPE_CHECKING:

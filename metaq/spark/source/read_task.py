@@ -1,28 +1,38 @@
 """Read one range of one partition in a task: gets in, Arrow batches out.
 
-A task is told where its broker is and needs neither ZooKeeper nor other brokers. It
-holds a piece of the log, the gets that are on their way behind it, and the batch that
-is made of the piece. Replies come in on a loop thread of the task's own meanwhile.
+A reader plans on the driver, with a client of its own; a task only reads what it is
+told, and needs neither ZooKeeper nor other brokers than its own. So a reader is pickled
+as a `TaskReader` alone, and executors do not import the client; what sends dead letters
+they import with the first bad value.
+
+A task holds a piece of the log, the gets that are on their way behind it, and the batch
+that is made of the piece. Replies come in on a loop thread of the task's own meanwhile.
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from metaq.client.names import parse_address
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
-from metaq.spark.errors import DamagedRecordError
-from metaq.spark.options import SourceOptions, WireOptions
+from metaq.spark.errors import DamagedRecordError, one_sentence
+from metaq.spark.options import BadRows, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
 from metaq.spark.source.loss import settle
+from metaq.spark.values import Converted, ValueConverter
+
+if TYPE_CHECKING:
+    from metaq.spark.sink.outbox import Outbox
 
 BATCH_BYTES: Final = 2 * GET_BYTES
 """Decoded at a time: of short messages as many as Spark takes in one batch."""
@@ -159,3 +169,86 @@ def _named_damage(
     if error.next_good_offset is not None:
         good = min(good, error.next_good_offset)
     return RowDamage(partition, start, good, error.detail)
+
+
+class TaskReader:
+    """Reads the range of a task. Base of the readers that plan them."""
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Take the options of the read and the Arrow type of the column `value`."""
+        self._options = options
+        self._value_type = value_type
+
+    def __reduce__(
+        self,
+    ) -> tuple[type["TaskReader"], tuple[SourceOptions, pa.DataType]]:
+        return TaskReader, (self._options, self._value_type)
+
+    @one_sentence
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task, with values as the user wants them.
+
+        Raises:
+            BadRowError: a value is not of the format, and that is to fail the query.
+            MetaqError: as `read_rows`.
+        """
+        task: ReadTask | None = partition.value
+        if task is None:
+            return
+        with _Converting(task, self._options, self._value_type) as converting:
+            for batch in read_rows(task, self._options):
+                rows = converting.convert(batch)
+                if rows.num_rows:
+                    yield rows
+
+
+class _Converting:
+    """Converts the values of one task. A context manager; one thread.
+
+    Leaving it without an error waits until every dead letter is stored.
+    """
+
+    def __init__(
+        self, task: ReadTask, options: SourceOptions, value_type: pa.DataType
+    ) -> None:
+        """Prepare for one task; nothing is connected before there is a bad value."""
+        values = options.values
+        self._task = task
+        self._options = options
+        self._converter = ValueConverter(values.format, values.bad_rows, value_type)
+        self._outbox: Outbox | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._outbox is None:
+            return
+        with self._outbox as outbox:
+            if kind is None:
+                outbox.finish()
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with a good value, in order.
+
+        Raises:
+            BadRowError: a value is bad, and that is to fail the query.
+            MetaqError: dead letters cannot be sent.
+        """
+        converted = self._converter.convert(batch)
+        if converted.rejected is not None:
+            assert self._options.values.bad_rows is BadRows.TOPIC
+            self._put(converted)
+        return converted.rows
+
+    def _put(self, converted: Converted) -> None:
+        import metaq.spark.source.dead_letters as post  # noqa: PLC0415  # see the top
+
+        if self._outbox is None:
+            self._outbox = post.letter_outbox(self._task, self._options)
+        self._outbox.put(post.letters(converted))

@@ -38,8 +38,7 @@ from metaq.spark.source.batch import plan_tasks, settle_all
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
 from metaq.spark.source.read_bounds import NOTHING, resolve_starts
-from metaq.spark.source.read_task import ReadTask
-from metaq.spark.source.task_reader import TaskReader
+from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 
 try:

@@ -38,9 +38,8 @@ from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.stream_writer import StreamWriter
 from metaq.spark.sink.writer import BatchWriter
 from metaq.spark.source.batch import BatchReader
-from metaq.spark.source.read_task import ReadTask, read_rows
+from metaq.spark.source.read_task import ReadTask, TaskReader, read_rows
 from metaq.spark.source.stream import StreamReader
-from metaq.spark.source.task_reader import TaskReader
 
 DIRECTORY = "METAQ_KILL_DIR"
 ORDERS, DRIVER_PIDS, SERVER_PIDS = "orders.json", "driver.json", "servers.json"
