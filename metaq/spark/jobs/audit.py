@@ -35,7 +35,7 @@ from metaq.spark.jobs.archive_store import ArchiveStore, open_archive
 from metaq.spark.jobs.data_files import ArchivedLog, DataFile
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.options import SourceOptions
-from metaq.spark.source.read_bounds import NOTHING
+from metaq.spark.source.batch import NOTHING
 
 EXAMPLES_MAX: Final = 10
 """So many findings of a kind are named; all are counted."""

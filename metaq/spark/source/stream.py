@@ -34,10 +34,9 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
 from metaq.spark.record_bounds import EVERYTHING
 from metaq.spark.schema import value_type, with_table_options
-from metaq.spark.source.batch import plan_tasks, settle_all
+from metaq.spark.source.batch import NOTHING, plan_tasks, resolve_starts, settle_all
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
-from metaq.spark.source.read_bounds import NOTHING, resolve_starts
 from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 
