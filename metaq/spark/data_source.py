@@ -112,7 +112,7 @@ class MetaqDataSource(DataSource):
 
         In the output mode "complete" every result is appended anew.
         """
-        from metaq.spark.sink.stream_writer import stream_writer  # noqa: PLC0415  # see the top
+        from metaq.spark.sink.writer import stream_writer  # noqa: PLC0415  # see the top
 
         del overwrite
         return stream_writer(self.options, schema, is_planned=self._is_planning)

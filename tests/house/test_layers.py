@@ -157,7 +157,6 @@ LAZY: dict[tuple[str, str], str] = {
             ("spark.data_source", "spark.source.batch"),
             ("spark.data_source", "spark.source.stream"),
             ("spark.data_source", "spark.sink.writer"),
-            ("spark.data_source", "spark.sink.stream_writer"),
             ("spark.data_source", "spark.segments.segment_reader"),
         ],
         "Spark starts a process for each question, and forks one for each task",

@@ -57,7 +57,7 @@ MODULES: Final = (
     "metaq.spark.jobs.day_files",
     "metaq.spark.segments.segment_reader",
     "metaq.spark.sink.exactly_once",
-    "metaq.spark.sink.stream_writer",
+    "metaq.spark.sink.writer",
     "metaq.spark.source.read_task",
     "metaq.spark.source.stream",
 )

@@ -21,8 +21,7 @@ from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes
 from metaq.spark.sink import writer as sinks
 from metaq.spark.sink.outbox import WriteName
-from metaq.spark.sink.stream_writer import StreamWriter, routes_name
-from metaq.spark.sink.writer import BatchWriter
+from metaq.spark.sink.writer import BatchWriter, StreamWriter, routes_name
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper

@@ -15,7 +15,7 @@ from metaq.model import TopicPartition
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.spark.errors import RowError, SchemaError
 from metaq.spark.sink.sink_rows import Router, check_columns
-from metaq.spark.sink.stream_writer import ROWS_MAX, batches_of
+from metaq.spark.sink.writer import ROWS_MAX, batches_of
 from tests.spark.brokers import TOPIC, tp
 
 PARTITIONS = tuple(tp(number, broker=broker) for broker in (0, 1) for number in (0, 1))

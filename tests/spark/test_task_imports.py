@@ -17,8 +17,7 @@ from metaq.spark.jobs.day_files import write_task
 from metaq.spark.options import SinkOptions, SourceOptions
 from metaq.spark.plan import ReadRange
 from metaq.spark.sink.exact_sink import ExactSink
-from metaq.spark.sink.stream_writer import stream_writer
-from metaq.spark.sink.writer import batch_writer
+from metaq.spark.sink.writer import batch_writer, stream_writer
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.source.stream import StreamReader

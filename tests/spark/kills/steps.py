@@ -35,8 +35,7 @@ from metaq.spark.jobs.data_files import DataFile
 from metaq.spark.jobs.day_files import write_task
 from metaq.spark.options import SourceOptions
 from metaq.spark.sink.exactly_once import TransactionManager
-from metaq.spark.sink.stream_writer import StreamWriter
-from metaq.spark.sink.writer import BatchWriter
+from metaq.spark.sink.writer import BatchWriter, StreamWriter
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, TaskReader, read_rows
 from metaq.spark.source.stream import StreamReader
