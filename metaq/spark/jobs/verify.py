@@ -29,9 +29,8 @@ from metaq.spark.segments.segment_options import (
     BYTES_PER_PARTITION,
     SegmentOptions,
 )
-from metaq.spark.segments.segment_plan import plan_query
+from metaq.spark.segments.segment_plan import Split, plan_query
 from metaq.spark.segments.segment_reader import read_split, tail_of
-from metaq.spark.segments.segment_splits import Split
 from metaq.storage.damage import apart, check_parts
 from metaq.storage.listing import check_neighbours, index_of
 from metaq.storage.segment import Damage, Segment

@@ -1,29 +1,81 @@
-"""Plan of one query: the bytes of segment files for each task."""
+"""Plan of one query: segment files, cut on record boundaries, shared out among tasks.
 
-from collections.abc import Collection, Iterable
+A boundary is believed where the span index names it. Bytes without an index (a Java
+broker wrote them, or they are archived) are walked from header to header, which reads
+them once on the driver. That pays for a few files; where there are many, each of them
+is one split, as is every file that is short enough. So is a zip: it can only be
+unpacked from its start.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
+from struct import Struct
+from typing import Final
 
 from metaq.client.names import name_few
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, DiskError
 from metaq.fs import FileSystem
-from metaq.model import BrokerId, LogId, SizeBytes, TopicPartition
+from metaq.model import (
+    BrokerId,
+    LogId,
+    MessageId,
+    Millis,
+    Offset,
+    Position,
+    SizeBytes,
+    TopicPartition,
+)
+from metaq.record.ids import BROKER_ID_MAX, SEQUENCE_BITS
+from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.spark.errors import OptionError
 from metaq.spark.record_bounds import Bounds, PushedFilters
-from metaq.spark.segments.segment_files import (
-    SegmentFile,
-    find_segments,
-)
+from metaq.spark.segments.segment_files import FileKind, SegmentFile, find_segments
 from metaq.spark.segments.segment_options import SegmentOptions
-from metaq.spark.segments.segment_splits import (
-    NO_BROKER,
-    WALK_BYTES_MAX,
-    Placed,
-    Split,
-    WalkBudget,
-    place_files,
-    split_file,
-)
 from metaq.storage.segment import Damage
+from metaq.storage.segment_source import open_source
+from metaq.storage.span_index import SpanIndex, read_index
+from metaq.storage.walk import WINDOW_BYTES, RangeReader
+
+NO_BROKER: Final = BrokerId(-1)
+"""Broker of a file whose ids do not tell it: a Java broker stamped them."""
+
+WALK_BYTES_MAX: Final = SizeBytes(4 << 30)
+"""Walked per query on the driver, some seconds' worth; files beyond stay whole."""
+
+_LENGTH: Final = Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A range of one segment file that one task reads; picklable."""
+
+    file: SegmentFile
+    """The file."""
+    broker_id: BrokerId
+    """Broker that its records come from; -1 where nothing tells."""
+    start: Offset
+    """First offset, a record boundary."""
+    end: Offset
+    """Offset behind its last byte, a record boundary unless `may_be_torn`."""
+    may_be_torn: bool = False
+    """Nothing proves that its bytes were ever synced: a crash, or a broker at work,
+    explains a flaw at its end."""
+
+    @property
+    def size_bytes(self) -> SizeBytes:
+        """Return how many bytes of records it spans."""
+        return SizeBytes(self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A segment file with its broker."""
+
+    file: SegmentFile
+    """The file."""
+    broker_id: BrokerId
+    """Broker by the ids of this file or of the one before; -1: nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +203,181 @@ def refuse_unreadable(plan: SegmentPlan) -> None:
     """
     for damage in plan.unreadable:
         raise CorruptRecordError(str(damage))
+
+
+# -- cutting --------------------------------------------------------------------------
+
+
+def place_files(
+    fs: FileSystem, files: Iterable[SegmentFile], broker_id: BrokerId | None
+) -> Iterator[Placed]:
+    """Yield the readable files with their brokers, by the ids of first records.
+
+    Args:
+        fs: The disk.
+        files: By directory, then by base offset.
+        broker_id: Of all files, where the caller knows better than the ids.
+
+    Raises:
+        StorageError: The disk refused, or an archive is damaged.
+    """
+    for _directory, group in groupby(files, key=lambda file: file.path.parent):
+        known = NO_BROKER if broker_id is None else broker_id
+        for file in group:
+            if file.flaw:
+                continue
+            if broker_id is None and (first := _first_id(fs, file)) is not None:
+                known = BrokerId((first >> SEQUENCE_BITS) & BROKER_ID_MAX)
+            yield Placed(file, known)
+
+
+def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
+    """Return the id of a file's first record; None where it has none that tells."""
+    source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
+    try:
+        header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
+    except CorruptRecordError:
+        return None  # named when the file is read
+    except DiskError as error:
+        if error.operation != "read":
+            raise
+        return None  # a bad sector: the task that reads it fails, or names it
+    finally:
+        source.close()
+    if len(header) < HEADER_BYTES:
+        return None
+    _length, _checksum, message_id, _flag = HEADER.unpack(header)
+    return MessageId(message_id) if message_id > 0 else None
+
+
+class WalkBudget:
+    """Bytes that a query may still walk on the driver. Owner: one plan."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+        """Rest of the budget, bytes."""
+
+    def take(self, size_bytes: int) -> bool:
+        """Take some of it; False where less is left, and then nothing is taken."""
+        if size_bytes > self.left_bytes:
+            return False
+        self.left_bytes -= size_bytes
+        return True
+
+
+def split_file(
+    fs: FileSystem,
+    placed: Placed,
+    bounds: Bounds,
+    *,
+    bytes_max: int,
+    budget: WalkBudget,
+) -> list[Split]:
+    """Cut a file into splits.
+
+    Times leave out a file only where its index says that the last append was too early.
+    Ids do not tell: messages of a transaction have those of their puts, and may lie
+    behind younger ones, also as the first of a file.
+
+    Args:
+        fs: The disk.
+        placed: The file.
+        bounds: Splits that hold no offset in them are left out.
+        bytes_max: A split ends at the first boundary that reaches this size, 1 or
+            more.
+        budget: Bound on walks; walked bytes are taken out of it.
+
+    Returns:
+        Splits in order, which cover every record within the bounds. The bytes of an
+        active segment behind its index are a split of their own, which may be torn.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    file, index = placed.file, None
+    if not (file.is_active or bounds.overlaps(file.base_offset, file.end_offset)):
+        return []
+    if file.kind is FileKind.PLAIN:
+        index = read_index(fs, file.path, file.base_offset)
+    if not file.is_active and _is_too_old(file, index, bounds.start_ms):
+        return []
+    end = tail = file.end_offset
+    if file.is_active:
+        # The index may be newer than the size: its bytes are there by now.
+        tail = file.base_offset if index is None else index.end_offset
+        end = max(end, tail)
+    inner = _cuts(fs, file, index, tail, bytes_max, budget)
+    cuts = [file.base_offset, *inner, tail, end]
+    return [
+        Split(file, placed.broker_id, one, two, may_be_torn=one >= tail)
+        for one, two in pairwise(cuts)
+        if one < two and bounds.overlaps(one, two)
+    ]
+
+
+def _is_too_old(
+    file: SegmentFile, index: SpanIndex | None, start_ms: Millis | None
+) -> bool:
+    """Whether all of a file was appended before a time."""
+    if start_ms is None or index is None or index.end_offset < file.end_offset:
+        return False
+    return all(span.append_time_ms < start_ms for span in index.spans)
+
+
+def _cuts(
+    fs: FileSystem,
+    file: SegmentFile,
+    index: SpanIndex | None,
+    end: Offset,
+    bytes_max: int,
+    budget: WalkBudget,
+) -> Iterator[Offset]:
+    """Yield the offsets between the ends of [base offset, end) at which to cut it."""
+    last = covered = file.base_offset
+    if file.kind is FileKind.ZIPPED or end - last <= bytes_max:
+        return
+    for span in index.spans if index is not None else ():
+        if span.end_offset >= end:
+            return
+        covered = span.end_offset
+        if covered - last >= bytes_max:
+            yield covered
+            last = covered
+    if end - last > bytes_max and budget.take(end - covered):
+        yield from _walk_cuts(fs, file, covered, end, last + bytes_max, bytes_max)
+
+
+def _walk_cuts(
+    fs: FileSystem,
+    file: SegmentFile,
+    start: Offset,
+    end: Offset,
+    target: int,
+    bytes_max: int,
+) -> Iterator[Offset]:
+    """Yield the first record in [start, end) at or behind `target`, and so on.
+
+    Only headers are looked at, and the walk ends at one that is none. A damaged length
+    may lead it astray: the split before such a cut names the damage, the one behind it
+    finds its way as after any damage, and the record under the cut is lost with it.
+    """
+    plain = fs.open_read(file.path)
+    try:
+        base, offset = file.base_offset, start
+        reader = RangeReader(plain, Position(start - base), Position(end - base))
+        while offset + HEADER_BYTES <= end:
+            window = reader.read(Position(offset - base), WINDOW_BYTES)
+            at, limit = 0, len(window) - HEADER_BYTES
+            if limit < 0:
+                return
+            while at <= limit:
+                if offset + at >= target:
+                    yield Offset(offset + at)
+                    target = offset + at + bytes_max
+                (length,) = _LENGTH.unpack_from(window, at)
+                if length < 0:
+                    return
+                at += HEADER_BYTES + length
+            offset = Offset(offset + at)
+    finally:
+        plain.close()

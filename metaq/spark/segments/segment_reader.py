@@ -32,10 +32,10 @@ from metaq.spark.segments.segment_options import (
 )
 from metaq.spark.segments.segment_plan import (
     BoundedSplit,
+    Split,
     plan_query,
     refuse_unreadable,
 )
-from metaq.spark.segments.segment_splits import Split
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
 from metaq.storage.damage import Tail, apart, check_tail
