@@ -20,7 +20,7 @@ from bench.figures import TOPIC, Figure
 from bench.spark_figures import VALUE, rows_per_second, session, take_samples
 from bench.spark_wire import RECORDS, TASKS, register_all, seconds_to_write, where
 from metaq.spark.jobs.session import end_java
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import find_java
 from tests.java.jars import Artifact, find_jars
 from tests.rigs.process import BrokerProcess

@@ -22,14 +22,11 @@ from metaq.clock import Clock, SystemClock
 from metaq.config.load import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
-from metaq.testing.loop_thread import ThreadOwner
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import HOST, ThreadOwner, reserve_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import decode_registration
-
-HOST: Final = "127.0.0.1"
 
 DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
 """Default topics of a broker."""

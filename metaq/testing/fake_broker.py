@@ -50,14 +50,11 @@ from metaq.record.layout import HEADER_BYTES, Record, encode_record
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.fake_transactions import Heuristic
-from metaq.testing.loop_thread import ThreadOwner, stop_listening
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import Coordinator
-
-HOST: Final = "127.0.0.1"
 
 _VERBS: Final[Mapping[type, str]] = {
     Put: "put",

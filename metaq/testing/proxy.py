@@ -28,10 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.model import BrokerAddress
-from metaq.testing.loop_thread import ThreadOwner, stop_listening
-from metaq.testing.ports import reserve_port
-
-HOST: Final = "127.0.0.1"
+from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
 
 BUFFER_BYTES_MAX: Final = 256 * 1024
 """Bytes that a flow holds before it stops reading its source, about."""

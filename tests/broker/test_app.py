@@ -34,7 +34,7 @@ from metaq.model import BrokerAddress, Millis
 from metaq.net.listener import ListenError
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.definitions import TopicDefinition, encode_definition
 from metaq.zk.errors import BrokerIdTakenError

@@ -23,7 +23,7 @@ from metaq.cli.offsets import show_offsets
 from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ConfigError, NoBrokerError
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import assert_ends_without_reader
 

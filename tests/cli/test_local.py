@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.main import main
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 from tests.rigs.fork_server import executable
 from tests.rigs.waiting import wait_until
 

@@ -21,7 +21,7 @@ from metaq.protocol.connection import (
     WireLimits,
 )
 from metaq.protocol.version import encode_version_body
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 from tests.client.memory_broker import OURS
 from tests.rigs.waiting import until
 

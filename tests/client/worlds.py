@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
 from metaq.model import BrokerId, Message, TopicPartition
-from metaq.testing.loop_thread import BoundedLoopThread
+from metaq.testing.servers import BoundedLoopThread
 
 QUICK: dict[str, Any] = {
     "reconnect_first_s": 0.005,

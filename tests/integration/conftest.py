@@ -16,7 +16,7 @@ from typing import Protocol
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.testing.ports import reserve_port, reserved_port
+from metaq.testing.servers import reserve_port, reserved_port
 from metaq.zk.embedded import (
     EmbeddedZooKeeper,
     EmbeddedZooKeeperError,

@@ -12,8 +12,8 @@ from kazoo.protocol.connection import ConnectionHandler
 
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, CoordinationError
-from metaq.testing.ports import reserved_port
 from metaq.testing.proxy import Proxy
+from metaq.testing.servers import reserved_port
 from metaq.zk._kazoo import LIFE, KazooCoordinator
 from metaq.zk.errors import NoNodeError
 from metaq.zk.session import SessionState

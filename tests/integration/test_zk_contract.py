@@ -14,8 +14,8 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError
-from metaq.testing.loop_thread import BoundedLoopThread
 from metaq.testing.proxy import Proxy
+from metaq.testing.servers import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import find_java
 from tests.java.jvm import QUICK_START, write_log4j_properties
 from tests.java.talk import Talk

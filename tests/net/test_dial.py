@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 from metaq.net.dial import LOOPBACK, dial, own_host
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 
 PATIENCE_S = 30.0
 

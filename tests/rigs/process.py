@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import reserve_port
 
 ROOT: Final = Path(__file__).parents[2]
 """Directory in which `python -m metaq` finds this package."""

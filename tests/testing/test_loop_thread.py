@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from metaq.errors import RequestTimeoutError
-from metaq.testing.loop_thread import BoundedLoopThread
+from metaq.testing.servers import BoundedLoopThread
 
 
 def test_work_runs_elsewhere_and_its_outcome_comes_back() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError, SessionSuspendedError
-from metaq.testing.loop_thread import BoundedLoopThread
+from metaq.testing.servers import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import NodeExistsError
 from metaq.zk.session import SessionState

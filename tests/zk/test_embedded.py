@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.testing.ports import reserved_port
+from metaq.testing.servers import reserved_port
 from metaq.zk import embedded
 from metaq.zk.embedded import (
     CLASSPATH_VARIABLE,

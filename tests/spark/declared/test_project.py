@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 from metaq.testing.embedded import EmbeddedBroker
-from metaq.testing.ports import reserve_port
+from metaq.testing.servers import reserve_port
 from tests.cli.runner import run
 from tests.sampling import SEED
 from tests.spark.classes import VERSION

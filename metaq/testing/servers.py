@@ -1,11 +1,23 @@
-"""An event loop on a thread of its own, for what must run beside a test."""
+"""Parts of a server inside a test: a loop on a thread of its own, and a reserved port.
+
+A port that was free a moment ago goes to the next program that asks the system for one:
+tests that run side by side take it from a broker that restarts. On Linux a socket that
+is bound and does not listen keeps it. Connecting is refused, no other program is given
+the port; a server that names it and reuses addresses, as all of ours do, may listen
+there.
+"""
 
 import asyncio
+import contextlib
+import socket
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Self, TypeVar
 
 from metaq.loop_thread import LoopThread
+
+HOST: Final = "127.0.0.1"
 
 TIMEOUT_S: Final = 20.0
 """Longest wait of `run` and `call`: no test hangs because of this thread."""
@@ -115,3 +127,36 @@ async def stop_listening(server: asyncio.Server) -> None:
     for _ in range(_ACCEPT_TURNS):
         await asyncio.sleep(0)
     server.close()
+
+
+def reserve_port(owner: object) -> int:
+    """Return a free port that is the owner's as long as the owner lives."""
+    sock = _bound(0)
+    weakref.finalize(owner, sock.close)
+    port: int = sock.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def reserved_port(port: int = 0) -> Iterator[int]:
+    """Keep a port inside the block.
+
+    Args:
+        port: without a listener; 0: any free one.
+
+    Raises:
+        OSError: it is taken.
+    """
+    with _bound(port) as sock:
+        yield sock.getsockname()[1]
+
+
+def _bound(port: int) -> socket.socket:
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((HOST, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
