@@ -9,8 +9,8 @@ from metaq.client import Client
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
 from metaq.spark.errors import BranchRefusedError, RowError
-from metaq.spark.sink.branch_outbox import BranchOutbox
 from metaq.spark.sink.decisions import branch_xid
+from metaq.spark.sink.exact_sink import BranchOutbox
 from metaq.spark.sink.outbox import Targets, WriteName
 from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker

@@ -143,5 +143,5 @@ def test_a_task_that_prepares_imports_no_transaction_manager() -> None:
     )
     sink = ExactSink(options, name="n", place="p", write=None, is_planned=False)
     found = modules_after("pickle.load(sys.stdin.buffer)", sink)
-    assert "metaq.spark.sink.branch_outbox" in found
+    assert "metaq.spark.sink.exact_sink" in found
     assert found & (LIBRARIES | OF_THE_DRIVER) == set()
