@@ -22,7 +22,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config.load import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
-from metaq.testing.servers import HOST, ThreadOwner, reserve_port
+from metaq.testing.servers import HOST, TIMEOUT_S, ThreadOwner, reserve_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
 from metaq.zk.session import Coordinator
@@ -30,9 +30,6 @@ from metaq.zk.znodes import decode_registration
 
 DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
 """Default topics of a broker."""
-
-TIMEOUT_S: Final = 20.0
-"""Bound on every start, stop and wait."""
 
 POLL_S: Final = 0.001
 """Interval of the looks for a new topic's registration."""

@@ -18,9 +18,8 @@ from typing import Any, Final, Self, TypeVar
 from metaq.loop_thread import LoopThread
 
 HOST: Final = "127.0.0.1"
-
 TIMEOUT_S: Final = 20.0
-"""Longest wait of `run` and `call`: no test hangs because of this thread."""
+"""Bound on every start, stop and wait: no test hangs because of a server."""
 
 _ACCEPT_TURNS: Final = 3
 """Turns of the loop from accepting a connection to its protocol, and one more."""

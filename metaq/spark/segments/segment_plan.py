@@ -125,7 +125,8 @@ def plan_query(
             cut = split_file(fs, placed, bounds, bytes_max=size, budget=budget)
             splits += [BoundedSplit(split, bounds) for split in cut]
     tasks = _pack(splits, options.bytes_per_partition)
-    return SegmentPlan(tasks, tuple(_unreadable(f) for f in files if f.flaw))
+    unreadable = (Damage(f.path, f.base_offset, None, f.flaw) for f in files if f.flaw)
+    return SegmentPlan(tasks, tuple(unreadable))
 
 
 def _require_topics(options: SegmentOptions, there: Collection[str]) -> None:
@@ -189,10 +190,6 @@ def _pack(
         packs[-1].append(bounded)
         size += bounded.split.size_bytes
     return tuple(tuple(pack) for pack in packs)
-
-
-def _unreadable(file: SegmentFile) -> Damage:
-    return Damage(file.path, file.base_offset, None, file.flaw)
 
 
 def refuse_unreadable(plan: SegmentPlan) -> None:
