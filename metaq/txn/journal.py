@@ -21,7 +21,7 @@ it would sync that alone. It takes everything queued at once:
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
   group are on the disk, is unknown.
-* The offsets in a commit record are rewritten in place (`places.py`), on whichever
+* The offsets in a commit record are rewritten in place (`redo_file.py`), on whichever
   thread is about to write the batch: so at each moment a Java broker, which takes them
   for places, finds each batch there or does not find it at all.
 * `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
@@ -46,10 +46,19 @@ from metaq.fs.disk_watch import SilenceWatch, tell_slow_sync
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset
 from metaq.stats import Histogram
-from metaq.txn.checkpoint import JournalPosition, write_checkpoint
-from metaq.txn.places import PlaceBlock
-from metaq.txn.redo_file import Bounds, RedoFile, create_redo_file, remove_files
-from metaq.txn.side_files import Deletions, write_deletions
+from metaq.txn.redo_file import (
+    Bounds,
+    PlaceBlock,
+    RedoFile,
+    create_redo_file,
+    remove_files,
+)
+from metaq.txn.side_files import (
+    Deletions,
+    JournalPosition,
+    write_checkpoint,
+    write_deletions,
+)
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much

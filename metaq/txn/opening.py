@@ -22,7 +22,6 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
-from metaq.txn.checkpoint import NOWHERE, read_checkpoint
 from metaq.txn.journal import Journal, Slot
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
@@ -40,10 +39,12 @@ from metaq.txn.recovery import (
 from metaq.txn.redo_file import FILE_NAME, remove_files
 from metaq.txn.side_files import (
     JAVA_OUTCOMES_FILE,
+    NOWHERE,
     KeptOutcome,
     NamedGroup,
     ends_in,
     has_java_outcomes,
+    read_checkpoint,
     read_deletions,
     read_outcomes,
     read_together,

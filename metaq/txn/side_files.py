@@ -1,4 +1,4 @@
-"""Small files of JSON beside the journal, replaced as a whole, with a checksum inside.
+"""Small files of JSON beside the journal, each written as a whole.
 
     <journal>/outcomes    {"version": 1, "outcomes": [{"key": "XID:...",
                            "outcome": "commit", "at_ms": 1700000000000}, ...], "crc": 9}
@@ -6,6 +6,7 @@
                            "XID:...": ...}, ...], "crc": 9}
     <journal>/deletions   {"version": 1, "topics": {"orders": {"3": 4711, "4": 0}, ...},
                            "crc": 9}
+    <journal>/checkpoint.N  {"number":<N of a redo file>,"offset":<byte in it>}
 
 `crc` is the CRC-32 of all but itself: of the JSON with sorted keys.
 
@@ -32,11 +33,17 @@ the end of each redo file is written down: of commits in front of it, the batche
 that topic are over. What is committed behind it is for a topic that was made again. A
 start leaves none of the named files, and removes the record.
 
+Checkpoints are MetaQ's, without a checksum: where replay begins. The one with the
+highest number counts, and an empty one says nothing. It names the first record of the
+oldest transaction that is not finished. Only a newer one is written, and only the
+newest few are kept.
+
 Source: broker spec 5.6, 5.8.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -294,3 +301,87 @@ def remove_deletions(fs: FileSystem, directory: Path) -> None:
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
     """Return topic → end in one redo file; no topic that was deleted before it."""
     return {topic: ends[number] for topic, ends in deletions.items() if number in ends}
+
+
+# -- checkpoints ----------------------------------------------------------------------
+
+_CHECKPOINT_NAME: Final = re.compile(r"checkpoint\.([1-9][0-9]{0,8})")
+_CHECKPOINT_BYTES_MAX: Final = SizeBytes(4096)
+
+
+class JournalPosition(NamedTuple):
+    """A byte of the journal; ordered."""
+
+    number: int
+    """Number of the redo file."""
+    position: int
+    """In it."""
+
+
+NOWHERE: Final = JournalPosition(0, 0)
+"""Start of replay without a checkpoint: everything."""
+
+
+def encode_checkpoint(place: JournalPosition) -> bytes:
+    """Return the content of a checkpoint file."""
+    return b'{"number":%d,"offset":%d}' % place
+
+
+def decode_checkpoint(data: bytes) -> JournalPosition:
+    """Return what a checkpoint says; `NOWHERE` if it makes no sense."""
+    try:
+        fields = json.loads(data)
+        return JournalPosition(
+            max(0, int(fields["number"])), max(0, int(fields["offset"]))
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return NOWHERE
+
+
+def checkpoint_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the checkpoint files among some names, sorted."""
+    return sorted(
+        int(match[1]) for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))
+    )
+
+
+def read_checkpoint(fs: FileSystem, directory: Path) -> JournalPosition:
+    """Return where replay begins.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    numbers = checkpoint_numbers(fs.list_directory(directory))
+    if not numbers:
+        return NOWHERE
+    path = directory / f"checkpoint.{numbers[-1]}"
+    return decode_checkpoint(fs.read_file(path, _CHECKPOINT_BYTES_MAX))
+
+
+def write_checkpoint(
+    fs: FileSystem, directory: Path, place: JournalPosition, *, kept_max: int
+) -> bool:
+    """Write a checkpoint if it is newer than the last one, and remove old ones.
+
+    Returns:
+        Whether it was written; it is on the disk then.
+
+    Raises:
+        StorageError: the disk refuses; the last one still counts.
+    """
+    numbers = checkpoint_numbers(fs.list_directory(directory))
+    newest = numbers[-1] if numbers else 0
+    is_empty = False
+    if newest:
+        data = fs.read_file(directory / f"checkpoint.{newest}", _CHECKPOINT_BYTES_MAX)
+        is_empty = not data
+        if not is_empty and place <= decode_checkpoint(data):
+            return False
+    # Like a Java broker, which makes an empty one first and fills it then.
+    number = newest if is_empty else newest + 1
+    path = directory / f"checkpoint.{number}"
+    fs.write_atomically(path, encode_checkpoint(place))
+    kept = [*(each for each in numbers if each != number), number]
+    for old in kept[:-kept_max]:
+        fs.unlink(directory / f"checkpoint.{old}")
+    return True

@@ -12,10 +12,10 @@ import pytest
 from metaq.errors import DiskError, NoSpaceError, StorageError, TransactionError
 from metaq.fs import AppendFile
 from metaq.model import Offset
-from metaq.txn.checkpoint import JournalPosition, read_checkpoint, write_checkpoint
 from metaq.txn.figures import TransactionLimits
 from metaq.txn.opening import journal_numbers, read_journal
 from metaq.txn.records import COMMITS, OperationRecord, decode_record
+from metaq.txn.side_files import JournalPosition, read_checkpoint, write_checkpoint
 from metaq.txn.state import XaCommandError
 from metaq.txn.sums import decode_sums
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none

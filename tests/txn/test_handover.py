@@ -8,7 +8,6 @@ import pytest
 from metaq.model import LogId
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
-from metaq.txn.checkpoint import read_checkpoint
 from metaq.txn.opening import journal_numbers
 from metaq.txn.records import (
     COMMITS,
@@ -19,6 +18,7 @@ from metaq.txn.records import (
     decode_put,
     decode_record,
 )
+from metaq.txn.side_files import read_checkpoint
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all
 from tests.sampling import quarter
 from tests.txn.support import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from metaq.model import Offset
-from metaq.txn.places import BLOCK_BYTES_MAX, PlaceBlock, PlacesFile, make_blocks
 from metaq.txn.records import OFFSET
+from metaq.txn.redo_file import BLOCK_BYTES_MAX, PlaceBlock, PlacesFile, make_blocks
 from tests.rigs.fs import FaultyFileSystem
 
 REDO = Path("/redo.1")
