@@ -48,7 +48,6 @@ from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
-from metaq.txn.commit_records import CommitRecords, Outcomes, VerdictTicket
 from metaq.txn.figures import (
     TransactionCounters,
     TransactionFigures,
@@ -85,7 +84,12 @@ from metaq.txn.transaction import (
     restore_transaction,
     view_transactions,
 )
-from metaq.txn.unended import UnendedTransactions
+from metaq.txn.verdicts import (
+    CommitRecords,
+    Outcomes,
+    UnendedTransactions,
+    VerdictTicket,
+)
 
 VOTE_COMMIT: Final = 0
 """XA_OK: a prepared transaction waits for its verdict."""

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 
 from metaq.errors import TransactionError
-from metaq.txn.commit_records import VerdictTicket
 from metaq.txn.journal import JournalEntry, Slot
 from metaq.txn.state import HeuristicOutcome
+from metaq.txn.verdicts import VerdictTicket
 from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import sample
 from tests.txn.support import (
