@@ -1,4 +1,4 @@
-"""The one thread that writes and syncs a place on the disk, in groups.
+"""The one thread that writes and syncs a place on the disk, in groups; its silence.
 
 Requests that came while the thread was writing are its next group: under load the
 groups grow until the disk is all that is waited for. `storage/log_dir.py` has one for
@@ -15,10 +15,15 @@ thread, where the kernel does the waiting (`kernel_syncs.py`). One of the two is
 at any time, whichever holds `_place`, and groups keep their order: the owner begins
 none before the thread has done all that it was handed, and hands over none before what
 it began has ended.
+
+A sync that is slow is told when it ends. One that does not end is noticed by a question
+to the thread: one at a time, so that nothing piles up.
 """
 
 import enum
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
@@ -34,9 +39,15 @@ REST_DELAY_S: Final = 0.01
 """Time without a request before the thread does what was put off: longer
 than a client takes from a reply to its next put."""
 
+SILENCE_S_MAX: Final = 30.0
+"""A thread that takes longer to answer waits for a disk that hangs: a group of the
+largest size on a slow disk takes less."""
+
 Begin: TypeAlias = Callable[[Sequence[R], Callable[[bool], None]], bool]
 """Begins the work of requests without waiting for it; False: it is the thread's, and
 nothing was done. Its end is reported later, with whether the thread is to go on."""
+
+_log = logging.getLogger(__name__)
 
 
 class _Signal(enum.Enum):
@@ -222,3 +233,51 @@ class GroupThread(Generic[R]):
             if self._begun_count == begun_count:
                 return self._queue.get()
             self._is_resting = False
+
+
+class SilenceWatch:
+    """Notices that the thread of a directory does not answer. Owner: the loop."""
+
+    def __init__(self, subject: str, path: Path) -> None:
+        """Watch the thread of a directory.
+
+        Args:
+            subject: of the lines in the log.
+            path: the directory.
+        """
+        self.is_silent = False
+        """The disk hangs: the thread has not answered for too long."""
+        self._subject = subject
+        self._path = path
+        self._asked_s: float | None = None
+        """Since when a question has been under way; None: none is."""
+        self._answered_s = float("-inf")
+
+    def tick(self, now_s: float, interval_s: float, ask: Callable[[], None]) -> None:
+        """Ask when the last answer is older than `interval_s`, unless one is due.
+
+        Args:
+            now_s: the monotonic clock.
+            interval_s: seconds from an answer to the next question.
+            ask: has the thread call `on_answer` on the loop's thread.
+        """
+        if self._asked_s is None:
+            if now_s - self._answered_s >= interval_s:
+                self._asked_s = now_s
+                ask()
+        elif not self.is_silent and now_s - self._asked_s > SILENCE_S_MAX:
+            self.is_silent = True
+            _log.error("%s does not answer: directory=%s", self._subject, self._path)
+
+    def on_answer(self, now_s: float) -> None:
+        """Take note that the thread is not waiting; also unasked."""
+        self._answered_s, self._asked_s = now_s, None
+        if self.is_silent:
+            self.is_silent = False
+            _log.warning("%s answers again: directory=%s", self._subject, self._path)
+
+
+def tell_slow_sync(path: Path, took_s: float, slow_sync_ms: int) -> None:
+    """Warn of a sync that took longer than `slow_sync_ms`."""
+    if took_s * 1000 > slow_sync_ms:
+        _log.warning("slow sync: file=%s duration_ms=%d", path, round(took_s * 1000))

@@ -26,8 +26,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
-from metaq.fs.disk_watch import SilenceWatch
-from metaq.fs.group_thread import Begin, GroupThread, Post, Worker
+from metaq.fs.group_thread import Begin, GroupThread, Post, SilenceWatch, Worker
 from metaq.fs.helper_threads import HelperThreads
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes

@@ -29,7 +29,7 @@ from typing import Final, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
-from metaq.fs.disk_watch import tell_slow_sync
+from metaq.fs.group_thread import tell_slow_sync
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.pieces import in_steps
 from metaq.stats import Histogram

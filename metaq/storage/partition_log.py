@@ -44,12 +44,18 @@ from metaq.storage.append_request import (
 )
 from metaq.storage.damage import apart
 from metaq.storage.log_dir import LogDir
-from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
+from metaq.storage.log_state import (
+    TRANSITIONS,
+    LogEvent,
+    LogState,
+    LogStatistics,
+    LogWaiters,
+    WaitHandle,
+)
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import ProducerTable, StoredBatch
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment, Segments
 from metaq.storage.slices import OpenFiles, Slice
-from metaq.storage.waiters import LogWaiters, WaitHandle
 
 _log = logging.getLogger(__name__)
 

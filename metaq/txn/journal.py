@@ -42,8 +42,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, DirLock, FileSystem
-from metaq.fs.disk_watch import SilenceWatch, tell_slow_sync
-from metaq.fs.group_thread import GroupThread, Worker
+from metaq.fs.group_thread import GroupThread, SilenceWatch, Worker, tell_slow_sync
 from metaq.model import Offset
 from metaq.stats import Histogram
 from metaq.txn.redo_file import (
