@@ -13,16 +13,14 @@ from typing import TypeAlias, assert_never
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.get import GetAnswerer, handle_get
-from metaq.broker.handlers.mput import handle_mput
 from metaq.broker.handlers.offset import handle_offset
-from metaq.broker.handlers.put import handle_put, handle_put_in_pieces
-from metaq.broker.handlers.stats import handle_stats
+from metaq.broker.handlers.put import handle_mput, handle_put, handle_put_in_pieces
+from metaq.broker.handlers.stats import handle_stats, handle_version
 from metaq.broker.handlers.txn import (
     handle_commit_together,
     handle_sync,
     handle_transaction,
 )
-from metaq.broker.handlers.version import handle_version
 from metaq.errors import ServerError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result

@@ -38,8 +38,7 @@ run leaves all of it to the loop, and none is expected until there was one again
     general path (tests/broker/test_hot_puts.py compares them).
     Invariant: request prefixes resolved under an older `topics.version` are never used.
 
-Keep in step: `handlers/put.py`, `handlers/mput.py`, `record/layout.py`,
-`record/ids.py`.
+Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,11 @@ path. It is bounded like every other: connections are few, an old one gives way 
 there are too many, and a slow answer is made on a thread, not on the event loop. That
 thread has no other work: a slow disk, which the metrics may show, must not delay them.
 
+There is no registry of metrics that outlives a request and no counter in here: each
+rendering builds its families from one `BrokerStatus` and what its fields declare, so
+numbers of one answer belong together. The process's own figures (`process_...`) are
+read from the system by the library.
+
 The app imports this module only when `httpPort` is set: the library behind it costs
 more memory than the rest of the broker.
 """
@@ -15,24 +20,33 @@ more memory than the rest of the broker.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from metaq.broker.health import (
+    SEVERITIES,
+    Alarm,
     describe_health,
     find_problems,
     is_failing,
 )
-from metaq.broker.metrics import CONTENT_TYPE, render_metrics
-from metaq.broker.status import (
-    BrokerStatus,
-)
+from metaq.broker.status import BrokerStatus
 from metaq.clock import Clock
 from metaq.errors import ConfigError
 from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
+from metaq.prometheus import ExportedMetric, Found, metrics_of
+from metaq.stats import MetricKind, MetricSpec
 
 CONNECTION_COUNT_MAX: Final = 32
 """Probes and scrapers at the same time."""
@@ -177,7 +191,7 @@ class HttpServer(Service):
         body = await loop.run_in_executor(
             self._renderer, render_metrics, self._status()
         )
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 class _Refusal(asyncio.Protocol):
@@ -186,3 +200,69 @@ class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close the connection."""
         transport.close()
+
+
+def render_metrics(status: BrokerStatus) -> bytes:
+    """Return the text of all metrics.
+
+    Args:
+        status: the broker. Nothing else is touched but `/proc`, so this may run on any
+            thread.
+    """
+    registry = CollectorRegistry()
+    registry.register(_StatusCollector(status))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _StatusCollector(Collector):
+    """Turns one snapshot into the library's families."""
+
+    def __init__(self, status: BrokerStatus) -> None:
+        self._status = status
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: the library would otherwise collect once in vain."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per metric that has a sample."""
+        for metric in METRICS:
+            samples = metric.samples([self._status])
+            if samples:
+                yield metric.family(samples.items())
+
+
+def _read_build(status: BrokerStatus) -> Found:
+    yield (status.version, str(status.broker_id)), 1
+
+
+def _read_alarms(status: BrokerStatus) -> Found:
+    raised = {problem.alarm for problem in find_problems(status)}
+    for alarm in Alarm:
+        yield (alarm.value, SEVERITIES[alarm].value), alarm in raised
+
+
+METRICS: Final = (
+    ExportedMetric(
+        MetricSpec(
+            MetricKind.GAUGE,
+            "metaq_build_info",
+            "Always 1; the labels say which software and which broker this is.",
+            ("version", "broker_id"),
+        ),
+        (_read_build,),
+    ),
+    ExportedMetric(
+        MetricSpec(
+            MetricKind.GAUGE,
+            "metaq_alarm",
+            "1 while something is wrong, 0 otherwise.",
+            ("alarm", "severity"),
+        ),
+        (_read_alarms,),
+    ),
+    *metrics_of(BrokerStatus),
+)
+"""Every metric of ours, in the order of an answer: what is judged, then what fields
+declare."""

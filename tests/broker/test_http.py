@@ -6,9 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from metaq.broker.http import CONNECTION_AGE_S_MIN, CONNECTION_COUNT_MAX, HttpServer
-from metaq.broker.metrics import CONTENT_TYPE
+from metaq.broker.http import (
+    CONNECTION_AGE_S_MIN,
+    CONNECTION_COUNT_MAX,
+    HttpServer,
+)
 from metaq.broker.status import BrokerStatus
 from metaq.errors import ConfigError
 from metaq.lifecycle import State
@@ -116,7 +120,7 @@ def test_metrics_are_those_of_the_moment() -> None:
 
     async def body(probe: Probe) -> None:
         code, headers, text = await probe.get("/metrics")
-        assert (code, headers["content-type"]) == (200, CONTENT_TYPE.lower())
+        assert (code, headers["content-type"]) == (200, CONTENT_TYPE_LATEST.lower())
         assert b"metaq_uptime_seconds 12.5\n" in text
         probe.broker = replace(HEALTHY, uptime_s=13.0)
         assert b"metaq_uptime_seconds 13.0\n" in (await probe.get("/metrics"))[2]

@@ -11,7 +11,7 @@ from metaq.broker.context import CommandStatistics
 from metaq.broker.health import (
     Alarm,
 )
-from metaq.broker.metrics import METRICS, render_metrics
+from metaq.broker.http import METRICS, render_metrics
 from metaq.broker.status import (
     LOG_SERIES_MAX,
     BrokerStatus,

@@ -11,7 +11,7 @@ from metaq.broker.health import (
     SEVERITIES,
 )
 from metaq.broker.http import CONNECTION_COUNT_MAX as HTTP_CONNECTION_COUNT_MAX
-from metaq.broker.metrics import METRICS
+from metaq.broker.http import METRICS
 from metaq.broker.status import LOG_SERIES_MAX
 from metaq.config.keys import LIMITS_KEYS, SYSTEM_KEYS, TOPIC_KEYS, ZOOKEEPER_KEYS
 from metaq.config.settings import KIB, MIB, LimitsConfig

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.handlers.mput import JOURNAL_STEP_COUNT, handle_mput
+from metaq.broker.handlers.put import JOURNAL_STEP_COUNT, handle_mput
 from metaq.errors import ServerError
 from metaq.model import MessageId, XaTransactionId
 from metaq.protocol.codec import encode, encode_puts

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from metaq.broker import metrics as broker_metrics
+from metaq.broker import http as broker_http
 from metaq.client import metrics as client_metrics
 from metaq.prometheus import ExportedMetric
 from metaq.spark.declared import progress
@@ -11,7 +11,7 @@ from tests.docs.option_tables import ROOT
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 TABLES = {
     "client.md": client_metrics.METRICS,
-    "operations.md": broker_metrics.METRICS,
+    "operations.md": broker_http.METRICS,
     "spark.md": progress.METRICS,
 }
 

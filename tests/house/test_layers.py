@@ -131,7 +131,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},
     "rich": {"cli"},
-    "prometheus_client": {"prometheus", "broker.metrics", "client.metrics"},
+    "prometheus_client": {"prometheus", "broker.http", "client.metrics"},
     "aiohttp": {"broker.http"},
     "zlib_ng": {"record.checksum"},
     "pyspark": {"spark"},

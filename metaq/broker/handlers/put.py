@@ -1,16 +1,27 @@
-"""`put` in the general path: every form, every refusal (broker spec 1.4).
+"""`put` in the general path, and `mput`: every form, every refusal (broker spec 1.4).
 
-Order of the checks: closed partition, topic, partition range, checksum, then the log
-itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail that
-names what is wrong; MetaQ sends no detail there.
+Order of the checks of a put: closed partition, topic, partition range, checksum, then
+the log itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail
+that names what is wrong; MetaQ sends no detail there.
 
-What is stored comes this way only where it is the first put of its partition, or was
-cut by the end of a read: `hot_puts.py` takes the rest, and answers no refusal. Keep
+A put that is stored comes this way only where it is the first one of its partition, or
+was cut by the end of a read: `hot_puts.py` takes the rest, and answers no refusal. Keep
 both in step.
+
+An mput is many records, one command, one sync, one answer (docs/protocol.md). All or
+none: framing, the checksum of the batch and the checksum of every record are verified
+before the first id is given out, in steps where the batch is large. A record whose own
+checksum is wrong would look like rot later, and a Java broker that recovers the log
+would cut it there.
+
+A batch that its producer sends again is answered with the receipt of the first time;
+it is recognised by its numbers, before anything else of it is looked at. One that names
+a transaction goes to that and to the journal, like a put that does.
 """
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from metaq.broker.acks import (
     Answerer,
@@ -20,14 +31,38 @@ from metaq.broker.acks import (
     refuse_put,
     require_checksum,
 )
+from metaq.broker.batches import answer_repeated, append_batch
 from metaq.broker.context import BrokerContext
-from metaq.broker.handlers.txn import handle_transactional_put
-from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
+from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
+from metaq.broker.transactions import put_run
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    SequenceError,
+    ServerError,
+    StorageError,
+)
+from metaq.model import SizeBytes
 from metaq.protocol.buffer import Piece
-from metaq.protocol.commands import Put
-from metaq.record.checksum import checksum
+from metaq.protocol.commands import Mput, Put
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.batch import (
+    BatchError,
+    CheckedRecords,
+    check_in_steps,
+    stamp_in_steps,
+)
+from metaq.record.checksum import BytesLike, checksum
+from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.pieces import checksum_in_steps
+from metaq.record.pieces import checksum_in_steps, join_in_steps
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
+from metaq.txn.records import encode_batch
+
+JOURNAL_STEP_COUNT: Final = 512
+"""Messages of a batch that one step makes records of the journal of: half a
+millisecond."""
 
 
 def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None:
@@ -41,7 +76,7 @@ def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None
         count_puts(context, command.topic, count=1, payload_bytes=len(payload))
         handle_transactional_put(command, answerer, context)
         return
-    _append(command, [payload], checksum(payload), answerer, context)
+    _append_put(command, [payload], checksum(payload), answerer, context)
 
 
 def handle_put_in_pieces(
@@ -56,10 +91,10 @@ def handle_put_in_pieces(
         return
     found = yield from checksum_in_steps(pieces)
     # A view would keep what was received with it for as long as the disk takes.
-    _append(command, list(map(bytes, pieces)), found, answerer, context)
+    _append_put(command, list(map(bytes, pieces)), found, answerer, context)
 
 
-def _append(
+def _append_put(
     command: Put,
     pieces: Sequence[bytes],
     found: int,
@@ -87,3 +122,183 @@ def _append(
         last_id=message_id,
         receipts=Receipts((b"%d" % command.opaque,), (message_id,), (log.next_offset,)),
     )
+
+
+def handle_mput(
+    command: Mput,
+    pieces: Sequence[BytesLike],
+    answerer: Answerer,
+    context: BrokerContext,
+) -> Generator[None]:
+    """Append a batch in steps; it is answered when it is stored.
+
+    Between the steps others may be served. What a step has found out is asked again
+    where it may have changed: a batch may come a second time on another connection.
+    The ids are given out in the last step, and written into the records on the storage
+    thread.
+
+    Args:
+        command: its payload is not looked at.
+        pieces: the payload, cut anywhere.
+        answerer: the session.
+        context: what the broker consists of.
+
+    Raises:
+        WireError: refused, and nothing was appended; the text is the answer.
+    """
+    topic, partition, count = command.topic, command.partition, command.count
+    limit = context.config.limits.batch_records_max
+    if not 1 <= count <= limit:
+        raise ServerError(f"mput: expected 1..{limit} records, got {count}")
+    size_bytes = sum(map(len, pieces))
+    payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
+    count_puts(context, topic, count=count, payload_bytes=payload_bytes)
+    if command.transaction is not None:
+        yield from _put_in_transaction(command, pieces, answerer, context)
+        return
+    try:
+        partition = context.topics.resolve_put(topic, partition)
+        if _answer_if_repeated(command, partition, answerer, context):
+            return
+        parts = yield from _check(command, pieces, context)
+        if _answer_if_repeated(command, partition, answerer, context):
+            return
+        log = context.topics.log_for_put(topic, partition)
+    except (
+        ForbiddenError,
+        ServerError,
+        SequenceError,
+        StorageError,
+        ClosedError,
+    ) as error:
+        raise refuse_put(
+            context, error, topic=topic, partition=partition, count=count
+        ) from error
+    _append_mput(command, parts, size_bytes, log, answerer, context)
+
+
+def _put_in_transaction(
+    command: Mput,
+    pieces: Sequence[BytesLike],
+    answerer: Answerer,
+    context: BrokerContext,
+) -> Generator[None]:
+    """Journal a batch of a transaction; it is answered when that is written.
+
+    Raises:
+        WireError: refused, and nothing was journalled; the text is the answer.
+    """
+    topic, partition, count = command.topic, command.partition, command.count
+    find_transaction(command, answerer, context, count=count)
+    try:
+        parts = yield from _check(command, pieces, context)
+        log_id = context.topics.log_for_put(topic, partition).log_id
+    except (ServerError, StorageError, ClosedError) as error:
+        raise refuse_put(
+            context, error, topic=topic, partition=partition, count=count
+        ) from error
+    first_id = context.ids.reserve(count)
+    # Their order is that of the commit, so others may take ids in between.
+    yield from stamp_in_steps(parts, first_id)
+    assert command.transaction is not None, "of a transaction"
+    key, journalled = format_key(command.transaction).encode(), list[bytes]()
+    for records, positions in parts:
+        for start in range(0, len(positions), JOURNAL_STEP_COUNT):
+            some = positions[start : start + JOURNAL_STEP_COUNT]
+            journalled += encode_batch(log_id, key, command.opaque, records, some)
+            yield
+    # Another connection may have ended it meanwhile, or closed the partition.
+    transaction = find_transaction(command, answerer, context, count=count)
+    put_run(
+        context.transactions,
+        transaction,
+        log_id,
+        [part.records for part in parts],
+        answerer,
+        opaques=(b"%d" % command.opaque,),
+        ids=(first_id,),
+        size_bytes=sum(map(len, pieces)),
+        record_count=count,
+        last_id=id_after(first_id, count - 1),
+        journalled=journalled,
+    )
+
+
+def _answer_if_repeated(
+    command: Mput, partition: int, answerer: Answerer, context: BrokerContext
+) -> bool:
+    """Answer a batch that its producer sends again; return whether it was one.
+
+    Raises:
+        SequenceError: its numbers were used for something else.
+    """
+    log = context.topics.find_log(command.topic, partition)
+    if command.producer is None or log is None:
+        return False
+    batch = log.producers.find(
+        command.producer, command.sequence, command.count, command.checksum
+    )
+    if batch is None:
+        return False
+    answer_repeated(log, batch, answerer, context, opaque=command.opaque)
+    return True
+
+
+def _append_mput(
+    command: Mput,
+    parts: Sequence[CheckedRecords],
+    size_bytes: int,
+    log: PartitionLog,
+    answerer: Answerer,
+    context: BrokerContext,
+) -> None:
+    """Append a verified batch, with or without a producer who may send it again."""
+    count, offset = command.count, log.next_offset
+    first_id = context.ids.reserve(count)
+    records = [part.records for part in parts]
+    finish = stamp_in_steps(parts, first_id)
+    if command.producer is None:
+        append_run(
+            log,
+            records,
+            answerer,
+            context,
+            size_bytes=size_bytes,
+            record_count=count,
+            last_id=id_after(first_id, count - 1),
+            receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
+            finish=finish,
+        )
+        return
+    batch = StoredBatch(
+        command.producer,
+        command.sequence,
+        count,
+        command.checksum,
+        first_id,
+        offset,
+        SizeBytes(size_bytes),
+    )
+    append_batch(
+        log, records, batch, answerer, context, opaque=command.opaque, finish=finish
+    )
+
+
+def _check(
+    command: Mput, pieces: Sequence[BytesLike], context: BrokerContext
+) -> Generator[None, None, list[CheckedRecords]]:
+    """Verify a batch; return its records as they go to disk but for their ids.
+
+    Raises:
+        ServerError: the batch is not what it says it is.
+    """
+    blocks = yield from join_in_steps(pieces)
+    require_checksum((yield from checksum_in_steps(blocks)), command.checksum)
+    found = yield from check_in_steps(
+        blocks,
+        command.count,
+        payload_bytes_max=context.config.limits.payload_bytes_max,
+    )
+    if isinstance(found, BatchError):
+        raise ServerError(f"mput: at byte {found.position}: {found.detail}")
+    return found

@@ -1,9 +1,12 @@
-"""`stats`: text snapshots, line by line as MetaQ writes them (broker spec 7.1).
+"""`stats` and `version`: what this broker holds, and what it can do.
 
-Every body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does
-not have come last, where its tools do not look: `durability` says what an
-acknowledgement means, `closed_partitions` how many are closed and which, `set` what was
-set over the file.
+`version` is the heartbeat as well (broker spec 1.7).
+
+`stats` are text snapshots, line by line as MetaQ writes them (broker spec 7.1). Every
+body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does not
+have come last, where its tools do not look: `durability` says what an acknowledgement
+means, `closed_partitions` how many are closed and which, `set` what was set over the
+file.
 
 A broker may have thousands of logs, so their statistics are gathered in steps, and
 others are served in between; a log is told as it was at its step.
@@ -18,7 +21,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.realtime import OPERATIONS
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.protocol.commands import Stats
-from metaq.protocol.version import SERVER_VERSION
+from metaq.protocol.version import SERVER_VERSION, Capabilities, encode_version_body
 from metaq.storage.log_state import LogStatistics
 from metaq.storage.partition_log import PartitionLog
 
@@ -223,3 +226,22 @@ def _sorted_logs(context: BrokerContext) -> list[PartitionLog]:
 
 def _bool(value: bool) -> str:
     return "true" if value else "false"
+
+
+def handle_version(context: BrokerContext) -> bytes:
+    """Return the body: version and capabilities."""
+    limits = context.config.limits
+    capabilities = Capabilities(
+        SERVER_VERSION,
+        has_mput=True,
+        wait_ms_max=limits.wait_ms_max,
+        payload_bytes_max=limits.payload_bytes_max,
+        batch_bytes_max=limits.batch_bytes_max,
+        batch_records_max=limits.batch_records_max,
+        dedup=True,
+        spans=True,
+        codes=True,
+        mput_tx=True,
+        together=True,
+    )
+    return encode_version_body(capabilities).encode()
