@@ -25,7 +25,7 @@ from zlib import crc32
 
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.record.properties import Headers
+from metaq.record.flags import Headers
 from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096

@@ -22,7 +22,7 @@ order in which they went in.
           | broker i32 | partition i32 | id i64 | offset i64 | next offset i64 |
           | topic length u32 | text length i32 | topic | text | data |
           text length n >= 0: n bytes, the attribute; -1: no attribute;
-          n <= -2: -2 - n bytes, key, headers and attribute (`record/properties.py`)
+          n <= -2: -2 - n bytes, key, headers and attribute (`record/flags.py`)
     body of kind 2, messages removed:  u64 numbers
 
 Big-endian; texts are UTF-8; `crc` is the CRC-32 of the entry behind it. Each write is
@@ -63,11 +63,7 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.record.checksum import crc32, with_crc
-from metaq.record.properties import (
-    encode_properties,
-    join_properties,
-    split_properties,
-)
+from metaq.record.flags import encode_properties, join_properties, split_properties
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
-from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES
+from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, split_properties
 from metaq.record.layout import HEADER_BYTES
-from metaq.record.properties import split_properties
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

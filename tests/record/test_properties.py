@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
-from metaq.record.flags import Decoded, decode_payload, encode_keys, encode_payload
-from metaq.record.properties import Headers, encode_properties, split_properties
+from metaq.record.flags import (
+    Decoded,
+    Headers,
+    decode_payload,
+    encode_keys,
+    encode_payload,
+    encode_properties,
+    split_properties,
+)
 
 GOLDEN = [
     (

@@ -11,7 +11,7 @@ from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.pool import ConnectionPool
-from metaq.record.properties import Headers
+from metaq.record.flags import Headers
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 

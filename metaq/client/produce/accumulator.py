@@ -53,9 +53,8 @@ from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.flags import Headers, encode_payload
 from metaq.record.layout import HEADER_BYTES
-from metaq.record.properties import Headers
 
 BATCH_AGE_SHARE: Final = 0.1
 """A batch that cannot be sent takes messages for this share of its time-out, so no

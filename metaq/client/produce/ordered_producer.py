@@ -53,7 +53,7 @@ from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers, list_headers
+from metaq.record.flags import Headers, list_headers
 from metaq.retry import Backoff, wait_set
 from metaq.stats import counter, gauge
 

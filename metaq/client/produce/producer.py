@@ -55,7 +55,7 @@ from metaq.errors import (
 from metaq.model import BrokerAddress, BrokerId, LocalTransactionId
 from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers
+from metaq.record.flags import Headers
 from metaq.retry import wait_set
 
 _log = logging.getLogger(__name__)

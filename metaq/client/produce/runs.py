@@ -14,9 +14,8 @@ from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, SendResults, ends_of
 from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.flags import Headers, encode_payload, list_headers
 from metaq.record.layout import HEADER_BYTES
-from metaq.record.properties import Headers, list_headers
 
 
 @dataclass(frozen=True, slots=True)

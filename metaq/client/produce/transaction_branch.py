@@ -63,9 +63,9 @@ from metaq.protocol.commands import (
     TransactionType,
 )
 from metaq.record.checksum import BytesLike, checksum, checksums
+from metaq.record.flags import Headers
 from metaq.record.ids import id_after
 from metaq.record.layout import PAYLOAD_BYTES_MAX
-from metaq.record.properties import Headers
 
 CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
 """Errors of a commit that certainly is not carried out, nor will be."""

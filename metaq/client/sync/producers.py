@@ -32,7 +32,7 @@ from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
-from metaq.record.properties import Headers
+from metaq.record.flags import Headers
 
 
 class Transaction(SyncPart[AsyncTransaction]):
