@@ -27,7 +27,7 @@ from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import NO_CHECKSUM
-from metaq.protocol.reply_codes import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
+from metaq.protocol.texts import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
 
@@ -57,7 +57,7 @@ CODES: Final[dict[type[MetaqError], str]] = {
     MayBeStoredError: IN_DOUBT,
     SequenceError: SEQUENCE_USED,
 }
-"""Codes that tell a client why a put was refused (`protocol/reply_codes.py`)."""
+"""Codes that tell a client why a put was refused (`protocol/texts.py`)."""
 
 
 class Answerer(Protocol):

@@ -30,15 +30,16 @@ from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
 from metaq.protocol.buffer import ReceiveBuffer
 from metaq.protocol.commands import Reply, Result, Status, Value
 from metaq.protocol.decimals import I32_MAX
-from metaq.protocol.reply_codes import (
+from metaq.protocol.texts import (
     DAMAGED,
     IN_DOUBT,
     NO_RECORD,
     NO_ROOM,
     SEQUENCE_USED,
+    says_disk_failed,
+    says_unregistered,
     split_code,
 )
-from metaq.protocol.texts import says_disk_failed, says_unregistered
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""

@@ -40,7 +40,7 @@ class Capabilities:
     spans: bool = False
     """The broker answers the questions that an `offset` may carry."""
     codes: bool = False
-    """The broker sends codes with refusals (`reply_codes.py`)."""
+    """The broker sends codes with refusals (`texts.py`)."""
     mput_tx: bool = False
     """The broker takes an `mput` that belongs to a transaction."""
     together: bool = False

@@ -15,7 +15,7 @@ from metaq.client.produce.ordered_producer import Spooled
 from metaq.errors import ServerError
 from metaq.fs import AppendFile, FileSystem, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
-from metaq.protocol.reply_codes import DAMAGED, split_code
+from metaq.protocol.texts import DAMAGED, split_code
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem, Operation

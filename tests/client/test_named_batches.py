@@ -27,7 +27,7 @@ from metaq.errors import (
 )
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Mput, Put, Result, Version
-from metaq.protocol.reply_codes import SEQUENCE_USED, with_code
+from metaq.protocol.texts import SEQUENCE_USED, with_code
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES

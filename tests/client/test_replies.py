@@ -25,7 +25,7 @@ from metaq.peer.replies import (
     require_ok,
 )
 from metaq.protocol.commands import Reply, Result, Value
-from metaq.protocol.reply_codes import DAMAGED, with_code
+from metaq.protocol.texts import DAMAGED, with_code
 
 
 def ok(body: str) -> Result:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.protocol.reply_codes import ReplyCode, split_code, with_code
+from metaq.protocol.texts import ReplyCode, split_code, with_code
 
 NAMES = st.from_regex("[a-z][a-z0-9-]{0,31}", fullmatch=True)
 
