@@ -44,8 +44,7 @@ Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
-from metaq.broker.batches import append_batch
+from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
 from metaq.broker.context import BrokerContext
 from metaq.broker.lone_puts import (
     LONE_OVERHEAD_BYTES,

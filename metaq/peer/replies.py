@@ -27,8 +27,8 @@ from metaq.errors import (
     WireError,
 )
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
-from metaq.protocol.buffer import ReceiveBuffer
 from metaq.protocol.commands import Reply, Result, Status, Value
+from metaq.protocol.connection import ReceiveBuffer
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.texts import (
     DAMAGED,

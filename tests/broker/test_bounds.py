@@ -15,8 +15,7 @@ from zlib import crc32
 import pytest
 
 from metaq.broker import acks
-from metaq.broker.acks import LIGHT_BYTES
-from metaq.broker.batches import append_batch
+from metaq.broker.acks import LIGHT_BYTES, append_batch
 from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
 from metaq.broker.waiters import Waiter, Waiters

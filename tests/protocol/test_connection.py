@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.buffer import PIECE_BYTES_MIN, ReceiveBuffer
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Mput, Put, Quit, Result, Value, Version
 from metaq.protocol.connection import (
     NEED_DATA,
+    PIECE_BYTES_MIN,
     Connection,
     InPieces,
     Oversized,
+    ReceiveBuffer,
     Role,
     WireLimits,
 )

@@ -26,12 +26,13 @@ from typing import Final
 from metaq.broker.acks import (
     Answerer,
     Receipts,
+    answer_repeated,
+    append_batch,
     append_run,
     count_puts,
     refuse_put,
     require_checksum,
 )
-from metaq.broker.batches import answer_repeated, append_batch
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
@@ -43,8 +44,8 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.model import SizeBytes
-from metaq.protocol.buffer import Piece
 from metaq.protocol.commands import Mput, Put
+from metaq.protocol.connection import Piece
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import (
     BatchError,
