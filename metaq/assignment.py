@@ -1,11 +1,12 @@
-"""Assignment of partitions to the members of a group, by MetaQ's strategies. Pure.
+"""Assignment of partitions to the members of a group, and the way there. Pure.
 
 Theory of operation: there is no leader that hands partitions out. Every member sees the
-same members and the same partitions, computes the same plan, and takes its own part;
-so the plan is a function of two *sets*, and members of both kinds, MetaQ's and ours,
-must compute it alike to the last character. That is why orders are part of the format
-here: Java compares strings by UTF-16 code units, which differs from Python's order for
-characters above U+FFFF, and `0-10` stands before `0-2`.
+same members and the same partitions, computes the same plan by one of MetaQ's
+strategies, and takes its own part; so the plan is a function of two *sets*, and members
+of both kinds, MetaQ's and ours, must compute it alike to the last character. That is
+why orders are part of the format here: Java compares strings by UTF-16 code units,
+which differs from Python's order for characters above U+FFFF, and `0-10` stands before
+`0-2`.
 
     DEFAULT   both lists in order, the partitions cut into runs whose lengths differ by
               at most one; the longer runs first. A change moves about half of all.
@@ -20,8 +21,11 @@ import bisect
 import enum
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
+
+from metaq.model import TopicPartition
 
 POINTS_PER_DIGEST: Final = 4
 DIGESTS_PER_MEMBER: Final = 40
@@ -66,6 +70,30 @@ def partitions_of(
 ) -> tuple[str, ...]:
     """Return one member's part of the plan; () for a non-member."""
     return assign(strategy, members, partitions).get(me, ())
+
+
+def assignment_of(
+    member: str,
+    *,
+    strategy: Strategy,
+    members: Mapping[str, Collection[str]],
+    partitions: Mapping[str, Iterable[TopicPartition]],
+) -> frozenset[TopicPartition]:
+    """Return a member's assignment of some topics.
+
+    Args:
+        member: its name in the group.
+        strategy: the group's.
+        members: all members of the group, with the topics each subscribes to.
+        partitions: of each topic that the member subscribes to.
+    """
+    assignment: set[TopicPartition] = set()
+    for topic, found in partitions.items():
+        named = {partition.name: partition for partition in found}
+        readers = [name for name, topics in members.items() if topic in topics]
+        names = partitions_of(strategy, readers, named, member)
+        assignment.update(named[name] for name in names)
+    return frozenset(assignment)
 
 
 def range_assignment(
@@ -143,3 +171,33 @@ def _words(text: str) -> tuple[int, ...]:
     # As Java: a lone surrogate, which has no UTF-8 form, is hashed as a question mark.
     digest = hashlib.md5(text.encode("utf-8", "replace"), usedforsecurity=False)
     return struct.unpack(f"<{POINTS_PER_DIGEST}I", digest.digest())
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """Changes, in this order; partitions in neither set are not touched."""
+
+    revoke: frozenset[TopicPartition]
+    """Partitions to be revoked and released: not assigned to us, but ours in
+    ZooKeeper."""
+    claim: frozenset[TopicPartition]
+    """Partitions to be claimed and read: assigned to us, and not read yet."""
+
+
+def plan_rebalance(
+    *,
+    owned: Collection[TopicPartition],
+    active: Collection[TopicPartition],
+    assignment: Collection[TopicPartition],
+) -> RebalancePlan:
+    """Return the way from our present partitions to the wanted ones.
+
+    Args:
+        owned: claimed, or claimed with an unknown outcome.
+        active: handed to the consumer; claimed all of them.
+        assignment: ours by the group's plan.
+    """
+    return RebalancePlan(
+        revoke=frozenset({*owned, *active}.difference(assignment)),
+        claim=frozenset(assignment).difference(active),
+    )

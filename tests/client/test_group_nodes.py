@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from metaq.client.errors import NotSettledError
-from metaq.client.group.node_check import CHECK_S
+from metaq.client.group.rebalancer import CHECK_S
 from metaq.zk.errors import MemberTakenError
 from tests.client.group_members import (
     CLOCK,

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.assignment import Strategy
-from metaq.client.group.rebalance_plan import (
+from metaq.assignment import (
     RebalancePlan,
+    Strategy,
     assignment_of,
     plan_rebalance,
 )

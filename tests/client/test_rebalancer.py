@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client.errors import NotSettledError
 from metaq.client.group.assignments import Fence
-from metaq.client.group.node_check import CHECK_S
+from metaq.client.group.rebalancer import CHECK_S
 from metaq.errors import ClosedError, SessionLostError
 from metaq.zk.session import SessionEvent, SessionState
 from tests.client.group_members import (

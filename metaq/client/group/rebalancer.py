@@ -23,8 +23,9 @@ coordinator promises that.
     Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
-Our nodes may be deleted by others (`node_check.py`): a partition without its owner node
-is fenced, because another member may have it, and claimed again.
+Our nodes may be deleted by others: an operator, a wiped server, a confused member. So
+they are looked for now and then. A member node is made again; a partition without its
+owner node is fenced, because another member may have it, and claimed again.
 
 Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24).
 """
@@ -36,13 +37,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
-from metaq.assignment import Strategy
+from metaq.assignment import Strategy, assignment_of, plan_rebalance
 from metaq.client.cluster.metadata import Metadata
 from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
-from metaq.client.group.node_check import CHECK_S, NodeCheck
-from metaq.client.group.rebalance_plan import assignment_of, plan_rebalance
 from metaq.client.names import name_few, name_some
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
@@ -62,6 +61,8 @@ HANDOVER_S_MAX: Final = 10.0
 UNOWNED_S_MIN: Final = 30.0
 """Partitions that no member has taken for less are about to be taken; for longer where
 the nodes of a dead member last longer."""
+CHECK_S: Final = 30.0
+"""Interval of the checks that our nodes are there, seconds."""
 
 Partitions = Collection[TopicPartition]
 
@@ -556,3 +557,68 @@ class GroupSource:
 
     def _deadline_s(self) -> float:
         return self._clock.monotonic_s() + self._options.request_timeout_s
+
+
+class NodeCheck:
+    """Checks that a member's nodes are in ZooKeeper. Owner: the member, on its loop."""
+
+    def __init__(
+        self, membership: GroupMembership, topics: Collection[str], *, clock: Clock
+    ) -> None:
+        """Start with a check that is due.
+
+        Args:
+            membership: the member.
+            topics: its topics, for a member node that is made again.
+            clock: tells when the next check is due.
+        """
+        self._membership = membership
+        self._topics = topics
+        self._clock = clock
+        self._due_s = 0.0
+
+    def ask_soon(self) -> None:
+        """Have the next `find_lost` ask, whenever the last one did."""
+        self._due_s = 0.0
+
+    async def find_lost(
+        self, active: set[TopicPartition], deadline_s: Callable[[], float]
+    ) -> set[TopicPartition]:
+        """Return the partitions read and not owned in ZooKeeper, if a check is due.
+
+        Args:
+            active: the partitions read, followed as they change meanwhile.
+            deadline_s: gives the deadline of a question that is asked now.
+
+        Raises:
+            MetaqError: some of it is not known; the check stays due.
+        """
+        if self._clock.monotonic_s() < self._due_s:
+            return set()
+        # Whatever is reported from here on asks for another check.
+        self._due_s = self._clock.monotonic_s() + CHECK_S
+        try:
+            lost = await self._ask(active, deadline_s)
+        except MetaqError:
+            self._due_s = 0.0
+            raise
+        if lost:
+            log.error(
+                "owner nodes of ours are gone: group=%s member=%s partitions=%s",
+                self._membership.group,
+                self._membership.member,
+                name_some(lost),
+            )
+        return lost
+
+    async def _ask(
+        self, active: set[TopicPartition], deadline_s: Callable[[], float]
+    ) -> set[TopicPartition]:
+        if not await self._membership.is_registered(deadline_s=deadline_s()):
+            await self._membership.register(self._topics, deadline_s=deadline_s())
+        owns = partial(self._membership.owns, deadline_s=deadline_s())
+        answers = await for_each(owns, active)
+        raise_first(answers)
+        lost = {partition for partition, is_ours in answers.items() if not is_ours}
+        # The session may have gone meanwhile, with everything that was read.
+        return lost & active
