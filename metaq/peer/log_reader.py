@@ -13,9 +13,7 @@ Source: client spec 2.4.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -25,6 +23,7 @@ from metaq.errors import (
     MetaqError,
     NoDataError,
     OffsetOutOfRangeError,
+    RemoteProtocolError,
     ServerError,
 )
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
@@ -35,9 +34,11 @@ from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
     Damaged,
     Fetched,
+    GetOutcome,
     damage_error,
     parse_get,
     parse_nearest,
+    raise_passing,
 )
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import NO_GROUP, Get, OffsetQuery, Reply
@@ -46,18 +47,90 @@ from metaq.retry import retry
 GET_BYTES: Final = 1024 * 1024
 """Size of one get, bytes: the largest slice that brokers give by default."""
 AHEAD_MAX: Final = 2
-"""Gets in flight while replies are whole."""
+"""Gets in flight behind the one that is waited for, while replies are whole."""
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A get in flight."""
+class LogGets:
+    """Gets of one partition, some of them ahead of their caller.
 
-    offset: Offset
-    size_bytes: int
-    reply: asyncio.Future[Reply]
+    Owner: one task at a time, always on one loop.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        connect: Callable[[float], Awaitable[BrokerConnection]],
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            partition: the partition to read.
+            connect: returns the connection for the next get, before a deadline.
+        """
+        self._partition = partition
+        self._connect = connect
+        self._connection: BrokerConnection | None = None
+        self._asked: dict[tuple[Offset, int], asyncio.Future[Reply]] = {}
+
+    @property
+    def names_damage(self) -> bool:
+        """Whether the broker that was asked last names damage of its log."""
+        return self._connection is not None and self._connection.capabilities.codes
+
+    async def get(
+        self,
+        wanted: Sequence[tuple[Offset, int]],
+        parse: Callable[[Reply], GetOutcome],
+        *,
+        deadline_s: float,
+    ) -> GetOutcome:
+        """Return the meaning of the reply to the first get; leave the others in flight.
+
+        Args:
+            wanted: (offset, size in bytes) of gets; no other stays in flight.
+            parse: reads the reply.
+            deadline_s: bound on the connection, and on each get that leaves now.
+
+        Raises:
+            RemoteProtocolError: the reply cannot be; the connection is closed.
+            MetaqError: there is no connection or reply, a refusal passes (503, 504),
+                or as `parse`.
+        """
+        connection = await self._connect(deadline_s)
+        if connection is not self._connection or not self._asked.keys() <= set(wanted):
+            self.drop()
+            self._connection = connection
+        topic, number = self._partition.topic, self._partition.partition
+        for one in wanted:
+            if one not in self._asked:
+                reply: asyncio.Future[Reply] = asyncio.Future()
+                self._asked[one] = reply
+                on_reply = settling(reply)
+                opaque = connection.next_opaque()
+                connection.submit(
+                    encode(Get(topic, NO_GROUP, number, *one, opaque)),
+                    opaque,
+                    on_reply,
+                    deadline_s=deadline_s,
+                    is_alone=True,
+                )
+        answer = await self._asked.pop(wanted[0])
+        raise_passing(answer)
+        try:
+            return parse(answer)
+        except RemoteProtocolError as error:
+            connection.close_for(error)
+            raise
+
+    def drop(self) -> None:
+        """Give up what is on its way; harmless twice."""
+        for reply in self._asked.values():
+            if not reply.cancel():
+                # Several gets fail with one connection; one error was raised.
+                reply.exception()
+        self._asked.clear()
 
 
 class LogReader:
@@ -90,12 +163,12 @@ class LogReader:
         self._retry_timeout_s = retry_timeout_s
         self._clock = clock or SystemClock()
         self._connection: BrokerConnection | None = None
-        self._asked: deque[_Asked] = deque()
+        self._gets = LogGets(partition, self._connect)
         self._ahead = AHEAD_MAX
 
     async def close(self) -> None:
         """Close the connection; harmless twice."""
-        self._drop_asked()
+        self._gets.drop()
         if self._connection is not None:
             self._connection.close("the reader was closed")
             self._connection = None
@@ -152,24 +225,15 @@ class LogReader:
             clock=self._clock,
         )
 
-    def _drop_asked(self) -> None:
-        for asked in self._asked:
-            # One whose caller gave up is cancelled already.
-            if not asked.reply.cancel() and not asked.reply.cancelled():
-                # Several gets fail with one connection; one error was raised.
-                asked.reply.exception()
-        self._asked.clear()
-
     def _deadline_s(self) -> float:
         return self._clock.monotonic_s() + self._timeout_s
 
-    async def _connected(self) -> BrokerConnection:
+    async def _connect(self, deadline_s: float) -> BrokerConnection:
         if self._connection is None or not self._connection.is_open:
-            self._drop_asked()
             self._connection = await open_connection(
                 self._address,
                 clock=self._clock,
-                deadline_s=self._deadline_s(),
+                deadline_s=deadline_s,
                 options=ConnectionOptions(),
             )
         return self._connection
@@ -181,80 +245,32 @@ class LogReader:
 
     async def _ask_offset(self, offset: Offset) -> Offset | None:
         """Return the start of the segment with an offset, or the log's nearest end."""
-        connection = await self._connected()
-        query = OffsetQuery(
-            self._partition.topic,
-            NO_GROUP,
-            self._partition.partition,
-            offset,
-            connection.next_opaque(),
-        )
+        connection = await self._connect(self._deadline_s())
+        topic, number = self._partition.topic, self._partition.partition
+        opaque = connection.next_opaque()
+        query = OffsetQuery(topic, NO_GROUP, number, offset, opaque)
         reply = await connection.call(query, deadline_s=self._deadline_s())
         return parse_nearest(reply)
 
     async def _take(self, position: Offset, end: Offset) -> bytes:
-        connection = await self._connected()
-        if self._asked and self._asked[0].offset != position:
-            self._drop_asked()
-        self._ask_ahead(connection, position, end)
-        asked = self._asked[0]
+        begins = range(position, end, GET_BYTES)[: 1 + self._ahead]
+        wanted = [(Offset(at), min(GET_BYTES, end - at)) for at in begins]
         try:
-            outcome = parse_get(await asked.reply, asked.offset)
+            parse = partial(parse_get, asked=position)
+            deadline_s = self._deadline_s()
+            outcome = await self._gets.get(wanted, parse, deadline_s=deadline_s)
         except ServerError as refusal:
             raise await self._find_gap(position) or refusal from None
         if isinstance(outcome, Damaged):
             raise damage_error(self._partition, position, outcome)
         if not isinstance(outcome, Fetched):
             raise await self._explain(position, end)
-        self._asked.popleft()
-        data = outcome.data
-        if len(data) < asked.size_bytes:
-            self._drop_asked()
-            self._ahead = 1
-        else:
-            self._ahead = AHEAD_MAX
-        if connection.is_open:
-            self._ask_ahead(connection, Offset(position + len(data)), end)
-        return data
-
-    def _ask_ahead(
-        self, connection: BrokerConnection, position: Offset, end: Offset
-    ) -> None:
-        if self._asked:
-            last = self._asked[-1]
-            position = Offset(last.offset + last.size_bytes)
-        while len(self._asked) < self._ahead and position < end:
-            size_bytes = min(GET_BYTES, end - position)
-            self._asked.append(self._ask(connection, position, size_bytes))
-            position = Offset(position + size_bytes)
-
-    def _ask(
-        self, connection: BrokerConnection, position: Offset, size_bytes: int
-    ) -> _Asked:
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        on_reply = settling(answer)
-        opaque = connection.next_opaque()
-        command = Get(
-            self._partition.topic,
-            NO_GROUP,
-            self._partition.partition,
-            position,
-            size_bytes,
-            opaque,
-        )
-        deadline_s = self._deadline_s()
-        connection.submit(
-            encode(command),
-            opaque,
-            on_reply,
-            deadline_s=deadline_s,
-            is_alone=True,
-        )
-        return _Asked(position, size_bytes, answer)
+        is_whole = len(outcome.data) == wanted[0][1]
+        self._ahead = AHEAD_MAX if is_whole else 0
+        return outcome.data
 
     async def _explain(self, position: Offset, end: Offset) -> MetaqError:
         """Return the error for an offset at which there is no data."""
-        self._drop_asked()
         start, log_end = await self._ask_span() or (Offset(0), Offset(0))
         if position < start or log_end < end:
             return OffsetOutOfRangeError(
@@ -269,13 +285,14 @@ class LogReader:
         """Return the error of a gap that the broker cannot name; None for no gap."""
         search = GapSearch(position)
         while not search.is_over:
-            # One that has ended is made anew: a search takes many gets.
-            connection = await self._connected()
-            if connection.capabilities.codes:
+            if self._gets.names_damage:
                 return None
             at = search.fetch_offset
-            asked = self._ask(connection, at, 1)
-            search.on_reply(parse_probe(await asked.reply, at))
+            parse = partial(parse_probe, asked=at)
+            outcome = await self._gets.get(
+                [(at, 1)], parse, deadline_s=self._deadline_s()
+            )
+            search.on_reply(outcome)
         if search.found is None:
             return None
         return CorruptRecordError(

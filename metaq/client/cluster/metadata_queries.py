@@ -75,18 +75,9 @@ async def ask(
         WireError: it goes on refusing with a status that passes (503, 504); and what
             `parse` raises.
     """
-    if not context.metadata.snapshot.version:
-        # Whose address is wrong, or who is away, is told by name.
-        await context.metadata.wait_newer(0, deadline_s=deadline_s)
 
     async def attempt() -> T:
-        address = context.address_of(partition.broker_id)
-        if address is None:
-            context.metadata.request_refresh()
-            raise NoBrokerError(
-                f"{partition}: broker {partition.broker_id} is not registered"
-            )
-        connection = await context.pool.get(address, deadline_s=deadline_s)
+        connection = await connect(context, partition, deadline_s)
         command = make(connection, connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)
         raise_passing(reply)
@@ -102,6 +93,22 @@ async def ask(
     return await retry(
         attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
     )
+
+
+async def connect(
+    context: ClientContext, partition: TopicPartition, deadline_s: float
+) -> BrokerConnection:
+    """Return a connection to the partition's broker; raises as `ConnectionPool.get`."""
+    if not context.metadata.snapshot.version:
+        # Whose address is wrong, or who is away, is told by name.
+        await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    address = context.address_of(partition.broker_id)
+    if address is None:
+        context.metadata.request_refresh()
+        raise NoBrokerError(
+            f"{partition}: broker {partition.broker_id} is not registered"
+        )
+    return await context.pool.get(address, deadline_s=deadline_s)
 
 
 async def log_range(

@@ -19,13 +19,14 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
     BACKOFF,
-    ask,
+    connect,
     log_range,
     nearest_offset,
 )
@@ -56,14 +57,14 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
-from metaq.peer.connection import BrokerConnection
+from metaq.peer.log_reader import LogGets
 from metaq.peer.replies import (
     GetOutcome,
     MovedTo,
     NothingThere,
     require_ok,
 )
-from metaq.protocol.commands import NO_GROUP, Get, Stats
+from metaq.protocol.commands import NO_GROUP, Stats
 from metaq.retry import retry
 
 FOLLOW_COUNT_MAX: Final = 10_000
@@ -156,21 +157,22 @@ async def get_at(
         fetch_bytes=max_bytes,
         fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
     )
+    gets = LogGets(partition, partial(connect, context, partition))
     is_doubted = False
     while True:
         is_amid = cursor.is_amid
-        step = await _step(context, cursor, deadline_s)
-        is_end = isinstance(step.outcome, NothingThere) and not is_amid
-        if is_end and not step.names_damage and not is_doubted:
+        outcome, messages = await _step(context, gets, cursor, deadline_s)
+        is_end = isinstance(outcome, NothingThere) and not is_amid
+        if is_end and not gets.names_damage and not is_doubted:
             # It may be a gap: MetaQ 1.4 answers there as it does at the end.
             is_doubted = True
             cursor.search_gap()
             continue
-        if is_end and not step.messages:
+        if is_end and not messages:
             return await _end_at(context, cursor, deadline_s)
-        is_moved = isinstance(step.outcome, MovedTo) and not is_amid
-        if step.messages or is_moved:
-            return GetResult(step.messages, cursor.offset, is_moved)
+        is_moved = isinstance(outcome, MovedTo) and not is_amid
+        if messages or is_moved:
+            return GetResult(messages, cursor.offset, is_moved)
 
 
 async def _end_at(
@@ -210,17 +212,12 @@ async def _require_known(
             )
 
 
-class _Step(NamedTuple):
-    """One get of a browser, and its result."""
-
-    outcome: GetOutcome
-    messages: list[Message]
-    names_damage: bool
-    """Whether the broker names damage of its log."""
+_Step: TypeAlias = tuple[GetOutcome, list[Message]]
+"""The meaning of the reply to a get, and its messages."""
 
 
 async def _step(
-    context: ClientContext, cursor: PartitionCursor, deadline_s: float
+    context: ClientContext, gets: LogGets, cursor: PartitionCursor, deadline_s: float
 ) -> _Step:
     """Get once; after a refusal that may hide damage, until that is known.
 
@@ -229,31 +226,22 @@ async def _step(
         MetaqError: the broker cannot be asked, or refuses.
     """
     refusal: ServerError | None = None
-    names_damage = False
-
-    def make(connection: BrokerConnection, opaque: int) -> Get:
-        nonlocal names_damage
-        names_damage = connection.capabilities.codes
-        return cursor.next_get(NO_GROUP, opaque)
-
     while True:
+        wanted = [(cursor.fetch_offset, cursor.size_bytes)]
+        get = partial(gets.get, wanted, cursor.outcome_of, deadline_s=deadline_s)
         try:
-            outcome = await ask(
-                context,
-                cursor.partition,
-                make,
-                cursor.outcome_of,
-                deadline_s=deadline_s,
+            outcome = await retry(
+                get, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
             )
         except ServerError as error:
-            if names_damage:
+            if gets.names_damage:
                 raise
             refusal = error
             cursor.search_gap()
             continue
         messages = cursor.on_reply(outcome)
         if refusal is None or messages:
-            return _Step(outcome, messages, names_damage)
+            return outcome, messages
         if not cursor.is_searching:
             raise refusal
 
@@ -402,14 +390,15 @@ async def _read_ahead(
 ) -> AsyncGenerator[list[Message], None]:
     """Yield the messages before the cursor's end; one get is ahead of the caller.
 
-    The error of a get ahead is raised when the caller comes to it; after one that may
-    pass it is asked again first, since the outage may be over by then.
+    It is a task: its reply is decoded while the caller blocks. Its error is raised when
+    the caller comes to it; after one that may pass it is asked again first, since the
+    outage may be over by then.
     """
+    gets = LogGets(cursor.partition, partial(connect, context, cursor.partition))
 
     def begin() -> asyncio.Task[_Step]:
-        return asyncio.create_task(
-            _step(context, cursor, context.deadline_s(timeout)), name="metaq-browse"
-        )
+        step = _step(context, gets, cursor, context.deadline_s(timeout))
+        return asyncio.create_task(step, name="metaq-browse")
 
     ahead: asyncio.Task[_Step] | None = None
     try:
@@ -417,7 +406,7 @@ async def _read_ahead(
             was_ahead, step = ahead is not None, ahead or begin()
             ahead = step
             try:
-                messages = (await step).messages
+                _outcome, messages = await step
             except MetaqError as error:
                 ahead = None
                 if was_ahead and error.retriable:
