@@ -32,9 +32,7 @@ from metaq.broker.health import (
     describe_logs,
     describe_scrub,
 )
-from metaq.broker.status import (
-    BrokerStatus,
-)
+from metaq.broker.status import BrokerStatus
 from metaq.config.load import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem

@@ -18,12 +18,7 @@ from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.config.topic_rules import is_pattern
 from metaq.errors import ConfigError
 from metaq.model import BrokerId
-from metaq.zk.definitions import (
-    Effect,
-    TopicDefinition,
-    TopicState,
-    TopicStatus,
-)
+from metaq.zk.definitions import Effect, TopicDefinition, TopicState, TopicStatus
 from metaq.zk.paths import is_legal_step
 
 Found = Mapping[str, TopicDefinition | str]

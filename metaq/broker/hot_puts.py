@@ -46,11 +46,7 @@ from typing import Final, Protocol
 
 from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
 from metaq.broker.context import BrokerContext
-from metaq.broker.lone_puts import (
-    LONE_OVERHEAD_BYTES,
-    LONE_PAYLOAD_BYTES_MAX,
-    LonePuts,
-)
+from metaq.broker.lone_puts import LONE_OVERHEAD_BYTES, LONE_PAYLOAD_BYTES_MAX, LonePuts
 from metaq.broker.transactions import put_run
 from metaq.broker.uniform_puts import (
     UNCHECKED,
@@ -58,12 +54,7 @@ from metaq.broker.uniform_puts import (
     UNIFORM_PAYLOAD_BYTES_MAX,
     UniformPutReader,
 )
-from metaq.errors import (
-    RemoteProtocolError,
-    SequenceError,
-    TransactionError,
-    WireError,
-)
+from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, WireError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, SizeBytes
 from metaq.protocol.codec import parse_producer

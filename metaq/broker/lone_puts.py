@@ -21,12 +21,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from metaq.broker.acks import (
-    PUT_OVERHEAD_BYTES,
-    Answerer,
-    count_puts,
-    refuse_put,
-)
+from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, count_puts, refuse_put
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, NoSpaceError, ServerError, StorageError
 from metaq.model import MessageId

@@ -29,12 +29,7 @@ import logging
 from collections.abc import Callable, Generator
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.dispatch import (
-    Large,
-    dispatch,
-    dispatch_in_steps,
-    encode_failure,
-)
+from metaq.broker.dispatch import Large, dispatch, dispatch_in_steps, encode_failure
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S
@@ -52,13 +47,7 @@ from metaq.protocol.commands import (
     TransactionType,
     Value,
 )
-from metaq.protocol.connection import (
-    NEED_DATA,
-    Connection,
-    InPieces,
-    Role,
-    WireLimits,
-)
+from metaq.protocol.connection import NEED_DATA, Connection, InPieces, Role, WireLimits
 
 log = logging.getLogger(__name__)
 

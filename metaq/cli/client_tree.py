@@ -4,12 +4,7 @@ from typing import Any, Final
 
 import click
 
-from metaq.cli.bench import (
-    BenchOptions,
-    bench_consume,
-    bench_latency,
-    bench_produce,
-)
+from metaq.cli.bench import BenchOptions, bench_consume, bench_latency, bench_produce
 from metaq.cli.brokers import forget, list_brokers
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target

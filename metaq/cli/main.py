@@ -20,13 +20,7 @@ from metaq.cli.brokers import stats
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
-from metaq.cli.options import (
-    example,
-    json_option,
-    takes,
-    target_options,
-    yes_option,
-)
+from metaq.cli.options import example, json_option, takes, target_options, yes_option
 from metaq.cli.pipeline import pipeline
 from metaq.cli.topics import topics_group
 from metaq.cli.transactions import txn

@@ -11,28 +11,16 @@ from typing import Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.fetch_buffer import PartitionBufferStatistics
-from metaq.client.consume.progress import (
-    ConsumerStatistics,
-    Health,
-    Lag,
-)
+from metaq.client.consume.progress import ConsumerStatistics, Health, Lag
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
     OrderedStatistics,
 )
-from metaq.client.produce.producer import (
-    AsyncProducer,
-)
+from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
-from metaq.stats import (
-    MetricKind,
-    MetricSpec,
-    Totals,
-    part,
-    total_of,
-)
+from metaq.stats import MetricKind, MetricSpec, Totals, part, total_of
 from metaq.zk.session import SessionState, SessionStatus
 
 CLOSED_GROUPS_MAX: Final = 1_000

@@ -1,21 +1,12 @@
 """The public names of the client library; `metaq.client` has them all."""
 
 from metaq.client.admin.cluster_admin import BrokerDescription
-from metaq.client.admin.topic_admin import (
-    AsyncAdmin,
-    TopicDescription,
-    TopicOnBroker,
-)
+from metaq.client.admin.topic_admin import AsyncAdmin, TopicDescription, TopicOnBroker
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consume.browse import GetResult
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.dead_letters import Origin, read_origin
-from metaq.client.consume.progress import (
-    ConsumerState,
-    ConsumerStatistics,
-    Health,
-    Lag,
-)
+from metaq.client.consume.progress import ConsumerState, ConsumerStatistics, Health, Lag
 from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
@@ -61,9 +52,7 @@ from metaq.client.produce.ordered_producer import (
     OrderedStatistics,
     Spooled,
 )
-from metaq.client.produce.producer import (
-    AsyncProducer,
-)
+from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.transaction_branch import PendingResult

@@ -20,11 +20,7 @@ from metaq.assignment import Strategy
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics, Made
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata import (
-    AddressMetadata,
-    Metadata,
-    ZooKeeperMetadata,
-)
+from metaq.client.cluster.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
 from metaq.client.consume.browse import (
     GetResult,
     browse_topic,
@@ -36,11 +32,7 @@ from metaq.client.consume.browse import (
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.fetch_handler import Marks
-from metaq.client.group.assignments import (
-    PartitionSource,
-    listed_source,
-    topic_source,
-)
+from metaq.client.group.assignments import PartitionSource, listed_source, topic_source
 from metaq.client.group.rebalancer import GroupSource
 from metaq.client.names import (
     broadcast_group,

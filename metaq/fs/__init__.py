@@ -31,12 +31,7 @@ Objects are not thread-safe, except `ReadFile` until it is closed and `FileSyste
 """
 
 from metaq.fs.calls import Buffer
-from metaq.fs.file_system import (
-    DIRECTORY_MODE,
-    LOCK_FILE,
-    FileSystem,
-    SystemFileSystem,
-)
+from metaq.fs.file_system import DIRECTORY_MODE, LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
 
 __all__ = [

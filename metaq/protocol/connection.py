@@ -30,15 +30,7 @@ from typing import Final, Literal, TypeAlias
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.codec import Frame, decode_frame, decode_line
-from metaq.protocol.commands import (
-    Command,
-    Mput,
-    Put,
-    Quit,
-    Reply,
-    Result,
-    Value,
-)
+from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Value
 from metaq.protocol.decimals import I32_MAX
 
 LINE_BYTES_MAX: Final = 8 * 1024

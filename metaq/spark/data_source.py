@@ -133,9 +133,7 @@ class SegmentsDataSource(DataSource):
         Raises:
             OptionError: An option is wrong.
         """
-        from metaq.spark.segments.segment_reader import (  # noqa: PLC0415  # see the top
-            declared_columns,
-        )
+        from metaq.spark.segments.segment_reader import declared_columns  # noqa: PLC0415  # see the top
 
         return declared_columns(self.options)
 
@@ -146,9 +144,7 @@ class SegmentsDataSource(DataSource):
         Raises:
             OptionError: An option is wrong, or the user asked for other columns.
         """
-        from metaq.spark.segments.segment_reader import (  # noqa: PLC0415  # see the top
-            segments_reader,
-        )
+        from metaq.spark.segments.segment_reader import segments_reader  # noqa: PLC0415  # see the top
 
         return segments_reader(self.options, schema)
 

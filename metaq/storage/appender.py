@@ -67,11 +67,7 @@ from metaq.storage.append_request import (
     WriterProgress,
 )
 from metaq.storage.holdings import Holdings
-from metaq.storage.inventory import (
-    is_harmless,
-    try_write_holdings,
-    write_holdings,
-)
+from metaq.storage.inventory import is_harmless, try_write_holdings, write_holdings
 from metaq.storage.log_writer import (
     GROUP_BYTES_MAX,
     LogWriter,

@@ -7,13 +7,7 @@ from typing import Any, Final, Protocol
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Quit, Reply
-from metaq.protocol.connection import (
-    NEED_DATA,
-    Connection,
-    Event,
-    Role,
-    WireLimits,
-)
+from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.decimals import I32_MAX
 from metaq.testing.fake_metaq import Known
 

@@ -24,18 +24,8 @@ from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
 from metaq.txn.journal import Journal, Slot
 from metaq.txn.ports import StoredBatches
-from metaq.txn.records import (
-    RedoOperation,
-    bounds_of,
-    encode_operation,
-    encode_put,
-)
-from metaq.txn.recovery import (
-    Replay,
-    ReplayedTransaction,
-    cut_appends,
-    find_unapplied,
-)
+from metaq.txn.records import RedoOperation, bounds_of, encode_operation, encode_put
+from metaq.txn.recovery import Replay, ReplayedTransaction, cut_appends, find_unapplied
 from metaq.txn.redo_file import FILE_NAME, remove_files
 from metaq.txn.side_files import (
     JAVA_OUTCOMES_FILE,

@@ -42,11 +42,7 @@ from kazoo import exceptions as kz
 from kazoo.protocol.states import EventType, KazooState
 
 from metaq.clock import Clock
-from metaq.errors import (
-    CoordinationError,
-    SessionLostError,
-    SessionSuspendedError,
-)
+from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.retry import wait_set
 from metaq.zk._kazoo_client import (
     Close,

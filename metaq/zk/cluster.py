@@ -39,11 +39,7 @@ from metaq.zk.paths import (
     parse_role,
 )
 from metaq.zk.session import Cancel, Coordinator
-from metaq.zk.znodes import (
-    decode_address,
-    decode_partition_count,
-    decode_registration,
-)
+from metaq.zk.znodes import decode_address, decode_partition_count, decode_registration
 
 log = logging.getLogger(__name__)
 

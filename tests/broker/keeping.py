@@ -5,11 +5,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from metaq.broker.housekeeping import (
-    Housekeeping,
-    Job,
-    every,
-)
+from metaq.broker.housekeeping import Housekeeping, Job, every
 from metaq.testing.clock import ManualClock
 
 

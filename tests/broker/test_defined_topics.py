@@ -9,12 +9,7 @@ from metaq.broker.defined_topics import Outcome, take_in
 from metaq.config.load import parse_config
 from metaq.config.settings import BrokerConfig
 from metaq.model import BrokerId
-from metaq.zk.definitions import (
-    Effect,
-    TopicDefinition,
-    TopicState,
-    TopicStatus,
-)
+from metaq.zk.definitions import Effect, TopicDefinition, TopicState, TopicStatus
 
 CONFIG = parse_config(
     b"[system]\nbrokerId=3\nnumPartitions=1\nunflushThreshold=0\n"

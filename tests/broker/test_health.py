@@ -17,11 +17,7 @@ from metaq.broker.health import (
     find_problems,
     is_failing,
 )
-from metaq.broker.status import (
-    BrokerStatus,
-    JobStatus,
-    RetentionStatus,
-)
+from metaq.broker.status import BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
 from metaq.model import LogId
 from metaq.net.listener import ListenerStatistics

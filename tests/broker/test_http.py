@@ -8,11 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from metaq.broker.http import (
-    CONNECTION_AGE_S_MIN,
-    CONNECTION_COUNT_MAX,
-    HttpServer,
-)
+from metaq.broker.http import CONNECTION_AGE_S_MIN, CONNECTION_COUNT_MAX, HttpServer
 from metaq.broker.status import BrokerStatus
 from metaq.errors import ConfigError
 from metaq.lifecycle import State

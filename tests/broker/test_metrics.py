@@ -8,16 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.broker.context import CommandStatistics
-from metaq.broker.health import (
-    Alarm,
-)
+from metaq.broker.health import Alarm
 from metaq.broker.http import METRICS, render_metrics
-from metaq.broker.status import (
-    LOG_SERIES_MAX,
-    BrokerStatus,
-    JobStatus,
-    RetentionStatus,
-)
+from metaq.broker.status import LOG_SERIES_MAX, BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState

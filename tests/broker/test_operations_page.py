@@ -7,9 +7,7 @@ import pytest
 
 from metaq.broker.admin import COMMANDS, CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME
-from metaq.broker.health import (
-    SEVERITIES,
-)
+from metaq.broker.health import SEVERITIES
 from metaq.broker.http import CONNECTION_COUNT_MAX as HTTP_CONNECTION_COUNT_MAX
 from metaq.broker.http import METRICS
 from metaq.broker.status import LOG_SERIES_MAX

@@ -21,10 +21,7 @@ from metaq.cli.offsets import (
     show_offsets,
 )
 from metaq.client import Client, Lag
-from metaq.client.admin.cluster_admin import (
-    GroupDescription,
-    PartitionProgress,
-)
+from metaq.client.admin.cluster_admin import GroupDescription, PartitionProgress
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError

@@ -11,9 +11,7 @@ import pytest
 
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock, SystemClock
-from metaq.errors import (
-    MetaqError,
-)
+from metaq.errors import MetaqError
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import open_connection
 from metaq.protocol.codec import encode

@@ -13,13 +13,7 @@ from metaq.model import BrokerAddress
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
-from metaq.protocol.connection import (
-    NEED_DATA,
-    Connection,
-    Oversized,
-    Role,
-    WireLimits,
-)
+from metaq.protocol.connection import NEED_DATA, Connection, Oversized, Role, WireLimits
 from metaq.protocol.version import encode_version_body
 from metaq.testing.servers import reserved_port
 from tests.client.memory_broker import OURS

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.accumulator import RESERVE_COUNT, Accumulator
-from metaq.client.produce.batches import (
-    Batch,
-    BatchName,
-    BatchOutcome,
-    SendResult,
-)
+from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset

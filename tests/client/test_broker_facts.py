@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.cluster.broker_facts import (
-    BrokerFacts,
-    parse_facts,
-)
+from metaq.client.cluster.broker_facts import BrokerFacts, parse_facts
 from metaq.errors import UnexpectedReplyError
 from metaq.zk.cluster import PARTITIONS_MAX
 

@@ -17,12 +17,7 @@ from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerEr
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import StartBroker
-from tests.client.worlds import (
-    QUICK,
-    WORLDS,
-    partition,
-    payloads,
-)
+from tests.client.worlds import QUICK, WORLDS, partition, payloads
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"java": "damage, faults on cue, a log whose start moves"}

@@ -24,14 +24,7 @@ from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import StartBroker
 from tests.client.asking import lacking
-from tests.client.worlds import (
-    IDLE,
-    QUICK,
-    WORLDS,
-    partition,
-    payloads,
-    take,
-)
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.inside import fetchers_of, twin_of
 from tests.rigs.waiting import PATIENCE_S, wait_until
 

@@ -8,20 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.consume.cursor import (
-    FETCH_BYTES,
-    FRUITLESS_MAX,
-    PartitionCursor,
-)
+from metaq.client.consume.cursor import FETCH_BYTES, FRUITLESS_MAX, PartitionCursor
 from metaq.client.errors import NoProgressError
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
-from metaq.peer.replies import (
-    Fetched,
-    GetOutcome,
-    MovedTo,
-    NothingThere,
-)
+from metaq.peer.replies import Fetched, GetOutcome, MovedTo, NothingThere
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 

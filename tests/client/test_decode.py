@@ -4,20 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.consume.decode import (
-    RUN_MAX,
-    RUN_MIN,
-    decode_messages,
-)
+from metaq.client.consume.decode import RUN_MAX, RUN_MIN, decode_messages
 from metaq.errors import CorruptRecordError
-from metaq.model import (
-    BrokerId,
-    Message,
-    MessageId,
-    Offset,
-    Position,
-    TopicPartition,
-)
+from metaq.model import BrokerId, Message, MessageId, Offset, Position, TopicPartition
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, Corrupt, Incomplete, read_record, scan_records

@@ -10,22 +10,10 @@ import pytest
 from metaq.client.errors import OffsetStoreError
 from metaq.client.offsets.file_offsets import FILE_BYTES_MAX, FileOffsets
 from metaq.client.offsets.offset_store import OffsetStore
-from metaq.errors import (
-    DiskError,
-    LogDirLockedError,
-    NoSpaceError,
-)
+from metaq.errors import DiskError, LogDirLockedError, NoSpaceError
 from metaq.fs import DirLock, SystemFileSystem
 from metaq.testing.clock import ManualClock
-from tests.client.stored_offsets import (
-    ONE,
-    PLACE,
-    ZERO,
-    at,
-    commit,
-    load,
-    run,
-)
+from tests.client.stored_offsets import ONE, PLACE, ZERO, at, commit, load, run
 from tests.rigs.waiting import until
 
 

@@ -13,12 +13,7 @@ from metaq.errors import CorruptRecordError, NoDataError, ServerError
 from metaq.model import MAX_OFFSET, Offset
 from metaq.peer.gap_search import GapSearch
 from metaq.peer.log_reader import LogReader
-from metaq.peer.replies import (
-    Fetched,
-    GetOutcome,
-    MovedTo,
-    NothingThere,
-)
+from metaq.peer.replies import Fetched, GetOutcome, MovedTo, NothingThere
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.waiting import wait_until

@@ -19,11 +19,7 @@ from metaq.model import BrokerAddress, BrokerId, Message, TopicPartition
 from metaq.net.dial import own_host
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
-from metaq.zk.znodes import (
-    TopicRegistration,
-    encode_address,
-    encode_registration,
-)
+from metaq.zk.znodes import TopicRegistration, encode_address, encode_registration
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE
 from tests.rigs.waiting import until

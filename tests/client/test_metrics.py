@@ -20,12 +20,7 @@ from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.fetch_buffer import PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
-from metaq.client.consume.progress import (
-    ConsumerState,
-    ConsumerStatistics,
-    Health,
-    Lag,
-)
+from metaq.client.consume.progress import ConsumerState, ConsumerStatistics, Health, Lag
 from metaq.client.metrics import (
     METRICS,
     PARTITION_SERIES_MAX,

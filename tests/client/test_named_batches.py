@@ -13,10 +13,7 @@ from metaq.client.errors import GivenUpError
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
 from metaq.client.produce.attempts import plan_spans
 from metaq.client.produce.batches import ends_of
-from metaq.client.produce.named_batches import (
-    RETRIES_MAX,
-    NamedSender,
-)
+from metaq.client.produce.named_batches import RETRIES_MAX, NamedSender
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,

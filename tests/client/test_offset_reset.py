@@ -16,13 +16,7 @@ from metaq.client.options import Start
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Offset
 from tests.brokers import PYTHON, StartBroker, broker_of
-from tests.client.worlds import (
-    IDLE,
-    QUICK,
-    partition,
-    payloads,
-    take,
-)
+from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {

@@ -21,10 +21,7 @@ from metaq.client.offsets.offset_store import (
     ZooKeeperOffsets,
 )
 from metaq.client.sql_offsets import TABLE, SqlOffsets
-from metaq.errors import (
-    ConfigError,
-    RequestTimeoutError,
-)
+from metaq.errors import ConfigError, RequestTimeoutError
 from metaq.model import MAX_OFFSET, BrokerId, GroupOffset, Offset, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths, normalize_root

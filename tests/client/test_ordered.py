@@ -15,10 +15,7 @@ from metaq.client.errors import OutcomeUnknownError
 from metaq.client.names import parse_address
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.ordered_producer import (
-    AsyncOrderedProducer,
-    Spooled,
-)
+from metaq.client.produce.ordered_producer import AsyncOrderedProducer, Spooled
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client

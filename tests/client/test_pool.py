@@ -10,12 +10,7 @@ import pytest
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
-from metaq.errors import (
-    ClosedError,
-    ConnectionLostError,
-    MetaqError,
-    NoBrokerError,
-)
+from metaq.errors import ClosedError, ConnectionLostError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress
 from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.codec import encode

@@ -5,9 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.errors import (
-    OutcomeUnknownError,
-)
+from metaq.client.errors import OutcomeUnknownError
 from metaq.protocol.version import Capabilities
 from tests.client.producing import JAVA, OURS, Act, StandInBroker, producing
 from tests.rigs.virtual_time import run_virtually

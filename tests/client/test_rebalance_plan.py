@@ -3,12 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.assignment import (
-    RebalancePlan,
-    Strategy,
-    assignment_of,
-    plan_rebalance,
-)
+from metaq.assignment import RebalancePlan, Strategy, assignment_of, plan_rebalance
 from metaq.client.names import name_some
 from metaq.model import BrokerId, TopicPartition
 

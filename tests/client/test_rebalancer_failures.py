@@ -5,11 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from metaq.errors import (
-    ConfigError,
-    CoordinationError,
-    NoBrokerError,
-)
+from metaq.errors import ConfigError, CoordinationError, NoBrokerError
 from metaq.model import TopicPartition
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.znodes import Node

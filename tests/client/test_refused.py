@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.errors import MessageTooLargeError
-from metaq.client.produce.dead_letter_files import (
-    DeadLetterFiles,
-    encode_refused,
-)
+from metaq.client.produce.dead_letter_files import DeadLetterFiles, encode_refused
 from metaq.client.produce.ordered_producer import Spooled
 from metaq.client.session import AsyncClient
 from metaq.errors import NoSpaceError

@@ -28,14 +28,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
-from metaq.model import (
-    BrokerId,
-    Message,
-    MessageId,
-    Offset,
-    SizeBytes,
-    TopicPartition,
-)
+from metaq.model import BrokerId, Message, MessageId, Offset, SizeBytes, TopicPartition
 from tests.rigs.fs import FaultyFileSystem, crash_points, keep_random
 
 DIRECTORY = Path("/spools/test@g")

@@ -25,12 +25,7 @@ from sqlalchemy.schema import CreateTable
 
 from metaq.client import sql_offsets
 from metaq.client.errors import OffsetStoreError
-from metaq.client.sql_offsets import (
-    TABLE,
-    TRANSACTION_TRIES,
-    SqlOffsets,
-    offsets_table,
-)
+from metaq.client.sql_offsets import TABLE, TRANSACTION_TRIES, SqlOffsets, offsets_table
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition

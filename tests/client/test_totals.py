@@ -8,22 +8,13 @@ from typing import Any
 
 import pytest
 
-from metaq.client import (
-    Client,
-    HandlerFailedError,
-    LruDuplicateIds,
-    RetryPolicy,
-)
+from metaq.client import Client, HandlerFailedError, LruDuplicateIds, RetryPolicy
 from metaq.client.client_statistics import CLOSED_GROUPS_MAX, total_of_groups
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.handling import HandlingStatistics, total_of_runs
 from metaq.client.produce.ordered_producer import OrderedStatistics
 from metaq.model import BrokerId, TopicPartition
-from metaq.stats import (
-    HistogramSnapshot,
-    Totals,
-    total_of,
-)
+from metaq.stats import HistogramSnapshot, Totals, total_of
 from tests.brokers import StartBroker
 from tests.client.test_metrics import CONSUMER, FULL, PART, PRODUCER, samples
 from tests.client.worlds import QUICK, WORLDS

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import TransactionRolledBackError
-from metaq.client.produce.transaction_branch import (
-    Branch,
-    PendingResult,
-    PlacedMessage,
-)
+from metaq.client.produce.transaction_branch import Branch, PendingResult, PlacedMessage
 from metaq.errors import (
     ClosedError,
     ForbiddenError,

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.config.keys import (
-    LIMITS_KEYS,
-    SYSTEM_KEYS,
-    ZOOKEEPER_KEYS,
-    nearest_key,
-)
+from metaq.config.keys import LIMITS_KEYS, SYSTEM_KEYS, ZOOKEEPER_KEYS, nearest_key
 from metaq.config.load import load_config, parse_config
 from metaq.config.settings import (
     BrokerConfig,

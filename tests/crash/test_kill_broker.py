@@ -7,11 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.crash.accounts import (
-    Putter,
-    read_log,
-    seed_from_environment,
-)
+from tests.crash.accounts import Putter, read_log, seed_from_environment
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE

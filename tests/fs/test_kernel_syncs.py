@@ -13,13 +13,7 @@ import pytest
 
 from metaq.errors import DiskError
 from metaq.fs import AppendFile, SystemFileSystem
-from metaq.fs.kernel_syncs import (
-    CALLS,
-    EVENT,
-    SYNCS_MAX,
-    KernelSyncs,
-    decode_events,
-)
+from metaq.fs.kernel_syncs import CALLS, EVENT, SYNCS_MAX, KernelSyncs, decode_events
 from tests.rigs.fs import FaultyFileSystem, keep_none
 
 TIMEOUT_S = 30.0

@@ -38,13 +38,7 @@ from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
-from tests.rigs.strategies import (
-    COUNTS,
-    I32,
-    I64,
-    PAYLOADS,
-    transaction_ids,
-)
+from tests.rigs.strategies import COUNTS, I32, I64, PAYLOADS, transaction_ids
 
 NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1)
 """Tokens: of others Java cannot write each command, for it reckons with their length in

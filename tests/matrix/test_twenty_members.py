@@ -18,14 +18,7 @@ from metaq.model import TopicPartition
 from metaq.zk.groups import read_owners
 from metaq.zk.paths import NodeKind
 from metaq.zk.znodes import TopicRegistration, encode_registration
-from tests.integration.test_zk_rebalance import (
-    PATHS,
-    ROLE,
-    Book,
-    Member,
-    in_s,
-    part,
-)
+from tests.integration.test_zk_rebalance import PATHS, ROLE, Book, Member, in_s, part
 from tests.rigs.waiting import until
 
 ROUNDS = int(os.environ.get("METAQ_CHURN_ROUNDS", "4"))

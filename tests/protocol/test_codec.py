@@ -3,11 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.model import (
-    NULL_TRANSACTION,
-    LocalTransactionId,
-    XaTransactionId,
-)
+from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,

@@ -5,12 +5,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from metaq.model import MessageId
-from metaq.record.batch import (
-    STEP_BYTES,
-    BatchError,
-    check_in_steps,
-    stamp_in_steps,
-)
+from metaq.record.batch import STEP_BYTES, BatchError, check_in_steps, stamp_in_steps
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 T = TypeVar("T")

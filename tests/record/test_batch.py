@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
-from metaq.record.batch import (
-    STEP_BYTES,
-    UNIFORM_COUNT_MIN,
-    BatchError,
-    check_in_steps,
-)
+from metaq.record.batch import STEP_BYTES, UNIFORM_COUNT_MIN, BatchError, check_in_steps
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.pieces import join_in_steps

@@ -2,13 +2,7 @@
 
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply
-from metaq.protocol.connection import (
-    NEED_DATA,
-    Connection,
-    Event,
-    Role,
-    WireLimits,
-)
+from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 
 DEFAULT_LIMITS = WireLimits()
 

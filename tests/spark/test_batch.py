@@ -12,15 +12,7 @@ from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.versions import HAS_FILTERS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.sampling import IS_WHOLE
-from tests.spark.brokers import (
-    TOPIC,
-    numbered,
-    publish,
-    read,
-    stored,
-    tp,
-    values,
-)
+from tests.spark.brokers import TOPIC, numbered, publish, read, stored, tp, values
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

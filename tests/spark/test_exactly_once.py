@@ -13,15 +13,7 @@ from pyspark.sql import SparkSession
 from metaq.broker.admin_socket import call_admin
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
-from tests.spark.brokers import (
-    TOPIC,
-    data_of,
-    numbered,
-    publish,
-    stored,
-    tp,
-    watched,
-)
+from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp, watched
 from tests.spark.test_executors import RealZooKeeper
 
 pytestmark = [

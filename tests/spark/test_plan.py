@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from metaq.model import BrokerId, Millis, Offset, TopicPartition
 from metaq.spark.errors import BackwardRangeError
-from metaq.spark.plan import (
-    BatchLimits,
-    LogSpan,
-    ReadRange,
-    plan_batch_end,
-    plan_reads,
-)
+from metaq.spark.plan import BatchLimits, LogSpan, ReadRange, plan_batch_end, plan_reads
 
 Logs = dict[TopicPartition, list[int]]
 

@@ -29,11 +29,7 @@ from metaq.spark.plan import LogSpan
 from metaq.spark.source import stream
 from metaq.spark.source.batch import plan_tasks
 from metaq.spark.source.read_task import ReadTask
-from metaq.spark.source.stream import (
-    OldStreamReader,
-    StreamProgress,
-    StreamReader,
-)
+from metaq.spark.source.stream import OldStreamReader, StreamProgress, StreamReader
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.rigs.waiting import wait_until
 from tests.spark.brokers import (

@@ -23,12 +23,7 @@ from metaq.record.layout import HEADER, encode_record
 from metaq.spark import runs
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
-from metaq.spark.rows import (
-    OnCorrupt,
-    RowDamage,
-    RowDecoder,
-    decode_pieces,
-)
+from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
 from tests.rigs.strategies import PAYLOADS, cuts
 
 PARTITION = TopicPartition("logs", BrokerId(3), 7)

@@ -29,18 +29,9 @@ from metaq.errors import CoordinationError
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId
 from metaq.protocol.transaction_ids import format_key
-from metaq.spark.errors import (
-    IncompleteError,
-    NoTransactionsError,
-    TakenOverError,
-)
+from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.sink import exactly_once
-from metaq.spark.sink.decisions import (
-    Decision,
-    TaskBranch,
-    WriteTerms,
-    branch_xid,
-)
+from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
 from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind

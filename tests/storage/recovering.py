@@ -1,11 +1,7 @@
 """A partition directory that is recovered, and what is known of its log."""
 
 from metaq.model import Millis, Offset, SizeBytes
-from metaq.storage.recovery import (
-    REWRITTEN_BYTES_MAX,
-    RecoveredLog,
-    recover_log,
-)
+from metaq.storage.recovery import REWRITTEN_BYTES_MAX, RecoveredLog, recover_log
 from metaq.storage.segment import segment_file_name
 from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import (

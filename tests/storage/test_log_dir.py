@@ -19,11 +19,7 @@ from metaq.errors import (
 from metaq.fs.group_thread import GroupThread
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.append_request import AppendRequest, Request
-from metaq.storage.log_dir import (
-    TRANSITIONS,
-    DirEvent,
-    DirState,
-)
+from metaq.storage.log_dir import TRANSITIONS, DirEvent, DirState
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none

@@ -20,15 +20,7 @@ from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import Ticket
 from tests.storage.offline import offline
-from tests.storage.support import (
-    LOG,
-    OTHER,
-    RECORD,
-    filled,
-    log_of,
-    opened,
-    put,
-)
+from tests.storage.support import LOG, OTHER, RECORD, filled, log_of, opened, put
 
 
 def test_a_stopped_log_refuses_puts_and_serves_what_is_not_damaged(

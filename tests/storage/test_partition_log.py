@@ -9,9 +9,7 @@ from zlib import crc32
 import pytest
 
 from metaq.config.settings import SPAN_BYTES_MIN
-from metaq.errors import (
-    NoSpaceError,
-)
+from metaq.errors import NoSpaceError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.record.scan import CleanEnd, scan_records
@@ -22,15 +20,7 @@ from metaq.storage.partition_log import high_watermark
 from metaq.storage.span_index import read_index
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
 from tests.rigs.storage import Ticket
-from tests.storage.support import (
-    DATA,
-    LOG,
-    RECORD,
-    content_of,
-    log_of,
-    opened,
-    put,
-)
+from tests.storage.support import DATA, LOG, RECORD, content_of, log_of, opened, put
 
 # -- appends
 

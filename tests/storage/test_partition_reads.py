@@ -5,22 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from metaq.errors import (
-    DiskError,
-    OffsetOutOfRangeError,
-)
+from metaq.errors import DiskError, OffsetOutOfRangeError
 from metaq.model import Offset
 from metaq.storage.log_state import LogState
 from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
-from tests.storage.support import (
-    RECORD,
-    content_of,
-    filled,
-    log_of,
-    opened,
-    put,
-)
+from tests.storage.support import RECORD, content_of, filled, log_of, opened, put
 
 # -- reads
 

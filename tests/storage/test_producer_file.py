@@ -25,13 +25,7 @@ from metaq.storage.producer_file import (
 from metaq.storage.producers import BATCHES_KEPT, StoredBatch
 from metaq.storage.segment import Segment, segment_file_name
 from tests.rigs.fs import FaultyFileSystem
-from tests.storage.logs import (
-    DIRECTORY,
-    content,
-    disk_with_directory,
-    put_file,
-    record,
-)
+from tests.storage.logs import DIRECTORY, content, disk_with_directory, put_file, record
 
 EXAMPLE = StoredBatch(
     "host-1",

@@ -11,12 +11,7 @@ import pytest
 from metaq.model import MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.listing import parse_base_offset
-from metaq.storage.recovery import (
-    COPY_BYTES,
-    TORN_FILES_MAX,
-    RecoveredLog,
-    recover_log,
-)
+from metaq.storage.recovery import COPY_BYTES, TORN_FILES_MAX, RecoveredLog, recover_log
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
 from metaq.storage.walk import MTIME_LAG_MS

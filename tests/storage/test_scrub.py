@@ -10,12 +10,7 @@ from metaq.errors import DiskError
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.scrub import PASS_S_MIN, Scrub, ScrubTarget, run_step
 from metaq.storage.segment import Damage, Segment, segment_file_name
-from metaq.storage.span_index import (
-    SpanIndex,
-    read_index,
-    read_totals,
-    write_index,
-)
+from metaq.storage.span_index import SpanIndex, read_index, read_totals, write_index
 from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import quarter
 from tests.storage.logs import (

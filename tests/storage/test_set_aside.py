@@ -21,16 +21,7 @@ from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.rigs.storage import StorageBench
 from tests.sampling import failures
 from tests.storage.offline import offline
-from tests.storage.support import (
-    DATA,
-    LOG,
-    OTHER,
-    config,
-    filled,
-    log_of,
-    opened,
-    put,
-)
+from tests.storage.support import DATA, LOG, OTHER, config, filled, log_of, opened, put
 
 KEPT = LogId("test-1", 0)
 """Another topic, whose name begins like the one that is deleted."""

@@ -20,14 +20,7 @@ from metaq.txn.state import XaCommandError
 from metaq.txn.sums import decode_sums
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
 from tests.sampling import IS_WHOLE
-from tests.txn.support import (
-    JOURNAL,
-    A,
-    B,
-    TransactionBench,
-    killed,
-    opened,
-)
+from tests.txn.support import JOURNAL, A, B, TransactionBench, killed, opened
 
 LOCAL, OTHER, XA, XB = "TX:s:1", "TX:s:2", "XID:1:0a::uq", "XID:1:0b::vw"
 

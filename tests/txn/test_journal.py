@@ -12,14 +12,7 @@ from metaq.txn.state import HeuristicOutcome
 from metaq.txn.verdicts import VerdictTicket
 from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import sample
-from tests.txn.support import (
-    JOURNAL,
-    A,
-    Answer,
-    PutTicket,
-    TransactionBench,
-    opened,
-)
+from tests.txn.support import JOURNAL, A, Answer, PutTicket, TransactionBench, opened
 
 LOCAL = "TX:s:1"
 X1, X2, X3, X4 = (f"XID:1:0{n}::uq" for n in range(1, 5))

@@ -14,12 +14,7 @@ from metaq.txn.side_files import (
 )
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, keep_none
-from tests.txn.support import (
-    JOURNAL,
-    A,
-    killed,
-    opened,
-)
+from tests.txn.support import JOURNAL, A, killed, opened
 
 LOCAL, XA = "TX:s:1", "XID:1:0a::uq"
 

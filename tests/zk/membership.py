@@ -6,9 +6,7 @@ from contextlib import asynccontextmanager
 
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.groups import (
-    GroupMembership,
-)
+from metaq.zk.groups import GroupMembership
 from metaq.zk.paths import NodePaths
 from tests.rigs.virtual_time import VirtualClock
 

@@ -8,13 +8,8 @@ import pytest
 
 from metaq.errors import SessionLostError, SessionSuspendedError
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.errors import (
-    CoordinationTimeoutError,
-    NodeChangedError,
-)
-from metaq.zk.groups import (
-    GroupMembership,
-)
+from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError
+from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_group_offset
 from tests.rigs.virtual_time import run_virtually

@@ -8,10 +8,7 @@ import pytest
 
 from metaq.errors import SessionLostError
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.errors import (
-    CoordinationTimeoutError,
-    MemberTakenError,
-)
+from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import (
     GroupMembership,
     Members,

@@ -9,11 +9,7 @@ import pytest
 from metaq.errors import OwnershipLostError, SessionSuspendedError
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.errors import (
-    CoordinationTimeoutError,
-    NodeChangedError,
-    PayloadError,
-)
+from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, PayloadError
 from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths

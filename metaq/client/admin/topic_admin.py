@@ -52,11 +52,7 @@ from metaq.zk.definitions import (
     encode_definition,
 )
 from metaq.zk.deletion import brokers_with
-from metaq.zk.errors import (
-    CoordinationTimeoutError,
-    NodeChangedError,
-    PayloadError,
-)
+from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, PayloadError
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 

@@ -25,10 +25,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from metaq.client.cluster.broker_facts import (
-    BrokerFacts,
-    parse_facts,
-)
+from metaq.client.cluster.broker_facts import BrokerFacts, parse_facts
 from metaq.client.cluster.presence import require_all_there
 from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions

@@ -13,11 +13,7 @@ Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
 import asyncio
 import contextlib
 import re
-from collections.abc import (
-    AsyncGenerator,
-    Collection,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -33,21 +29,13 @@ from metaq.client.cluster.metadata_queries import (
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.fan_out import all_of
-from metaq.client.group.assignments import (
-    FixedSource,
-    listed_source,
-    topic_source,
-)
+from metaq.client.group.assignments import FixedSource, listed_source, topic_source
 from metaq.client.names import fixed_partitions, name_some, require_text
 from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.timeouts import within
-from metaq.client.validation import (
-    WIRE_BYTES_MAX,
-    check_offset,
-    check_whole,
-)
+from metaq.client.validation import WIRE_BYTES_MAX, check_offset, check_whole
 from metaq.errors import MetaqError, NoBrokerError, ServerError, WireError
 from metaq.model import (
     MAX_OFFSET,
@@ -58,12 +46,7 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.peer.log_reader import LogGets
-from metaq.peer.replies import (
-    GetOutcome,
-    MovedTo,
-    NothingThere,
-    require_ok,
-)
+from metaq.peer.replies import GetOutcome, MovedTo, NothingThere, require_ok
 from metaq.protocol.commands import NO_GROUP, Stats
 from metaq.retry import retry
 

@@ -39,11 +39,7 @@ from metaq.client.group.assignments import PartitionSource
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
 from metaq.client.timeouts import require_loop, within
-from metaq.client.validation import (
-    check_offset,
-    check_timeout,
-    check_whole,
-)
+from metaq.client.validation import check_offset, check_timeout, check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition

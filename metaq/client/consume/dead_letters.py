@@ -22,14 +22,7 @@ from typing import Final, NamedTuple
 
 from metaq.client.partitioner import KeyHash, OutgoingMessage, parse_partition
 from metaq.errors import LocalProtocolError
-from metaq.model import (
-    HeaderPairs,
-    Message,
-    MessageId,
-    Millis,
-    Offset,
-    TopicPartition,
-)
+from metaq.model import HeaderPairs, Message, MessageId, Millis, Offset, TopicPartition
 
 PREFIX: Final = "dead-letter."
 """Start of the names of all headers that are added."""

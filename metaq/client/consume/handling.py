@@ -25,11 +25,7 @@ from typing import Any, Final, TypeAlias
 
 from metaq.client.cluster.context import MessageSender
 from metaq.client.consume.current_batch import current_task
-from metaq.client.consume.dead_letters import (
-    Origin,
-    letter_headers,
-    origin_of,
-)
+from metaq.client.consume.dead_letters import Origin, letter_headers, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.local_retry_store import LocalRetryStore
 from metaq.client.consume.redelivery import (

@@ -17,11 +17,7 @@ from dataclasses import MISSING, dataclass
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    count_between,
-    log_range,
-    time_of,
-)
+from metaq.client.cluster.metadata_queries import count_between, log_range, time_of
 from metaq.client.cluster.presence import name_away
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatistics

@@ -28,11 +28,7 @@ from metaq.client.consume.progress import ConsumerStatistics, Standing
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
-from metaq.client.offsets.offset_reset import (
-    NO_MESSAGE,
-    first_offset,
-    load_offset,
-)
+from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within

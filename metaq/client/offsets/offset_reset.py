@@ -13,11 +13,7 @@ from typing import Final
 
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    BACKOFF,
-    log_range,
-    offset_at,
-)
+from metaq.client.cluster.metadata_queries import BACKOFF, log_range, offset_at
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start
 from metaq.client.timeouts import within

@@ -39,13 +39,7 @@ from metaq.client.produce.batches import (
 )
 from metaq.client.produce.partition_queue import PartitionQueue, PutConnection
 from metaq.client.produce.routes import Routes, unknown_topic
-from metaq.client.produce.runs import (
-    Appending,
-    Run,
-    frozen,
-    list_messages,
-    sort_runs,
-)
+from metaq.client.produce.runs import Appending, Run, frozen, list_messages, sort_runs
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import SECONDS_MAX, check_timeout
 from metaq.clock import Clock

@@ -52,10 +52,7 @@ from metaq.client.produce.partition_queue import (
     PutConnection,
     PutRun,
 )
-from metaq.client.produce.producer_counters import (
-    DeliveryCounters,
-    ProducerStatistics,
-)
+from metaq.client.produce.producer_counters import DeliveryCounters, ProducerStatistics
 from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (

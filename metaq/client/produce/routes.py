@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from metaq.client.options import ProducerOptions
-from metaq.client.partitioner import (
-    KeyHash,
-    OutgoingMessage,
-    Selector,
-    parse_partition,
-)
+from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
 from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition

@@ -21,12 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.attempts import (
-    NEVER_LEFT,
-    REFUSALS,
-    BatchSpan,
-    plan_spans,
-)
+from metaq.client.produce.attempts import NEVER_LEFT, REFUSALS, BatchSpan, plan_spans
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.delivery import ANSWER_GRACE_S
 from metaq.client.produce.partition_queue import Pool, PutConnection
@@ -56,12 +51,7 @@ from metaq.model import (
 )
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.codec import encode, encode_puts
-from metaq.protocol.commands import (
-    Mput,
-    Reply,
-    TransactionCommand,
-    TransactionType,
-)
+from metaq.protocol.commands import Mput, Reply, TransactionCommand, TransactionType
 from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.flags import Headers
 from metaq.record.ids import id_after

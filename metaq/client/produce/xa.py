@@ -37,13 +37,7 @@ from metaq.client.produce.transaction_branch import (
     TransactionSends,
 )
 from metaq.client.produce.transaction_replies import DUPID
-from metaq.client.produce.xa_verdicts import (
-    COMMIT,
-    ROLLBACK,
-    Verdicts,
-    listed,
-    shown,
-)
+from metaq.client.produce.xa_verdicts import COMMIT, ROLLBACK, Verdicts, listed, shown
 from metaq.client.validation import check_whole
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import BrokerId, XaTransactionId

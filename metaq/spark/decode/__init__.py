@@ -127,9 +127,7 @@ def avro(
         OptionError: a schema is none, or has a type that Spark has not.
     """
     try:
-        from metaq.spark.decode.avro_values import (  # noqa: PLC0415  # optional
-            AvroValues,
-        )
+        from metaq.spark.decode.avro_values import AvroValues  # noqa: PLC0415  # optional
     except ImportError as error:
         raise OptionError(f"Avro takes fastavro, of metaq[avro]: {error}") from error
     decoder = AvroValues(schema, older=older, has_fingerprint=has_fingerprint)

@@ -22,12 +22,7 @@ from pyarrow.fs import FileSystem
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import (
-    CHECKPOINT,
-    MANIFESTS,
-    ArchiveStore,
-    told,
-)
+from metaq.spark.jobs.archive_store import CHECKPOINT, MANIFESTS, ArchiveStore, told
 from metaq.spark.jobs.data_files import DataFile, stats_of
 from metaq.spark.jobs.day_files import NS_PER_MS, file_system
 

@@ -20,15 +20,8 @@ from metaq.spark.errors import OptionError
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segments.segment_files import (
-    FileKind,
-    SegmentFile,
-    find_segments,
-)
-from metaq.spark.segments.segment_options import (
-    BYTES_PER_PARTITION,
-    SegmentOptions,
-)
+from metaq.spark.segments.segment_files import FileKind, SegmentFile, find_segments
+from metaq.spark.segments.segment_options import BYTES_PER_PARTITION, SegmentOptions
 from metaq.spark.segments.segment_plan import Split, plan_query
 from metaq.spark.segments.segment_reader import read_split, tail_of
 from metaq.storage.damage import apart, check_parts

@@ -26,10 +26,7 @@ from metaq.spark.record_bounds import PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.segments.segment_files import FileKind
-from metaq.spark.segments.segment_options import (
-    SegmentOptions,
-    parse_segment_options,
-)
+from metaq.spark.segments.segment_options import SegmentOptions, parse_segment_options
 from metaq.spark.segments.segment_plan import (
     BoundedSplit,
     Split,

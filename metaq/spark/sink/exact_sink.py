@@ -31,13 +31,7 @@ from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BranchRefusedError, SparkError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
-from metaq.spark.sink.outbox import (
-    FindTargets,
-    RowOutbox,
-    Targets,
-    WriteName,
-    Written,
-)
+from metaq.spark.sink.outbox import FindTargets, RowOutbox, Targets, WriteName, Written
 from metaq.spark.sink.sink_rows import Payloads
 from metaq.spark.sink.task import draw_turn, write_name
 
@@ -201,9 +195,7 @@ class ExactSink:
 
     def _run(self, step: ManagerStep[T_co]) -> T_co:
         """Run a step on the driver; tasks take none, and import no manager."""
-        from metaq.spark.sink.exactly_once import (  # noqa: PLC0415  # see above
-            TransactionManager,
-        )
+        from metaq.spark.sink.exactly_once import TransactionManager  # noqa: PLC0415  # see above
 
         return shared_cluster(self._options.wire).run(
             lambda context, deadline_s: step(

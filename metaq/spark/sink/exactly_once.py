@@ -22,11 +22,7 @@ from typing import Final, TypeAlias
 from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
-from metaq.client.errors import (
-    HeuristicError,
-    UnknownXidError,
-    XaRolledBackError,
-)
+from metaq.client.errors import HeuristicError, UnknownXidError, XaRolledBackError
 from metaq.client.fan_out import all_of, failures, for_each
 from metaq.client.names import name_few
 from metaq.client.offsets.query_progress import (

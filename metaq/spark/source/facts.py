@@ -24,22 +24,9 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.options import MIB
 from metaq.errors import CorruptRecordError
-from metaq.model import (
-    MessageId,
-    Millis,
-    Offset,
-    Position,
-    SizeBytes,
-    TopicPartition,
-)
+from metaq.model import MessageId, Millis, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.scan import (
-    START,
-    Corrupt,
-    Incomplete,
-    find_next_record,
-    read_record,
-)
+from metaq.record.scan import START, Corrupt, Incomplete, find_next_record, read_record
 from metaq.spark.cluster import Cluster
 from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.runs import find_run

@@ -12,13 +12,7 @@ import pytest
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import data_of, stored, wire
-from tests.spark.kills.harness import (
-    DRIVER_MARKS,
-    Drivers,
-    Killing,
-    Ledger,
-    die_in,
-)
+from tests.spark.kills.harness import DRIVER_MARKS, Drivers, Killing, Ledger, die_in
 from tests.spark.kills.steps import (
     ARCHIVE_STEPS,
     COMMIT_STEPS,
