@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench import load
@@ -76,7 +76,8 @@ def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figur
 
 def puts_deep(directory: Path, rounds: int) -> Figure:
     """The same with four times as many in flight: fewer, larger groups."""
-    return puts_pipelined(directory, rounds, in_flight=4000)
+    figure = puts_pipelined(directory, rounds, in_flight=4000)
+    return replace(figure, at_least="629,000", aim="692,000")
 
 
 def puts_unchecked(directory: Path, rounds: int) -> Figure:
