@@ -255,10 +255,10 @@ class Broker(Service):
             self._poller.add_reader(syncs.fileno(), syncs.reap)
 
         async def close() -> None:
-            # One that comes too late lets go of the files, and of their lock.
-            if syncs is None or syncs.is_idle:
-                self._poller.close()
-            if syncs is not None and syncs.is_idle:
+            if syncs is not None and not syncs.is_idle:
+                return  # one that comes too late lets go of the files, and their lock
+            self._poller.close()
+            if syncs is not None:
                 syncs.close()
 
         self.on_way_down("syncs", close)

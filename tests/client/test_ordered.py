@@ -114,7 +114,6 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
     assert broker.stored() == [b"%d" % n for n in range(6)]
 
 
-@pytest.mark.slow
 def test_a_replay_that_finds_no_memory_comes_again(
     broker: AnyBroker, tmp_path: Path
 ) -> None:
@@ -142,6 +141,7 @@ def test_a_replay_that_finds_no_memory_comes_again(
     assert broker.stored("test", 0) == [b"0", b"1"]
 
 
+@pytest.mark.slow
 def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -> None:
     """The defect of MetaQ's producer: there, what comes later overtakes."""
     broker.close_partition()

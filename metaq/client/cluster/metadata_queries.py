@@ -98,7 +98,12 @@ async def ask(
 async def connect(
     context: ClientContext, partition: TopicPartition, deadline_s: float
 ) -> BrokerConnection:
-    """Return a connection to the partition's broker; raises as `ConnectionPool.get`."""
+    """Return the pool's connection to the partition's broker.
+
+    Raises:
+        NoBrokerError: it is not registered, or cannot be reached before the deadline.
+        ClosedError: the client is closed.
+    """
     if not context.metadata.snapshot.version:
         # Whose address is wrong, or who is away, is told by name.
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
