@@ -13,8 +13,8 @@ cause brings in one turn.
 A small group need not wake the thread at all: its owner can `begin` it on its own
 thread, where the kernel does the waiting (`kernel_syncs.py`). One of the two is at work
 at any time, whichever holds `_place`, and groups keep their order: the owner begins
-none before the thread has done all that it was handed, and hands over none before what
-it began has ended.
+none before the thread has done all that it was handed and every report of it has been
+processed, and hands over none before what it began has ended.
 
 A sync that is slow is told when it ends. One that does not end is noticed by a question
 to the thread: one at a time, so that nothing piles up.
@@ -23,6 +23,7 @@ to the thread: one at a time, so that nothing piles up.
 import enum
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -114,8 +115,8 @@ class GroupThread(Generic[R]):
         """Held while `run`, `rest` or what was begun is at work."""
         self._handed_count = 0
         """Groups that the thread was handed; the owner's."""
-        self._done_count = 0
-        """Groups that the thread has done; the thread's."""
+        self._reported_count = 0
+        """Groups that the thread has done, and the owner has heard all of; its own."""
         self._begun_count = 0
         """Groups that were begun on the owner's thread; the owner's."""
         self._is_begun = False
@@ -152,7 +153,11 @@ class GroupThread(Generic[R]):
         self._thread.join(timeout_s)
 
     def _is_idle(self) -> bool:
-        return self._handed_count == self._done_count and not self._is_begun
+        # Not "the thread is done": what it has reported may wait for a later turn.
+        return self._handed_count == self._reported_count and not self._is_begun
+
+    def _on_reported(self, count: int) -> None:
+        self._reported_count = count
 
     def _hand_over(self) -> None:
         # What comes while a group is begun is the next one.
@@ -212,8 +217,9 @@ class GroupThread(Generic[R]):
             if groups or has_more:
                 with self._place:
                     has_more = self._run([each for group in groups for each in group])
-            if not has_more:
-                self._done_count = count
+            # After the last work the owner's loop may be gone.
+            if self._post is not None and not (has_more or is_last):
+                self._post(partial(self._on_reported, count))
             # They hold the bytes of groups: let go before waiting.
             del taken, groups
 

@@ -438,8 +438,13 @@ class PartitionLog:
             self._held, self._high_watermark = range(offset, self._log_end), offset
 
     def on_progress(self, progress: WriterProgress) -> None:
-        """Take note of written and synced bytes; answer the appends they cover."""
+        """Take note of written and synced bytes; answer the appends they cover.
+
+        Progress that is older than what is known changes nothing.
+        """
         if self._state is LogState.OFFLINE or self._state is LogState.CLOSED:
+            return
+        if progress.synced_end < self._synced_end or progress.log_end < self._log_end:
             return
         self._is_sync_queued = False
         self._sync_count = progress.sync_count

@@ -48,15 +48,15 @@ class Loop:
 
 
 def test_a_request_that_finds_the_thread_idle_does_not_wait() -> None:
-    """It is handed over at once, again and again, and no callback is asked for."""
+    """It is handed over at once, again and again."""
     loop = Loop()
     loop.thread.start()
     for number in (1, 2):
         assert loop.rested.wait(TIMEOUT_S)
+        loop.end_turn()
         loop.rested.clear()
         loop.submit(number)
         assert loop.next_group() == [number]
-    assert not loop.callbacks
     assert loop.finish() == []
 
 
@@ -169,8 +169,24 @@ def test_what_the_owner_does_not_begin_is_the_threads() -> None:
     owner.thread.start()
     assert owner.next_group() == [1, 2]
     assert owner.rested.wait(TIMEOUT_S)
+    owner.end_turn()
     owner.submit(3)
     assert owner.begun == [[3]]
+    owner.end()
+    assert owner.finish() == []
+
+
+def test_the_owner_begins_nothing_before_it_has_heard_all_of_the_thread() -> None:
+    """The thread reports by callbacks, which may come late."""
+    owner = Owner(takes=lambda group: group[0] != 1)
+    owner.submit(1)
+    owner.thread.start()
+    assert owner.next_group() == [1]
+    assert owner.rested.wait(TIMEOUT_S)
+    owner.submit(2)
+    assert not owner.begun
+    owner.end_turn()
+    assert owner.begun == [[2]]
     owner.end()
     assert owner.finish() == []
 

@@ -35,6 +35,11 @@ class ManualLoop:
         while self._callbacks:
             self._callbacks.popleft()()
 
+    def run_some(self, count: int) -> None:
+        """Run the oldest `count` callbacks; the others come any time later."""
+        for _ in range(min(count, len(self._callbacks))):
+            self._callbacks.popleft()()
+
 
 class StepWorker:
     """A storage thread without a thread: `step` does all that is queued.
