@@ -94,10 +94,6 @@ UPKEEP_THREADS: Final = 2
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of administration and of housekeeping, seconds."""
 
-LITTLE_BYTES: Final = 16 * 1024
-"""Puts under way for which the loop does not sleep while the disk syncs: one of a usual
-size, or a few small ones. Behind more of them the next ones gather meanwhile."""
-
 WITHDRAW_SHARE: Final = 0.4
 """Part of the shutdown time that withdrawing, and waiting for clients to notice, may
 take; as much again is left to the drain, and the rest to the logs."""
@@ -242,15 +238,7 @@ class Broker(Service):
         """Watch sockets, and the syncs of the kernel where there are any."""
         syncs = self._fs.open_syncs()
 
-        def is_due() -> bool:
-            """Tell whether the disk is waited for, and little else is to be done."""
-            return (
-                syncs is not None
-                and not syncs.is_idle
-                and self._context.load.in_flight_bytes <= LITTLE_BYTES
-            )
-
-        self._poller = Poller(self._loop, is_due)
+        self._poller = Poller(self._loop)
         if syncs is not None:
             self._poller.add_reader(syncs.fileno(), syncs.reap)
 

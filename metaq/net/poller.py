@@ -6,12 +6,6 @@ the sockets are registered with an epoll of our own, whose descriptor is the onl
 that the loop watches; when that is readable, all sockets that are get their callback in
 one flat loop. What one socket alone would cost is not changed by that.
 
-What is due within microseconds (a sync of a fast disk, for a client that waits for it)
-is not slept for: to be woken takes a third as long as such a sync. The pass is made
-again and again then, POLL_S at most, and other processes run between two looks. Where
-that was in vain it is not done for the next time, then the next two, four, ... times:
-a slow disk costs no more than before.
-
 A pass over the readable sockets has an end that their owners can be told of: what came
 on many connections at once can be carried out together (`call_at_end`).
 
@@ -20,18 +14,9 @@ there in the next pass.
 """
 
 import asyncio
-import os
 import select
 from collections.abc import Callable
-from typing import Final, Protocol
-
-POLL_S: Final = 0.000_3
-"""Longest time that a pass waits for what is due without sleep, in seconds; everything
-else that the loop has to do waits as long."""
-YIELD_S_MAX: Final = 0.000_1
-"""A look that comes so much later than the last one: others need the processor."""
-SKIPS_MAX: Final = 64
-"""Passes that sleep, at most, behind a wait that was in vain."""
+from typing import Protocol
 
 
 class Readers(Protocol):
@@ -49,28 +34,14 @@ class Readers(Protocol):
 class Poller:
     """Readers of one event loop. Used on its thread only."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        is_due: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Begin to watch; nothing is registered yet.
-
-        Args:
-            loop: calls back on its thread.
-            is_due: whether a descriptor is about to be readable, and not to be slept
-                for; asked behind each pass.
-        """
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to watch for a loop, on its thread; nothing is registered yet."""
         self._loop = loop
-        self._is_due = is_due
-        self._skips = 0
-        """Passes that are still to sleep."""
-        self._skips_next = 1
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._at_end: list[Callable[[], None]] = []
         self._is_in_pass = False
         self._epoll = select.epoll()
-        loop.add_reader(self._epoll.fileno(), self._run)
+        loop.add_reader(self._epoll.fileno(), self._make_pass)
 
     def close(self) -> None:
         """Watch nothing any more; a second call does nothing."""
@@ -96,44 +67,10 @@ class Poller:
         else:
             self._loop.call_soon(callback)
 
-    def _run(self) -> None:
-        """Make a pass, and more while something is due."""
-        self._make_pass()
-        if not self._is_due():
-            return
-        if self._skips:
-            self._skips -= 1
-            return
-        now_s, is_in_vain = self._loop.time(), True
-        until_s = now_s + POLL_S
-        while now_s < until_s:
-            before_s = now_s
-            os.sched_yield()
-            now_s = self._loop.time()
-            if now_s - before_s > YIELD_S_MAX:
-                is_in_vain = True
-                break
-            if self._make_pass():
-                is_in_vain = False
-                if not self._is_due():
-                    break
-                now_s = self._loop.time()
-        if is_in_vain:
-            self._skips = self._skips_next
-            self._skips_next = min(2 * self._skips_next, SKIPS_MAX)
-        else:
-            self._skips_next = 1
-
-    def _make_pass(self) -> bool:
-        """Call back for all sockets that are readable now, then at the end.
-
-        Returns:
-            Whether any was.
-        """
+    def _make_pass(self) -> None:
+        """Call back for all sockets that are readable now, then at the end."""
         callbacks = self._callbacks
         readable = self._epoll.poll(0, len(callbacks) or 1)
-        if not readable:
-            return False
         self._is_in_pass = True
         for fd, _ in readable:
             callback = callbacks.get(fd)
@@ -149,7 +86,6 @@ class Poller:
                 callback()
             except Exception as error:  # noqa: BLE001  # as above
                 self._tell(callback, error)
-        return True
 
     def _tell(self, callback: Callable[[], None], error: Exception) -> None:
         """Report an error as the loop does for its own readers."""

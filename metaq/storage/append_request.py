@@ -85,6 +85,14 @@ class AppendRequest(NamedTuple):
     completes: bool = False
     """It begins with the rest of an append, and belongs into the same segment."""
 
+    @property
+    def is_single(self) -> bool:
+        """Tell whether it is of connections that wait for each reply, and only bytes.
+
+        Nothing is to be computed or reported before it is written.
+        """
+        return self.is_light and self.before_write is None and not self.finish
+
 
 Request: TypeAlias = AppendRequest | Task
 

@@ -2,9 +2,9 @@
 
 Theory of operation. A data directory has one storage thread, and this is all it does:
 
-    take what is queued  →  one group: write, sync  →  tell the loop  →  roll if full
-            ↑                                                                |
-            └────── others queue meanwhile; or nothing comes: rest ←─────────┘
+    take what is queued  →  one group: write, sync  →  report  →  index  →  roll if full
+            ↑                                                                    |
+            └──────────────────── others queue meanwhile ←───────────────────────┘
 
 * A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
   Logs take turns (`GroupQueue`), and what came meanwhile is taken in before the next
@@ -12,25 +12,20 @@ Theory of operation. A data directory has one storage thread, and this is all it
   and one of a connection with little in flight for fewer. A single append that is
   larger is written and synced in steps, each of them a turn.
 * Appends come in the order the loop made them. A task (a sync by time, a close) is a
-  barrier: what came before it is committed before it runs, what came behind it waits.
-* The loop is told with `post`, in the order things happened, and only with values. A
-  `WriterProgress` says how far that log is written and synced; the loop's side knows
-  which appends that answers.
+  barrier: what came before it is committed before it runs, what came after it waits.
+* Everything is reported to the loop with `post`, in the order it happened, and only
+  with values. A `WriterProgress` says how far a log is written and synced; the loop's
+  side knows which appends that answers. Nothing comes between a sync and its report.
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
-* The span index is written behind the news, in a turn of its own, and of small groups
-  not before the thread `rest`s, nor is their checksum computed: a loop that has a reply
+* The span index is written after the report, in a turn of its own, and of small groups
+  later (`index_later`), nor is their checksum computed before: a loop that has a reply
   to send needs the interpreter. A kill leaves whole records without an entry then,
   fewer bytes than a span is long; recovery keeps those.
-* A group is committed by one generator, on either thread. What is small and finds the
-  storage thread idle is begun by the loop's thread (`begin`): it writes, has the kernel
-  sync, and goes on when that is done; logs of one group are synced side by side. The
-  rest is the storage thread's from a step on that may wait for the disk. The index
-  follows behind the next group's write.
-* A roll happens after the loop was told, so that no put waits for it, but before the
-  next write of that log. If it fails for want of room, the next write tries again.
+* A roll happens after the report, so that no put waits for it, but before the next
+  write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
-  behind it for that log, because offsets were given out on the assumption that it
+  after it for that log, because offsets were given out on the assumption that it
   would succeed. The writer's version grows; requests of an older one are void and are
   dropped here without a word, since the loop's side has failed them when it heard.
 * Before a group is acknowledged its segment is looked for under its name, and at each
@@ -39,9 +34,12 @@ Theory of operation. A data directory has one storage thread, and this is all it
   requests are dropped; the loop's side fails whatever is in flight. Nothing is retried:
   after a failed sync the page cache shows bytes that the disk does not have.
 
-Invariants: a log's high watermark as told to the loop is never beyond its last
-successful sync; a request is answered exactly once, by a `WriterProgress`, a refusal or
-the end of the directory. Keep in step: `partition_log.py`, the other end of the posts.
+Groups of single puts may be committed by the loop's thread in between, never at the
+same time: `commit_owner.py` has the table.
+
+Invariants: a log's high watermark as reported is never beyond its last successful sync;
+a request is answered exactly once, by a `WriterProgress`, a refusal or the end of the
+directory. Keep in step: `partition_log.py`, the other end of the posts.
 """
 
 import logging
@@ -49,15 +47,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
-from metaq.fs import AppendFile, Buffer, FileSystem
+from metaq.fs import Buffer, FileSystem
 from metaq.fs.group_thread import Post
-from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes
 from metaq.storage.append_request import (
     AppendReceiver,
@@ -71,8 +68,6 @@ from metaq.storage.inventory import is_harmless, try_write_holdings, write_holdi
 from metaq.storage.log_writer import (
     GROUP_BYTES_MAX,
     LogWriter,
-    Pause,
-    Step,
     create_segments,
 )
 from metaq.storage.producers import StoredBatch
@@ -91,23 +86,8 @@ NEW_LOGS_MAX: Final = 32
 """Logs that are created together: a put to another log waits for that, some 10 ms of an
 SSD."""
 
-BEGUN_BYTES_MAX: Final = 128 * 1024
-"""Most bytes that the loop's thread writes in one turn, some 20 µs; more is written by
-the storage thread."""
-
-BEGUN_LOGS_MAX: Final = 16
-"""Most logs that they may be of: each is a write and a sync of its own."""
-
-FEW_RECORDS_MAX: Final = 4
-"""Records of a group whose replies go out before the next one is begun."""
-
-ALIVE_S: Final = 1.0
-"""The loop's thread writes to no disk that has synced nothing for so long: it may
-hang, or no longer hold in memory what lies before the end of a log."""
-
-HELD_UP_S: Final = 0.02
-"""A disk that has kept the loop's thread so long in one turn is the storage thread's
-for `ALIVE_S`: it is written through, or was frozen, or has no memory left for it."""
+INDEXED_LATER_MAX: Final = 256
+"""Logs whose small groups are indexed in one task: a put waits some 10 ms for that."""
 
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
@@ -228,7 +208,7 @@ class GroupQueue:
 class Appender:
     """Carry out the requests of one data directory.
 
-    Owner: the storage thread; the loop's thread while what it has begun is under way.
+    Owner: the storage thread; the loop's thread while a group of its own is under way.
     """
 
     def __init__(
@@ -241,7 +221,6 @@ class Appender:
         check_lock: Task,
         on_offline: Callable[[StorageError], None],
         on_free_space: Callable[[SizeBytes], None],
-        syncs: Syncs | None = None,
     ) -> None:
         """Serve the data directory `path`.
 
@@ -254,40 +233,24 @@ class Appender:
                 called here.
             on_offline: posted to the loop, once, after a disk error.
             on_free_space: posted to the loop after each look.
-            syncs: on the loop's thread, for `begin`; None: there are none.
         """
         self._fs = fs
         self._clock = clock
         self._post = post
-        self._syncs = syncs
         self._path = path
         self._check_lock = check_lock
         self._on_offline = on_offline
         self._on_free_space = on_free_space
-        self._free_space_s = float("-inf")
         self._accepted: deque[Request] = deque()
         self._groups = GroupQueue()
-        self._under_way: dict[LogWriter, Iterator[Step]] = {}
+        self._under_way: dict[LogWriter, Iterator[None]] = {}
         """Groups of which some steps are done."""
-        self._left: deque[Iterator[Step]] = deque()
-        """Groups that were begun, and are for the storage thread now."""
-        self._behind: deque[Iterator[Step]] = deque()
-        """Groups that were begun and told of, and are not indexed yet."""
-        self._begun_count = 0
-        """Groups that were begun and have not ended."""
-        self._on_end: Callable[[bool], None] = lambda _has_more: None
-        """Takes note of the end of the last of them."""
-        self._is_few = False
-        """They are of few records."""
-        self._news: list[Task] | None = None
-        """On the loop's thread: what it is told when the disk has its next work."""
-        self._is_telling = False
-        """The loop's thread has news of an ended group that it did not tell yet."""
-        self._alive_s = float("-inf")
+        self.unindexed: Final[set[LogWriter]] = set()
+        """Logs with small groups that `index_later` is to index."""
+        self.free_space_s = float("-inf")
+        """When the free space and the lock were looked at last."""
+        self.alive_s = float("-inf")
         """When a sync ended last."""
-        self._held_up_s = float("-inf")
-        """When the loop's thread was last held up by the disk."""
-        self._unindexed: set[LogWriter] = set()
         self.is_offline = False
         """Set once, by the first disk error."""
 
@@ -300,116 +263,10 @@ class Appender:
         try:
             return self._run(requests)
         except Exception as error:  # noqa: BLE001  # the top of the storage thread
-            self._note_bug(error)
+            self.note_bug(error)
             return True  # what is queued is dropped by the next calls
 
-    def begin(
-        self, requests: Sequence[Request], on_end: Callable[[bool], None]
-    ) -> bool:
-        """Begin to commit appends on the loop's thread; see `fs.group_thread.Begin`.
-
-        They are small, and so is what is written for them to files that are open, in
-        memory that the system writes to a disk that has just answered. Everything else
-        is for the storage thread, whether a commit begins with it or comes to it.
-        """
-        now_s = self._clock.monotonic_s()
-        is_alive = now_s - self._alive_s < ALIVE_S <= now_s - self._held_up_s
-        # The storage thread looks at free space and lock behind its next group.
-        is_seen = now_s - self._free_space_s < FREE_SPACE_REFRESH_S
-        if self._syncs is None or self.is_offline or not (is_alive and is_seen):
-            return False
-        size_bytes = record_count = 0
-        groups: dict[LogWriter, list[AppendRequest]] = {}
-        try:
-            for request in requests:
-                if not isinstance(request, AppendRequest) or request.before_write:
-                    return False
-                size_bytes += request.size_bytes
-                record_count += request.record_count
-                if request.writer.is_new or size_bytes > BEGUN_BYTES_MAX:
-                    return False
-                groups.setdefault(request.writer, []).append(request)
-        except MemoryError:
-            return False  # nothing has begun
-        if len(groups) > BEGUN_LOGS_MAX:
-            return False
-        self._begun_count, self._on_end = len(groups), on_end
-        self._is_few = record_count <= FEW_RECORDS_MAX
-        self._news = []
-        for writer, group in groups.items():
-            self._go_on(writer, self._commit(writer, group))
-        took_s = self._clock.monotonic_s() - now_s
-        if took_s > HELD_UP_S:
-            self._held_up_s = now_s + took_s
-        self._tell_news(self._post)
-        return True
-
-    def _go_on(self, writer: LogWriter, steps: Iterator[Step]) -> None:
-        """Carry out a commit on the loop's thread, up to its next sync or its end."""
-        assert self._syncs is not None
-        try:
-            for step in () if self.is_offline else steps:
-                if isinstance(step, AppendFile):
-                    on_synced = partial(self._on_synced, writer, steps)
-                    if step.begin_sync(self._syncs, on_synced):
-                        return
-                    self._left.append(chain((step,), steps))
-                    break
-                if step is Pause.STORAGE:
-                    self._left.append(steps)
-                    break
-                # A full segment is rolled now, behind its index.
-                if step is Pause.INDEX and not writer.is_full:
-                    self._behind.append(steps)
-                    break
-        except StorageError as error:
-            self.go_offline(error)
-        except Exception as error:  # noqa: BLE001  # as in `run`
-            self._note_bug(error)
-        self._begun_count -= 1
-
-    def _on_synced(
-        self, writer: LogWriter, steps: Iterator[Step], error: DiskError | None
-    ) -> None:
-        self._news = []
-        if error is not None:
-            self.go_offline(error)
-        self._go_on(writer, steps)
-        self._tell_news(_call)
-
-    def _tell_news(self, tell: Post) -> None:
-        """Tell the loop what is done, and give the disk its next work."""
-        news, self._news = self._news or [], None
-        is_over, is_few = not self._begun_count, self._is_few
-        # Many replies take longer than the next write; a few do not, and go before.
-        if is_over and not is_few:
-            # A group that begins there indexes nothing before the news.
-            self._is_telling = True
-            self._on_end(bool(self._left))
-            self._is_telling = False
-        for each in news:
-            tell(each)
-        if (self._begun_count or is_few) and not self._is_telling:
-            self._index_behind()
-        if is_over and is_few:
-            self._on_end(bool(self._left))
-
-    def _index_behind(self) -> None:
-        """Index groups that were told of; in the time that a sync takes, or at rest."""
-
-        def index() -> None:
-            for step in steps:
-                if step is Pause.STORAGE:
-                    return  # a segment that is full now is rolled by a later group
-
-        while self._behind:
-            steps = self._behind.popleft()
-            self._guarded(index)
-
     def _run(self, requests: Sequence[Request]) -> bool:
-        self._index_behind()
-        while self._left:
-            self._guarded(partial(_carry_out, self._left.popleft()))
         accepted = self._accepted
         accepted.extend(requests)
         while accepted and isinstance(accepted[0], AppendRequest):
@@ -417,7 +274,7 @@ class Appender:
             accepted.popleft()
         if self._groups:
             self._run_turn()
-            if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
+            if self._clock.monotonic_s() - self.free_space_s >= FREE_SPACE_REFRESH_S:
                 self.look_at_free_space()
         elif accepted:
             task = accepted.popleft()
@@ -425,21 +282,19 @@ class Appender:
             task()
         return bool(self._groups or accepted)
 
-    def rest(self) -> None:
-        """Write the index entries that were put off; called when nothing is queued."""
-        self._index_behind()
-        unindexed, self._unindexed = self._unindexed, set()
-        for writer in unindexed:
-            self._guarded(writer.index)
+    def index_later(self) -> None:
+        """Write index entries that were put off, of INDEXED_LATER_MAX logs; a task."""
+        for _ in range(min(len(self.unindexed), INDEXED_LATER_MAX)):
+            self._guarded(self.unindexed.pop().index)
 
     def look_at_free_space(self) -> None:
         """Tell the loop how much room the disk has; a task."""
 
         def look() -> None:
-            self._free_space_s = self._clock.monotonic_s()
+            self.free_space_s = self._clock.monotonic_s()
             self._check_lock()
             free = self._fs.free_bytes(self._path)
-            self._tell(partial(self._on_free_space, free))
+            self._post(partial(self._on_free_space, free))
 
         self._guarded(look)
 
@@ -451,6 +306,17 @@ class Appender:
             self._post_progress(writer, receiver)
 
         self._guarded(sync)
+
+    def take_back(
+        self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
+    ) -> None:
+        """Refuse what found no room in the middle of a write; a task."""
+
+        def take_back() -> None:
+            writer.take_back()
+            self._refuse(writer, receiver, error)
+
+        self._guarded(take_back)
 
     def write_record(self, record: Holdings) -> None:
         """Write what the directory holds; a task."""
@@ -481,7 +347,7 @@ class Appender:
                 self.go_offline(error)
         for writer in writers:
             writer.abandon()
-            self._unindexed.discard(writer)
+            self.unindexed.discard(writer)
         self._post(partial(on_done, failed))
 
     def set_aside(
@@ -534,18 +400,12 @@ class Appender:
         """Stop believing this directory until it is opened again; only once."""
         if not self.is_offline:
             self.is_offline = True
-            self._tell(partial(self._on_offline, error))
+            self._post(partial(self._on_offline, error))
 
-    def _note_bug(self, error: Exception) -> None:
+    def note_bug(self, error: Exception) -> None:
+        """Take the directory offline: nothing is known about what failed."""
         _log.error("storage failed: directory=%s", self._path, exc_info=error)
         self.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
-
-    def _tell(self, news: Task) -> None:
-        """Call back on the loop's thread."""
-        if self._news is None:
-            self._post(news)
-        else:
-            self._news.append(news)
 
     def _run_turn(self) -> None:
         """Commit the next group, or go on with one."""
@@ -558,12 +418,9 @@ class Appender:
             steps = self._commit(writer, self._groups.take(writer))
 
         def step() -> None:
-            for step in steps:
-                if isinstance(step, AppendFile):
-                    step.sync()
-                elif step is Pause.OTHERS:
-                    self._under_way[writer] = steps
-                    return
+            for _ in steps:
+                self._under_way[writer] = steps
+                return
 
         try:
             self._guarded(step)
@@ -590,12 +447,15 @@ class Appender:
         except StorageError as error:
             self.go_offline(error)
         except Exception as error:  # noqa: BLE001  # a bug costs no other directory
-            self._note_bug(error)
+            self.note_bug(error)
 
     def _commit(
         self, writer: LogWriter, queued: Sequence[AppendRequest]
-    ) -> Iterator[Step]:
-        """Write, sync and announce appends of one log, in steps; then index them."""
+    ) -> Iterator[None]:
+        """Write, sync and report appends of one log, then index them and roll.
+
+        Yields where other logs may have their turn.
+        """
         group: list[AppendRequest] = []
         batches: list[StoredBatch] = []
         size_bytes, record_count, last_id = 0, 0, writer.last_id
@@ -616,13 +476,11 @@ class Appender:
         receiver = group[0].receiver
         try:
             if writer.is_full and not group[0].completes:
-                yield Pause.STORAGE
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
             if has_steps:
-                for _step in _finish(group):
-                    yield Pause.OTHERS
-            chunks = _gathered(group, size_bytes)
+                yield from _finish(group)
+            chunks = gathered(group, size_bytes)
             if is_told:
                 _tell_offsets(group)
             yield from writer.write(
@@ -632,26 +490,24 @@ class Appender:
                 batches=batches,
             )
         except NoSpaceError as error:
-            writer.version += 1
-            self._tell(partial(receiver.on_refused, error))
+            self._refuse(writer, receiver, error)
             return
         # The journal of transactions forgets what is answered.
         if is_told or writer.is_sync_due():
-            yield from writer.sync_segment()
+            writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
-        yield Pause.INDEX
-        if not writer.cover_later(chunks, record_count=record_count):
+        writer.cover_later(chunks, record_count=record_count)
+        if writer.is_cover_due:
             # Checksum, and a file that may be busy, are no reason for others to wait.
-            yield Pause.OTHERS
-            for _step in writer.cover():
-                yield Pause.OTHERS
+            yield
+            for _ in writer.cover():
+                yield
         if writer.is_index_due:
             writer.index()
         else:
-            self._unindexed.add(writer)
+            self.unindexed.add(writer)
         if writer.is_full:
-            yield Pause.STORAGE
             try:
                 self._roll(writer, receiver)
             except NoSpaceError as error:
@@ -659,35 +515,30 @@ class Appender:
                     "roll postponed: directory=%s error=%s", writer.directory, error
                 )
 
+    def _refuse(
+        self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
+    ) -> None:
+        writer.version += 1
+        self._post(partial(receiver.on_refused, error))
+
     def _roll(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         sealed, active = writer.roll()
         self._post_progress(writer, receiver)
-        self._tell(partial(receiver.on_rolled, sealed, active))
+        self._post(partial(receiver.on_rolled, sealed, active))
 
     def _post_progress(self, writer: LogWriter, receiver: AppendReceiver) -> None:
-        progress = WriterProgress(
+        self._post(partial(receiver.on_progress, self.progress_of(writer)))
+
+    def progress_of(self, writer: LogWriter) -> WriterProgress:
+        """Return how far a log is written and synced, for its other side."""
+        self.alive_s = max(self.alive_s, writer.last_sync_s)
+        return WriterProgress(
             writer.end,
             writer.synced_end,
             writer.last_sync_s,
             writer.sync_count,
             writer.sync_s,
         )
-        self._alive_s = max(self._alive_s, writer.last_sync_s)
-        self._tell(partial(receiver.on_progress, progress))
-
-
-def _call(news: Task) -> None:
-    try:
-        news()
-    except Exception as error:  # noqa: BLE001  # a bug of one costs no other
-        _log.error("callback failed: %r", news, exc_info=error)
-
-
-def _carry_out(steps: Iterable[Step]) -> None:
-    """Do all steps, and wait for the disk where they do."""
-    for step in steps:
-        if isinstance(step, AppendFile):
-            step.sync()
 
 
 def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
@@ -713,7 +564,7 @@ def _tell_offsets(group: Sequence[AppendRequest]) -> None:
         task()
 
 
-def _gathered(group: Sequence[AppendRequest], size_bytes: int) -> Sequence[Buffer]:
+def gathered(group: Sequence[AppendRequest], size_bytes: int) -> Sequence[Buffer]:
     """Return the bytes of a group in few pieces; large ones are not copied.
 
     Raises:

@@ -26,13 +26,14 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
-from metaq.fs.group_thread import Begin, GroupThread, Post, SilenceWatch, Worker
+from metaq.fs.group_thread import GroupThread, Post, SilenceWatch, Worker
 from metaq.fs.helper_threads import HelperThreads
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.append_request import AppendReceiver, Request, Task
 from metaq.storage.appender import Appender
+from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.holdings import Holdings
 from metaq.storage.log_writer import LogWriter
 
@@ -78,11 +79,10 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 """Takes requests over and does one piece of work; returns whether there is more."""
 StartWorker: TypeAlias = Callable[
-    [str, RunRequests, Task, Post, Begin[Request] | None], Worker[Request]
+    [str, RunRequests, Callable[[int], object]], Worker[Request]
 ]
-"""Makes a worker with a name, from what runs requests, what it does when it rests, how
-the loop is called back, and what begins requests on the loop's thread; tests put a
-deterministic one here."""
+"""Makes a worker with a name, from what runs requests and what is called when all are
+done; tests put a deterministic one here."""
 
 
 class LogDir:
@@ -147,17 +147,13 @@ class LogDir:
             check_lock=self._check_lock,
             on_offline=self._on_offline,
             on_free_space=self._on_free_space,
-            syncs=syncs,
         )
         """The cycle that its storage thread runs."""
         self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
         """Threads that may wait for its disk on behalf of gets; `begin` is for the
         owner of the broker's threads."""
-        appender = self.appender
-        begin = None if syncs is None else appender.begin
-        self._worker = start_worker(
-            f"storage {path}", appender.run, appender.rest, post, begin
-        )
+        start = partial(start_worker, f"storage {path}", self.appender.run)
+        self._worker = CommitOwner(self.appender, start, clock, post, syncs)
 
     def open(self) -> None:
         """Make the directory if it is missing, and become its only owner. Blocks.
@@ -192,7 +188,7 @@ class LogDir:
         self._worker.start()
 
     def submit(self, request: Request, *, joins: bool = False) -> None:
-        """Hand a request to the storage thread; see `Worker.submit`."""
+        """Have a request carried out; see `CommitOwner.submit`."""
         self._worker.submit(request, joins=joins)
 
     def refusal(self) -> Exception | None:
@@ -273,11 +269,14 @@ class LogDir:
     def tick(self, now_s: float, refresh_s: float) -> None:
         """Have the free space looked at when the figure is older than `refresh_s`.
 
-        One look at a time; one that takes too long tells of a disk that hangs.
+        One look at a time; one that takes too long is of a disk that hangs. Small
+        groups that were committed since are indexed.
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
             self._watch.tick(now_s, refresh_s, look)
+            if self.appender.unindexed:
+                self._worker.submit(self.appender.index_later)
 
     def is_record_due(self, now_s: float) -> bool:
         """Tell whether the record of the directory's contents is to be written."""

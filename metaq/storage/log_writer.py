@@ -1,9 +1,9 @@
 """The storage thread's side of one partition: active segment and synced bytes.
 
 Everything here belongs to the storage thread of the data directory, and may block, but
-for what a commit (`appender.py`) does up to a sync or a `Pause.STORAGE`: that may be
-run by the loop's thread. The loop's side of the same partition is `partition_log.py`;
-the two exchange values only.
+for `write_small` and `begin_sync`: those are the loop's while it commits a group of
+single puts (`commit_owner.py`). The loop's side of the same partition is
+`partition_log.py`; the two exchange values only.
 
     base offset            synced_end             end
         |------- synced --------|---- written -----|
@@ -18,18 +18,18 @@ group are cut off again, so the file ends where it ended before. With any other 
 directory offline and never calls a writer of it again, except to abandon it.
 """
 
-import enum
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.fs.group_thread import tell_slow_sync
+from metaq.fs.kernel_syncs import Syncs
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.pieces import in_steps
 from metaq.stats import Histogram
@@ -47,28 +47,14 @@ UNSYNCED_BYTES_MAX: Final = SizeBytes(16 << 20)
 so large once, and what they left on a disk is judged by that."""
 
 UNCOVERED_BYTES_MAX: Final = SizeBytes(4096)
-"""Written bytes whose checksum waits for that of those behind them: computing it keeps
-the interpreter from a loop that has a reply to send."""
+"""Written bytes whose checksum waits for that of later ones: computing it keeps the
+interpreter from a loop that has a reply to send."""
 
 PLACE_CHECK_S: Final = 1.0
 """Longest time for which appends may be acknowledged before the active segment is
 looked for under its name again: bytes of a file without a name are gone when it is
 closed."""
 
-
-class Pause(enum.Enum):
-    """Point in a commit where its thread may do something else."""
-
-    OTHERS = "others"
-    """Other logs may have their turn."""
-    INDEX = "index"
-    """The group is told of; its index follows, when others had their turns."""
-    STORAGE = "storage"
-    """The rest may wait for the disk: it is for the storage thread."""
-
-
-Step: TypeAlias = AppendFile | Pause
-"""Step of a commit: a file that is to be synced before the next step, or a pause."""
 
 _log = logging.getLogger(__name__)
 
@@ -229,6 +215,26 @@ class LogWriter:
         return self._interval_s <= 0 or self._interval_s < age_s
 
     @property
+    def is_cover_due(self) -> bool:
+        """Tell whether `cover` is not to wait for more bytes."""
+        return self._uncovered_bytes >= UNCOVERED_BYTES_MAX or self.is_index_due
+
+    def takes_small(self, *, batch_count: int, now_s: float) -> bool:
+        """Tell whether `write_small` and `begin_sync` are all that a group takes.
+
+        False where more is to be done with it or before it: a segment to be created,
+        rolled or looked for, bytes to be synced or indexed, a file to be made again.
+        """
+        return (
+            self._active is not None
+            and self._options.is_group_commit
+            and self.synced_end == self.end
+            and not (self.is_full or self.is_cover_due)
+            and now_s - self._seen_s < PLACE_CHECK_S
+            and not (batch_count and self._producers.is_rewrite_due(batch_count))
+        )
+
+    @property
     def is_index_due(self) -> bool:
         """Tell whether a whole span is not covered by the index, synced or not."""
         active = self._active
@@ -243,8 +249,8 @@ class LogWriter:
         record_count: int,
         last_id: MessageId,
         batches: Sequence[StoredBatch] = (),
-    ) -> Iterator[Step]:
-        """Write whole records behind the last one; `cover_later` is to follow.
+    ) -> Iterator[None]:
+        """Write whole records after the last one; call `cover_later` next.
 
         More than `GROUP_BYTES_MAX` is written in steps: between two of them other logs
         may be written, but not this one, whose end moves with the last step. In group
@@ -255,37 +261,75 @@ class LogWriter:
             NoSpaceError: the log ends where it ended before.
             DiskError: nothing is known about the file any more.
         """
-        if self._active is None:
-            yield Pause.STORAGE
         active = self._ready_segment()
+        size_bytes = sum(map(len, chunks))
+        is_large = size_bytes > GROUP_BYTES_MAX
+        steps = in_steps(chunks, GROUP_BYTES_MAX) if is_large else (chunks,)
+        self._note(batches)
+        try:
+            for number, step in enumerate(steps):
+                if number:
+                    if self._options.is_group_commit:
+                        self._sync_file(active.file)
+                    yield
+                active.file.write_all(step)
+        except NoSpaceError:
+            self.take_back()
+            raise
+        self._move_end(size_bytes, record_count, last_id, batches)
+
+    def write_small(
+        self,
+        chunks: Sequence[Buffer],
+        *,
+        record_count: int,
+        last_id: MessageId,
+        batches: Sequence[StoredBatch],
+    ) -> None:
+        """Write as `write` does, where `takes_small`; `begin_sync` follows.
+
+        Raises:
+            NoSpaceError: a part may be written: `take_back` follows.
+            DiskError: nothing is known about the file any more.
+        """
+        assert self._active is not None, "takes_small"
+        self._note(batches)
+        self._active.file.write_all(chunks)
+        self._move_end(sum(map(len, chunks)), record_count, last_id, batches)
+        self.cover_later(chunks, record_count=record_count)
+
+    def take_back(self) -> None:
+        """Cut what a failed write may have left.
+
+        Raises:
+            DiskError: nothing is known about the file any more.
+        """
+        active = self._ready_segment()
+        with _no_space_is_final():
+            active.file.truncate(active.size_bytes)
+        # A prefix of a refused batch must not come back after a power cut.
+        self._sync_file(active.file)
+
+    def _note(self, batches: Sequence[StoredBatch]) -> None:
         if batches:
-            if self._producers.is_rewrite_due(len(batches)):
-                yield Pause.STORAGE
             try:
                 self._producers.note(batches)
             except DiskError as error:
                 _raise_if_passing(error)
                 raise
-        size_before, size_bytes = active.size_bytes, sum(map(len, chunks))
-        try:
-            is_large = size_bytes > GROUP_BYTES_MAX
-            steps = in_steps(chunks, GROUP_BYTES_MAX) if is_large else (chunks,)
-            for number, step in enumerate(steps):
-                if number:
-                    if self._options.is_group_commit:
-                        yield from self._sync_file(active.file)
-                    yield Pause.OTHERS
-                active.file.write_all(step)
-        except NoSpaceError:
-            yield Pause.STORAGE
-            with _no_space_is_final():
-                active.file.truncate(size_before)
-            # A prefix of a refused batch must not come back after a power cut.
-            yield from self._sync_file(active.file)
-            raise
+
+    def _move_end(
+        self,
+        size_bytes: int,
+        record_count: int,
+        last_id: MessageId,
+        batches: Sequence[StoredBatch],
+    ) -> None:
+        """Keep the books of a write."""
+        active = self._ready_segment()
         if batches:
             self._producers.keep(batches)
-        active.size_bytes = SizeBytes(size_before + size_bytes)
+        active.size_bytes = SizeBytes(active.size_bytes + size_bytes)
         self.end = Offset(self.end + size_bytes)
         # What a transaction commits was given its ids when it came.
         self.last_id = max(self.last_id, last_id)
@@ -308,19 +352,18 @@ class LogWriter:
                 " another disk mounted over it)"
             )
 
-    def cover_later(self, chunks: Sequence[Buffer], *, record_count: int) -> bool:
-        """Keep written bytes for `cover`; return whether that may wait for more.
+    def cover_later(self, chunks: Sequence[Buffer], *, record_count: int) -> None:
+        """Keep written bytes for `cover`.
 
         Args:
             chunks: all that was written since the last call; must not change.
             record_count: records in them.
         """
         if self._active is None or self._active.spans is None:
-            return True
+            return
         self._uncovered += chunks
         self._uncovered_bytes += sum(map(len, chunks))
         self._uncovered_records += record_count
-        return self._uncovered_bytes < UNCOVERED_BYTES_MAX and not self.is_index_due
 
     def cover(self) -> Iterator[None]:
         """Take what was kept into the index, in memory and in steps; see `index`.
@@ -339,19 +382,46 @@ class LogWriter:
         Raises:
             DiskError: final, see `AppendFile.sync`.
         """
-        for file in self.sync_segment():
-            file.sync()
+        self.sync_segment()
         self.index()
 
-    def sync_segment(self) -> Iterator[AppendFile]:
-        """Yield the file with unsynced bytes, if there is one; `index` follows.
+    def sync_segment(self) -> None:
+        """Wait until everything written is on disk; `index` follows.
 
-        Nothing is written to it before it is synced and the next step is taken.
+        Raises:
+            DiskError: final, see `AppendFile.sync`.
         """
-        active = self._active
-        if active is None or self.synced_end == self.end:
-            return
-        yield from self._sync_file(active.file)
+        if self._active is not None and self.synced_end != self.end:
+            self._sync_file(self._active.file)
+            self._move_synced_end()
+
+    def begin_sync(
+        self, syncs: Syncs, on_done: Callable[[DiskError | None], None]
+    ) -> bool:
+        """Begin `sync_segment` without waiting; nothing is written before its end.
+
+        Args:
+            syncs: carries it out.
+            on_done: called later with the error, as final as that of a sync.
+
+        Returns:
+            False where it was not begun: then it takes `sync_segment`.
+
+        Raises:
+            DiskError: an earlier sync failed.
+        """
+        assert self._active is not None, "takes_small"
+        file, start_s = self._active.file, self._clock.monotonic_s()
+
+        def on_synced(error: DiskError | None) -> None:
+            if error is None:
+                self._note_sync(file, start_s)
+                self._move_synced_end()
+            on_done(error)
+
+        return file.begin_sync(syncs, on_synced)
+
+    def _move_synced_end(self) -> None:
         self.synced_end = self.end
         self.unsynced_records = 0
 
@@ -485,10 +555,13 @@ class LogWriter:
         assert self._active is not None, "there was no lack of anything"
         return self._active
 
-    def _sync_file(self, file: AppendFile) -> Iterator[AppendFile]:
-        """Have a file synced, and keep the books about it."""
+    def _sync_file(self, file: AppendFile) -> None:
+        """Sync a file, and keep the books about it."""
         start_s = self._clock.monotonic_s()
-        yield file
+        file.sync()
+        self._note_sync(file, start_s)
+
+    def _note_sync(self, file: AppendFile, start_s: float) -> None:
         self.last_sync_s = self._clock.monotonic_s()
         took_s = self.last_sync_s - start_s
         self.sync_count += 1

@@ -150,7 +150,7 @@ _Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
 Request: TypeAlias = Sequence[JournalEntry | Release] | Task
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
-StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
+StartWorker: TypeAlias = Callable[[str, RunRequests], Worker[Request]]
 """Makes the thread of the journal; tests put a deterministic one here."""
 
 
@@ -225,7 +225,7 @@ class Journal:
         self._lock: DirLock | None = None
         self._waiting: list[JournalEntry | Release] = []
         self._is_due = False
-        self._worker = start_worker("journal", self._run, lambda: None)
+        self._worker = start_worker("journal", self._run)
 
     # -- opening: any thread, before `start`
 

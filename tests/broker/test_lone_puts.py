@@ -1,16 +1,14 @@
 """Lone puts of many connections are one append, and each is answered for itself."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from metaq.broker import lone_puts
-from metaq.broker.app import LITTLE_BYTES, Broker
+from metaq.broker.app import Broker
 from metaq.broker.lone_puts import LONE_OVERHEAD_BYTES, RUN_MAX, LonePuts
-from metaq.fs import SystemFileSystem
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
 from tests.rigs.broker import Peer, running_broker
@@ -223,70 +221,3 @@ def test_a_reply_without_memory_ends_its_connection_alone(
         assert [each.replies for each in others] == [[b""], [b""]]
 
     run(tmp_path / "data", scenario)
-
-
-class QuickSyncs:
-    """Syncs that are done when they are begun, and note when that is looked at."""
-
-    def __init__(self) -> None:
-        self.eventfd = os.eventfd(0)
-        self.on_done: Callable[[int], None] | None = None
-        self.is_new_turn = False
-        self.notes: list[bool] = []
-        """Whether each sync was slept for."""
-
-    @property
-    def is_idle(self) -> bool:
-        return self.on_done is None
-
-    def begin(self, _fd: int, on_done: Callable[[int], None]) -> bool:
-        self.on_done, self.is_new_turn = on_done, False
-        os.eventfd_write(self.eventfd, 1)
-        asyncio.get_running_loop().call_soon(setattr, self, "is_new_turn", True)
-        return True
-
-    def fileno(self) -> int:
-        return self.eventfd
-
-    def reap(self) -> None:
-        os.eventfd_read(self.eventfd)
-        self.notes.append(self.is_new_turn)
-        on_done, self.on_done = self.on_done, None
-        assert on_done is not None
-        on_done(0)
-
-    def close(self) -> None:
-        os.close(self.eventfd)
-
-
-class QuickDisk(SystemFileSystem):
-    """A disk that syncs at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.syncs = QuickSyncs()
-
-    def open_syncs(self) -> QuickSyncs:  # type: ignore[override]
-        return self.syncs
-
-
-@pytest.mark.parametrize("size", [5, LITTLE_BYTES])
-def test_a_loop_does_not_sleep_while_a_little_put_is_synced(
-    data_dir: Path, size: int
-) -> None:
-    """Unless others need the processor; behind a large put it always does."""
-    payload = b"x" * size
-
-    async def main() -> list[bool]:
-        disk = QuickDisk()
-        async with running_broker(data_dir, fs=disk) as broker, Peer(broker) as peer:
-            for number in range(100):
-                head = b"put test 0 %d 0 %d %d\r\n"
-                await peer.ask(head % (size, checksum(payload), number) + payload)
-                if len(disk.syncs.notes) >= 20 and not all(disk.syncs.notes):
-                    break
-        return disk.syncs.notes
-
-    notes = asyncio.run(main())
-    assert len(notes) >= 20
-    assert all(notes) == (size == LITTLE_BYTES)

@@ -11,12 +11,19 @@ from metaq.broker.app import Broker
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.session import Session
 from metaq.fs import FileSystem
+from metaq.storage.commit_owner import CommitOwner
+from metaq.storage.log_dir import LogDir
 from metaq.testing.embedded import EmbeddedBroker
 
 
 def twin_of(sync_object: Any) -> Any:
     """Return the async object behind one of the sync world."""
     return sync_object._twin
+
+
+def commit_owner_of(directory: LogDir) -> CommitOwner:
+    """Return what says which thread has a data directory."""
+    return directory._worker
 
 
 def subscription_of(consumer: Any) -> Any:

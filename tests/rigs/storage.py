@@ -7,14 +7,13 @@ from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
-from metaq.fs.group_thread import Begin, Post
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
-from metaq.storage.append_request import AppendRequest, AppendTicket, Request, Task
-from metaq.storage.log_dir import RunRequests
+from metaq.storage.append_request import AppendRequest, AppendTicket, Request
+from metaq.storage.log_dir import DirState, RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
-from tests.rigs.fs import FaultyFileSystem, MemorySyncs
+from tests.rigs.fs import FaultyFileSystem
 
 
 class ManualLoop:
@@ -30,6 +29,11 @@ class ManualLoop:
         self._callbacks.append(callback)
         self.on_post()
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the callbacks that are queued, oldest first."""
+        found = (getattr(each, "func", each) for each in self._callbacks)
+        return tuple(getattr(each, "__qualname__", "") for each in found)
+
     def run(self) -> None:
         """Run everything that is queued, and what that queues."""
         while self._callbacks:
@@ -42,84 +46,52 @@ class ManualLoop:
 
 
 class StepWorker:
-    """A storage thread without a thread: `step` does all that is queued.
-
-    It rests after every step, unless `is_busy`. With `begin` it is asked to take what
-    is queued first, as a thread that is idle; its syncs are done within the step.
-    """
+    """A storage thread without a thread: `step` does all that is queued."""
 
     def __init__(
         self,
         name: str,
         run: RunRequests,
-        rest: Task,
-        begin: Begin[Request] | None = None,
-        syncs: MemorySyncs | None = None,
+        on_idle: Callable[[int], object] = lambda _count: None,
     ) -> None:
         self.name = name
-        self.begun_count = 0
-        """Groups that were begun on the loop's thread."""
-        self.is_begun = False
-        """One of them is under way."""
         self.has_more = False
-        """There is something left for the storage thread."""
+        """There is more to do for what was taken."""
         self.is_at_work = False
         """It is in the midst of a group."""
-        self._begin = begin
-        self._syncs = syncs
         self.queue: list[Request] = []
         self.is_stopped = False
-        self.is_busy = False
         self._run = run
-        self._rest = rest
+        self._on_idle = on_idle
+        self._count = 0
 
     def start(self) -> None:
         """Do nothing: there is no thread."""
 
-    def submit(self, request: Request, *, joins: bool = False) -> None:
-        """Queue a request."""
+    def submit(self, *requests: Request) -> None:
+        """Queue requests."""
         assert not self.is_stopped, "a request after the end of the thread"
-        self.queue.append(request)
+        self.queue += requests
 
     def stop(self) -> None:
         """Take no more requests."""
         self.is_stopped = True
 
     def step(self) -> None:
-        """Do everything that is queued, then rest."""
-        if not self.queue:
-            return
-        while self.turn():
-            pass
-        if not self.is_busy:
-            self._rest()
+        """Do everything that is queued."""
+        while self.queue or self.has_more:
+            self.turn()
 
     def turn(self) -> bool:
         """Write one group, or a step of one; return whether there is more to do."""
-        if self.queue and not self.has_more and self.begin():
-            assert self._syncs is not None
-            while self.is_begun:
-                assert self._syncs.begun, "nothing ends what was begun"
-                self._syncs.reap()
-        else:
-            requests, self.queue = self.queue, []
-            self.is_at_work = True
-            self.has_more = self._run(requests)
-            self.is_at_work = False
+        requests, self.queue = self.queue, []
+        self._count += len(requests)
+        self.is_at_work = True
+        self.has_more = self._run(requests)
+        self.is_at_work = False
+        if not (self.has_more or self.is_stopped):
+            self._on_idle(self._count)
         return self.has_more or bool(self.queue)
-
-    def begin(self) -> bool:
-        """Have all that is queued begun, where it may be; its syncs are not done."""
-        self.is_begun = self._begin is not None
-        if self._begin is not None and self._begin(self.queue, self._on_end):
-            self.queue = []
-            self.begun_count += 1
-            return True
-        self.is_begun = False
-        return False
-
-    def _on_end(self, has_more: bool) -> None:
-        self.is_begun, self.has_more = False, has_more
 
 
 class Ticket:
@@ -160,6 +132,8 @@ class StorageBench:
         self.config = config
         self.loop = ManualLoop()
         self.workers: list[StepWorker] = []
+        self.is_busy = False
+        """Small groups wait for their index: the next tick is not yet due."""
         self.next_id = 1
         self.syncs = fs.syncs if isinstance(fs, FaultyFileSystem) else None
         self.manager = LogManager(
@@ -177,7 +151,12 @@ class StorageBench:
         self.next_id = max(0, self.manager.last_message_id()) + 1
 
     def append(
-        self, log: PartitionLog, payloads: Sequence[bytes], ticket: AppendTicket
+        self,
+        log: PartitionLog,
+        payloads: Sequence[bytes],
+        ticket: AppendTicket,
+        *,
+        is_light: bool = False,
     ) -> bytes:
         """Queue one append with a record for each payload; return its bytes."""
         chunks = []
@@ -191,17 +170,29 @@ class StorageBench:
             record_count=len(chunks),
             last_id=MessageId(self.next_id - 1),
             ticket=ticket,
+            is_light=is_light,
         )
         return data
 
     def run(self) -> None:
         """Run the storage threads and the loop until nothing is queued."""
+        self._run()
+        if not self.is_busy:
+            for each in self.manager.directories():
+                if each.state is DirState.ONLINE and each.appender.unindexed:
+                    each.submit(each.appender.index_later)
+            self._run()
+
+    def _run(self) -> None:
         while True:
             self.loop.run()
-            if not any(worker.queue for worker in self.workers):
+            if self.syncs is not None and self.syncs.begun:
+                self.syncs.reap()
+            elif any(worker.queue or worker.has_more for worker in self.workers):
+                for worker in self.workers:
+                    worker.step()
+            else:
                 return
-            for worker in self.workers:
-                worker.step()
 
     def close(self) -> None:
         """Close the logs."""
@@ -217,12 +208,7 @@ class StorageBench:
         )
 
     def _start_worker(
-        self,
-        name: str,
-        run: RunRequests,
-        rest: Task,
-        _post: Post,
-        begin: Begin[Request] | None,
+        self, name: str, run: RunRequests, on_idle: Callable[[int], object]
     ) -> StepWorker:
-        self.workers.append(StepWorker(name, run, rest, begin, self.syncs))
+        self.workers.append(StepWorker(name, run, on_idle))
         return self.workers[-1]

@@ -110,10 +110,15 @@ def check_kept(fs: FileSystem, stored: tuple[Promise, ...], **system: int) -> No
 
 
 def put(
-    bench: StorageBench, log: PartitionLog, count: int = 1, size: int = 100
+    bench: StorageBench,
+    log: PartitionLog,
+    count: int = 1,
+    size: int = 100,
+    *,
+    is_light: bool = False,
 ) -> Ticket:
     ticket = Ticket()
-    bench.append(log, [b"x" * size] * count, ticket)
+    bench.append(log, [b"x" * size] * count, ticket, is_light=is_light)
     return ticket
 
 

@@ -145,7 +145,11 @@ def bench(fs: FaultyFileSystem) -> Iterator[StorageBench]:
 
 
 def step(bench: StorageBench) -> bool:
-    """Do one piece of work, and tell the loop; return whether there is more."""
+    """End the turn of the loop, do one piece of work, and report it.
+
+    Returns whether there is more.
+    """
+    bench.loop.run()
     has_more = bench.workers[0].turn()
     bench.loop.run()
     return has_more
@@ -370,7 +374,7 @@ def test_a_task_runs_behind_what_was_queued_before_it(bench: StorageBench) -> No
     seen: list[tuple[int, bool]] = []
     log, other = log_of(bench), log_of(bench, OTHER)
     tickets = flood(bench)
-    bench.workers[0].submit(
+    log.log_dir.submit(
         lambda: seen.append((log.writer.end, other.writer.end == RECORD))
     )
     put(bench, other)

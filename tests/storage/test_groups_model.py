@@ -3,7 +3,7 @@
 import errno
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Event, Lock
 from typing import Final
 
@@ -11,10 +11,11 @@ import pytest
 
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import StorageError
-from metaq.fs.group_thread import Begin, GroupThread, Post
+from metaq.fs.group_thread import GroupThread
 from metaq.model import LogId, MessageId
 from metaq.record.layout import encode_record
-from metaq.storage.appender import BEGUN_BYTES_MAX, Request, Task
+from metaq.storage.append_request import Request
+from metaq.storage.commit_owner import GROUP_BYTES_MAX
 from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
@@ -78,18 +79,13 @@ class World:
         return self.fs.syncs
 
     def _start_worker(
-        self,
-        name: str,
-        run: RunRequests,
-        rest: Task,
-        post: Post,
-        begin: Begin[Request] | None,
+        self, name: str, run: RunRequests, on_idle: Callable[[int], object]
     ) -> GroupThread[Request]:
         def run_behind_gate(requests: Sequence[Request]) -> bool:
             with self.gate:
                 return run(requests)
 
-        return GroupThread(name, run_behind_gate, rest, post, begin)
+        return GroupThread(name, run_behind_gate, on_idle)
 
     # -- steps
 
@@ -118,7 +114,7 @@ class World:
             return
         size = self.rng.choice([1, 50, 50, 900, 5000])
         if self.rng.random() < 0.02:
-            size = BEGUN_BYTES_MAX
+            size = GROUP_BYTES_MAX
         count = self.rng.choice([1, 1, 2, 6])
         chunks = []
         for _ in range(count):
@@ -140,7 +136,7 @@ class World:
                 last_id=MessageId(self._next_id - 1),
                 ticket=promised,
                 before_write=(lambda _offset: ()) if is_noted else None,
-                is_light=self.rng.random() < 0.5,
+                is_light=self.rng.random() < 0.8,
             )
         except StorageError:
             assert in_flight.pop() is promised

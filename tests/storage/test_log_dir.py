@@ -442,7 +442,7 @@ def request(size: int) -> Request:
 def test_the_thread_hands_over_what_came_before_each_piece_of_work() -> None:
     """It asks for pieces until all is done, the end of the thread included."""
     gate = Gate()
-    thread = GroupThread[Request]("test", gate.run, lambda: None)
+    thread = GroupThread[Request]("test", gate.run)
     thread.start()
     thread.submit(request(1))
     for arrivals in (3, 2):
@@ -465,32 +465,10 @@ def test_the_thread_ends_when_the_queue_is_empty() -> None:
         done.append(len(batch))
         return False
 
-    thread = GroupThread[Request]("test", run, lambda: None)
+    thread = GroupThread[Request]("test", run)
     for _ in range(3):
         thread.submit(request(1))
     thread.stop()
     thread.start()
     thread.join(30)
     assert sum(done) == 3
-
-
-def test_the_thread_rests_once_when_nothing_is_queued() -> None:
-    """Deferred work is done soon after a batch, and an idle thread stays asleep."""
-    done: list[str] = []
-    rested = threading.Event()
-
-    def rest() -> None:
-        done.append("rest")
-        rested.set()
-
-    def run(_batch: Sequence[Request]) -> bool:
-        done.append("run")
-        return False
-
-    thread = GroupThread[Request]("test", run, rest)
-    thread.submit(request(1))
-    thread.start()
-    assert rested.wait(30)
-    thread.stop()
-    thread.join(30)
-    assert done == ["run", "rest"]

@@ -79,6 +79,7 @@ def test_a_log_that_had_a_turn_does_not_wait_for_all_that_begin(
     bench.run()
     news = [put(bench, log_of(bench, log_id)) for log_id in NEW]
     ticket = put(bench, old)
+    bench.loop.run()  # ends the turn
     bench.workers[0].turn()
     bench.loop.run()
     assert ticket.is_stored

@@ -103,7 +103,8 @@ def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
     put(bench, log, size=size)
     bench.run()
     fs.on_call(None)
-    assert seen[:4] == ["write .meta", "sync .meta", "told", "write .spans"]
+    order = [*dict.fromkeys(seen)]
+    assert order[:4] == ["write .meta", "sync .meta", "told", "write .spans"]
     bench.close()
 
 
@@ -120,13 +121,13 @@ def test_a_small_group_is_indexed_when_the_thread_rests(fs: FaultyFileSystem) ->
         writes[-1] += call.name == "write" and call.path == index
 
     fs.on_call(count)
-    bench.workers[0].is_busy = True
+    bench.is_busy = True
     sizes = (100, 100, SPAN_BYTES_MIN, 100)
     for size in sizes:
         put(bench, log, size=size)
         bench.run()
         writes.append(0)
-    bench.workers[0].is_busy = False
+    bench.is_busy = False
     put(bench, log)
     bench.run()
     fs.on_call(None)
@@ -138,11 +139,11 @@ def test_small_groups_are_covered_together(fs: FaultyFileSystem) -> None:
     """Their checksum is that of all their bytes, whenever it was computed."""
     bench = opened(fs)
     log = log_of(bench)
-    bench.workers[0].is_busy = True
+    bench.is_busy = True
     for size in (10, 100, UNCOVERED_BYTES_MAX, 20, 30):
         put(bench, log, size=size)
         bench.run()
-    bench.workers[0].is_busy = False
+    bench.is_busy = False
     put(bench, log)
     bench.run()
     index = read_index(fs, log.segments.active.path, Offset(0))

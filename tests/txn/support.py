@@ -16,7 +16,7 @@ from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
-from metaq.txn.journal import Journal, RunRequests, Task
+from metaq.txn.journal import Journal, RunRequests
 from metaq.txn.opening import OpenedJournal, open_journal
 from metaq.txn.records import encode_put
 from metaq.txn.state import HeuristicOutcome
@@ -124,8 +124,8 @@ class TransactionBench:
         self.opened: OpenedJournal
         self.is_settled = False
 
-    def _start_worker(self, name: str, run: RunRequests, rest: Task) -> StepWorker:
-        self.workers.append(StepWorker(name, run, rest))  # type: ignore[arg-type]
+    def _start_worker(self, name: str, run: RunRequests) -> StepWorker:
+        self.workers.append(StepWorker(name, run))  # type: ignore[arg-type]
         return self.workers[-1]
 
     def open(self) -> None:

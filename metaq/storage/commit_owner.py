@@ -1,0 +1,298 @@
+"""The thread that commits to a data directory, and the loop's groups of single puts.
+
+Theory of operation. The storage thread writes, syncs, rolls, creates and indexes
+(`appender.py`). To wake it for one small put takes longer than the sync of a fast disk,
+so while it has nothing to do the loop's thread may commit a group of single puts
+itself: it writes them, has the kernel sync (`fs/kernel_syncs.py`), and reports. One of
+the two works at any time, and `TRANSITIONS` says which:
+
+                    HAND                       BEGIN
+    THREAD  <-----------------  NONE    -----------------> LOOP
+            ----------------->          <-----------------
+                 REPORTED                      ENDED
+
+* The thread is handed requests while it works, and the loop never takes over from it
+  before every report of it was processed: the thread's last word on a turn is a post,
+  and posts keep their order. Being done is not enough, as reports may come any number
+  of turns late.
+* What comes while the loop has a group under way waits for its end, and is the next
+  group of one or the other. What comes while the thread works is handed over together,
+  at the end of the turn: each hand-over takes the interpreter from the loop.
+* A group that the loop commits takes a write and a sync of each log, and nothing else
+  (`LogWriter.takes_small`). What goes wrong on the way is a task for the thread, which
+  is handed before everything that came since: a sync that the kernel does not take, and
+  a write without room.
+* The loop writes to no disk that has synced nothing for `ALIVE_S`, nor to one that has
+  just kept it waiting: a disk that hangs keeps the loop in one write at most. Free
+  space and lock are looked at by the thread, so it has a group each second.
+
+Invariant: writers and appender are touched by the owner alone.
+"""
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.clock import Clock
+from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.fs import Buffer
+from metaq.fs.group_thread import Post, Worker
+from metaq.fs.kernel_syncs import Syncs
+from metaq.storage.append_request import AppendRequest, Request
+from metaq.storage.appender import FREE_SPACE_REFRESH_S, Appender, gathered
+from metaq.storage.log_writer import LogWriter
+
+GROUP_BYTES_MAX: Final = 128 * 1024
+"""Most bytes that the loop writes in one turn, some 20 µs."""
+
+GROUP_LOGS_MAX: Final = 16
+"""Most logs that they may be of: each is a write and a sync of its own."""
+
+ALIVE_S: Final = 1.0
+"""A disk that has synced nothing for so long may hang."""
+
+HELD_UP_S: Final = 0.02
+"""A disk that has kept the loop so long in one turn is the thread's for `ALIVE_S`: it
+is written through, or was frozen, or has no memory left for it."""
+
+_log = logging.getLogger(__name__)
+
+
+class Owner(enum.Enum):
+    """Thread that may touch the writers of a directory."""
+
+    NONE = "none"
+    THREAD = "storage thread"
+    LOOP = "loop"
+    LOOP_LAST = "loop, then the thread ends"
+    ENDED = "storage thread, until it ends"
+
+
+class OwnerEvent(enum.Enum):
+    """OwnerEvent in the life of a directory's ownership."""
+
+    BEGIN = "begin"
+    """The loop begins a group."""
+    ENDED = "ended"
+    """The last sync of it is done and reported."""
+    HAND = "hand over"
+    """The thread is handed requests."""
+    REPORTED = "reported"
+    """The thread has done all that it was handed, and every report is processed."""
+    STOP = "stop"
+
+
+TRANSITIONS: Final = {
+    (Owner.NONE, OwnerEvent.BEGIN): Owner.LOOP,
+    (Owner.NONE, OwnerEvent.HAND): Owner.THREAD,
+    (Owner.NONE, OwnerEvent.STOP): Owner.ENDED,
+    (Owner.THREAD, OwnerEvent.HAND): Owner.THREAD,
+    (Owner.THREAD, OwnerEvent.REPORTED): Owner.NONE,
+    (Owner.THREAD, OwnerEvent.STOP): Owner.ENDED,
+    (Owner.LOOP, OwnerEvent.ENDED): Owner.NONE,
+    (Owner.LOOP, OwnerEvent.STOP): Owner.LOOP_LAST,
+    (Owner.LOOP_LAST, OwnerEvent.ENDED): Owner.ENDED,
+}
+
+
+class _Group(NamedTuple):
+    """Part of a group that is of one log."""
+
+    requests: list[AppendRequest]
+    chunks: Sequence[Buffer]
+
+
+class CommitOwner:
+    """Hands the requests of a directory to one thread or the other. Owner: the loop."""
+
+    def __init__(
+        self,
+        appender: Appender,
+        start_worker: Callable[[Callable[[int], object]], Worker[Request]],
+        clock: Clock,
+        post: Post,
+        syncs: Syncs | None,
+    ) -> None:
+        """Begin with no thread at work.
+
+        Args:
+            appender: what both threads carry out requests with.
+            start_worker: makes the storage thread, given its `on_idle`.
+            clock: for the time since a disk has answered.
+            post: runs a callback in a later turn of the loop.
+            syncs: on the loop's thread; None: all groups are the storage thread's.
+        """
+        self.owner = Owner.NONE
+        """The thread that may touch the writers now."""
+        self._appender = appender
+        self._clock = clock
+        self._post = post
+        self._syncs = syncs
+        self._worker = start_worker(
+            lambda count: post(partial(self._on_reported, count))
+        )
+        self._waiting: list[Request] = []
+        """Requests that no thread was given yet, in their order."""
+        self._is_turn_posted = False
+        self._handed_count = 0
+        self._under_way = 0
+        """Syncs of the loop's group."""
+        self._left: list[Request] = []
+        """Tasks of the loop's group that are for the thread."""
+        self._held_up_s = float("-inf")
+        """When a disk has kept the loop waiting last."""
+
+    def start(self) -> None:
+        """Start the storage thread."""
+        self._worker.start()
+
+    def submit(self, request: Request, *, joins: bool = False) -> None:
+        """Queue a request; never blocks.
+
+        Args:
+            request: what is to be done.
+            joins: others come in this turn of the loop: they are handed over together.
+        """
+        self._waiting.append(request)
+        if self.owner is Owner.NONE and not joins and len(self._waiting) == 1:
+            self._go_on()
+        elif not self._is_turn_posted:
+            self._is_turn_posted = True
+            self._post(self._end_turn)
+
+    def stop(self) -> None:
+        """Have what is queued finished by the thread, which ends then."""
+        self._apply(OwnerEvent.STOP)
+        if self.owner is Owner.ENDED:
+            self._end()
+
+    def _apply(self, event: OwnerEvent) -> None:
+        self.owner = TRANSITIONS[self.owner, event]
+
+    def _end_turn(self) -> None:
+        self._is_turn_posted = False
+        if self.owner in (Owner.NONE, Owner.THREAD):
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin a group of what waits, or hand it to the thread."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        groups = self._plan(waiting) if self.owner is Owner.NONE else None
+        if groups is None:
+            self._apply(OwnerEvent.HAND)
+            self._hand(waiting)
+        else:
+            self._apply(OwnerEvent.BEGIN)
+            self._begin(groups)
+
+    def _hand(self, requests: Sequence[Request]) -> None:
+        self._handed_count += len(requests)
+        self._worker.submit(*requests)
+
+    def _on_reported(self, count: int) -> None:
+        if self.owner is Owner.THREAD and count == self._handed_count:
+            self._apply(OwnerEvent.REPORTED)
+
+    def _end(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._hand(waiting)
+        self._worker.stop()
+
+    # -- the loop's groups
+
+    def _plan(self, requests: Sequence[Request]) -> dict[LogWriter, _Group] | None:
+        """Return what the loop commits of each log; None: it is for the thread."""
+        now_s, appender = self._clock.monotonic_s(), self._appender
+        if (
+            self._syncs is None
+            or appender.is_offline
+            or now_s - appender.alive_s >= ALIVE_S
+            or now_s - appender.free_space_s >= FREE_SPACE_REFRESH_S
+            or now_s - self._held_up_s < ALIVE_S
+        ):
+            return None
+        size_bytes = 0
+        groups: dict[LogWriter, list[AppendRequest]] = {}
+        for each in requests:
+            if not isinstance(each, AppendRequest) or not each.is_single:
+                return None
+            if each.version != each.writer.version:
+                return None
+            size_bytes += each.size_bytes
+            groups.setdefault(each.writer, []).append(each)
+        if size_bytes > GROUP_BYTES_MAX or len(groups) > GROUP_LOGS_MAX:
+            return None
+        for writer, group in groups.items():
+            batch_count = sum(each.batch is not None for each in group)
+            if not writer.takes_small(batch_count=batch_count, now_s=now_s):
+                return None
+        try:
+            return {
+                writer: _Group(group, gathered(group, sum(r.size_bytes for r in group)))
+                for writer, group in groups.items()
+            }
+        except NoSpaceError:
+            return None  # no memory; nothing has begun
+
+    def _begin(self, groups: dict[LogWriter, _Group]) -> None:
+        start_s = self._clock.monotonic_s()
+        for writer, group in groups.items():
+            try:
+                self._commit(writer, group)
+            except StorageError as error:
+                self._appender.go_offline(error)
+            except Exception as error:  # noqa: BLE001  # a bug costs no other directory
+                self._appender.note_bug(error)
+        end_s = self._clock.monotonic_s()
+        if end_s - start_s > HELD_UP_S:
+            self._held_up_s = end_s
+        if not self._under_way:
+            self._on_ended()
+
+    def _commit(self, writer: LogWriter, group: _Group) -> None:
+        """Write a group of one log, and begin its sync."""
+        assert self._syncs is not None, "a group was planned"
+        requests, appender = group.requests, self._appender
+        assert requests[0].offset == writer.end, (requests[0].offset, writer.end)
+        receiver = requests[0].receiver
+        try:
+            writer.write_small(
+                group.chunks,
+                record_count=sum(each.record_count for each in requests),
+                last_id=max(each.last_id for each in requests),
+                batches=[each.batch for each in requests if each.batch is not None],
+            )
+        except NoSpaceError as error:
+            self._left.append(partial(appender.take_back, writer, receiver, error))
+            return
+        appender.unindexed.add(writer)
+
+        def on_synced(error: DiskError | None) -> None:
+            if error is not None:
+                appender.go_offline(error)
+            elif not appender.is_offline:
+                try:
+                    receiver.on_progress(appender.progress_of(writer))
+                except Exception as bug:  # noqa: BLE001  # one log's costs no other
+                    _log.error("report failed: %s", writer.directory, exc_info=bug)
+            self._under_way -= 1
+            if not self._under_way:
+                self._on_ended()
+
+        if writer.begin_sync(self._syncs, on_synced):
+            self._under_way += 1
+        else:
+            self._left.append(partial(appender.sync, writer, receiver))
+
+    def _on_ended(self) -> None:
+        """Go on after the last sync of the loop's group."""
+        self._apply(OwnerEvent.ENDED)
+        self._waiting[:0], self._left = self._left, []
+        if self.owner is Owner.ENDED:
+            self._end()
+        else:
+            self._go_on()
