@@ -136,7 +136,9 @@ class ConsumerOptions:
     """Last part of the member's name, without blanks and `/`; None makes MetaQ's
     `<ip>-<pid>-<uuid>`."""
     commit_interval_s: float | None = 5.0
-    """Interval of commits of handled offsets; None leaves them to `commit`."""
+    """Interval of commits of handled offsets, which are committed, too, before a
+    partition goes and on `close`. None: only `commit` commits, and what was handled
+    without it is delivered again."""
     fetch_bytes: int = MIB
     """Size of one get; grows for a larger message and falls back."""
     fetch_bytes_max: int = 64 * MIB
@@ -160,7 +162,8 @@ class ConsumerOptions:
     """Messages for which it returns False are counted as handled, not delivered."""
     skip_repeats: bool = True
     """Messages that this process has handled are not delivered to it again after a
-    lost session or a late rebalance; `seek` and `rollback` ask for them."""
+    lost session or a late rebalance; `seek` and `rollback` ask for them. What
+    was handled with `commit_interval_s=None` comes again."""
     duplicate_ids: DuplicateIds | None = None
     """Cache in which members of a group share the ids of handled messages: a message
     whose id is there counts as handled and is not delivered. None: none."""

@@ -201,8 +201,9 @@ class AsyncClient:
     async def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the connections.
 
-        Consumers commit and leave their groups; then producers send their messages.
-        Calling it again is harmless; who calls it meanwhile waits for the first.
+        Consumers leave their groups, as the `close` of each says; then producers send
+        their messages. Calling it again is harmless; who calls it meanwhile waits for
+        the first.
 
         Args:
             timeout: seconds that all of it may take; everything is closed at the end,

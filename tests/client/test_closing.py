@@ -20,7 +20,7 @@ from tests.rigs.waiting import until
 KIB = 1024
 OPTIONS: dict[str, Any] = {
     "fetch_bytes": 64 * KIB,
-    "commit_interval_s": None,
+    "commit_interval_s": 3600.0,
     "revoke_timeout_s": 0.1,
     **IDLE,
 }

@@ -431,7 +431,7 @@ def test_each_handled_message_is_told_once() -> None:
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
         on_room=lambda: None,
-        on_handled=lambda _, messages: told.extend(numbers(messages)),
+        on_handled=lambda messages: told.extend(numbers(messages)),
     )
     buffer.add(ZERO, BEGIN)
     buffer.put(batch(ZERO, 0, 4))

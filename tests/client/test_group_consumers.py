@@ -198,7 +198,7 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
 
     async def scenario() -> None:
         async with client_of(broker) as client:
-            reader = await joined(client, commit_interval_s=None)
+            reader = await joined(client, commit_interval_s=3600.0)
             await put(client, [f"a{number}" for number in range(50)])
             await until(lambda: len(reader.texts) == 50)
             coordinator = client.context.coordinator

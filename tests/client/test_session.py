@@ -257,7 +257,7 @@ def test_a_client_waits_for_a_close_that_is_under_way(
 
     async def scenario(client: AsyncClient) -> None:
         consumer = client.consumer(
-            "g", ["test"], offsets=Slow(), commit_interval_s=None, **IDLE
+            "g", ["test"], offsets=Slow(), commit_interval_s=3600.0, **IDLE
         )
         await consumer.start()
         pool = client.context.pool

@@ -58,8 +58,8 @@ class AsyncConsumer:
 
     Delivery: at least once. A message counts as handled when the next one is asked
     for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
-    partitions are revoked, and on `close`. After a crash, messages handled since the
-    last commit are delivered again.
+    partitions are revoked, and on `close`. With None only `commit` commits. Messages
+    handled since the last commit are delivered again, after a crash too.
 
     Cancellation: cancelling any `await` loses no message.
     """
@@ -217,7 +217,8 @@ class AsyncConsumer:
 
         The message being handled counts as handled only if `commit` was called or the
         next one asked for. A loop in another task or thread is given `revoke_timeout_s`
-        to do that. A second call waits for the first.
+        to do that. With `commit_interval_s=None` nothing is committed, but a `commit`
+        under way is waited for. A second call waits for the first.
 
         Args:
             timeout: seconds that all of it may take, half of which at most for the
@@ -369,7 +370,9 @@ class AsyncConsumer:
 
         A message counts as handled when its handler has returned. Messages of one
         partition are handled one after the other, in order; a message that fails is
-        handled again as `retry` says, and its partition waits for it meanwhile.
+        handled again as `retry` says, and its partition waits for it meanwhile. With
+        `commit_interval_s=None` nothing is committed until `commit` is called, in a
+        handler or beside it.
 
         Args:
             handler: takes one message; an exception is a failure.
@@ -428,6 +431,9 @@ class AsyncConsumer:
 
     async def commit(self, timeout: float | None = None) -> None:
         """Commit all that was handed out, the last message included; durable then.
+
+        In a `run`: all messages whose handlers have returned. Partitions that are not
+        ours any more are passed over.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.

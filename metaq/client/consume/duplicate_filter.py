@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -106,7 +106,7 @@ class DuplicateFilter:
         self._asking: dict[TopicPartition, asyncio.Task[None]] = {}
         self._passing: set[TopicPartition] = set()
         self._lock = threading.Lock()
-        self._handled: dict[TopicPartition, list[MessageId]] = {}
+        self._handled: list[MessageId] = []
         """Handled, and waiting for a commit."""
         self._ready: list[MessageId] = []
         """Ids to be added."""
@@ -179,7 +179,7 @@ class DuplicateFilter:
 
     # -- after handling ---------------------------------------------------------------
 
-    def on_handled(self, partition: TopicPartition, messages: list[Message]) -> None:
+    def on_handled(self, messages: list[Message]) -> None:
         """Take over that messages are handled; from any thread, never blocks."""
         with self._lock:
             room = max(0, WAITING_COUNT_MAX - self._waiting_count)
@@ -187,19 +187,18 @@ class DuplicateFilter:
             self._waiting_count += len(taken)
             self._forgotten_count += len(messages) - len(taken)
             if self._waits_for_commit:
-                self._handled.setdefault(partition, []).extend(taken)
+                self._handled += taken
                 return
             self._ready += taken
         # After the client's end there is no loop, and no cache to add to.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._begin_adding)
 
-    def acknowledge(self, partitions: Collection[TopicPartition] | None = None) -> None:
-        """Add handled ids, of some partitions or of all: they are committed."""
+    def acknowledge(self) -> None:
+        """Add handled ids: they are committed."""
         with self._lock:
-            chosen = list(self._handled) if partitions is None else partitions
-            for partition in chosen:
-                self._ready += self._handled.pop(partition, ())
+            self._ready += self._handled
+            self._handled.clear()
         self._begin_adding()
 
     def discard(self) -> None:

@@ -123,7 +123,7 @@ class FetchBuffer:
         buffer_bytes_max: int,
         buffer_count_max: int,
         on_room: Callable[[], None],
-        on_handled: Callable[[TopicPartition, list[Message]], None] | None = None,
+        on_handled: Callable[[list[Message]], None] | None = None,
     ) -> None:
         """Start without buffers.
 
@@ -328,7 +328,7 @@ class FetchBuffer:
             fresh = batch.messages[batch.told : count]
             batch.told = max(batch.told, count)
         if fresh:
-            self._on_handled(batch.partition, fresh)
+            self._on_handled(fresh)
 
     def _tell_room(self) -> None:
         if self._is_room_wanted:

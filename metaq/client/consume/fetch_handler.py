@@ -67,8 +67,12 @@ class FetchHandler:
     # -- marks of handled offsets-----------------------------------------------------
 
     def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
-        """Remember handled offsets that could not be committed."""
-        if self._options.skip_repeats:
+        """Remember handled offsets that could not be committed.
+
+        Where commits are left to the user, what has none is delivered again.
+        """
+        options = self._options
+        if options.skip_repeats and options.commit_interval_s is not None:
             key = (self._group, partition)
             self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
 

@@ -4,7 +4,7 @@ Here meet the parts that a partition goes through: fetcher, fetch handler,
 fetch buffer and committer.
 
     assign: committed offset, or `start` --> fetch buffer, fetcher
-    revoke: fetcher stops --> message being handled comes back --> commit
+    revoke: fetcher stops --> message being handled comes back --> commit, if periodic
     fence:  all at once, and nothing is committed
 
 A partition that is begun anew after a lost session goes on where it was begun first,
@@ -131,6 +131,8 @@ class SubscriptionState:
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         """Wait for the message being handled, commit, stop.
 
+        Without `commit_interval_s` nothing is committed but by a `commit` under way.
+
         Cancellation: another `revoke` of the same partitions goes on with it.
         """
         going = tuple(partitions)
@@ -158,8 +160,9 @@ class SubscriptionState:
                 )
             if offset is not None:
                 handled[partition] = offset
-        if self._duplicates is not None:
-            self._duplicates.acknowledge(going)
+        if self._options.commit_interval_s is None:
+            await self._committer.settle(deadline_s=self._end_s)
+            return
         failed = await self._committer.commit(handled, deadline_s=self._end_s)
         for partition in failed:
             self._fetch_handler.mark(partition, handled[partition])

@@ -49,7 +49,7 @@ class AssignmentSink(Protocol):
         ...
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading; wait, bounded, for the messages being handled, and commit.
+        """Stop reading; wait, bounded, for the messages being handled; commit if due.
 
         Never raises: a commit that fails is logged, its messages come again.
         """

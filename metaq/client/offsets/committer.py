@@ -1,10 +1,11 @@
-"""Commits of handled offsets: periodic, on demand, and before partitions go.
+"""Commits of handled offsets: on demand; if periodic, before partitions go too.
 
 Only changed offsets are written. A commit that fails is tried again with the next one:
 nothing is forgotten because a store was away once. Source: client spec 13.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -103,6 +104,19 @@ class Committer:
             failed = dict.fromkeys(changed, error)
             self._note(changed, failed)
             return failed
+
+    async def settle(self, *, deadline_s: float | None = None) -> None:
+        """Wait until no commit is under way, or the time is over.
+
+        Args:
+            deadline_s: absolute; None: the bound on one commit.
+        """
+        left_s = self._timeout_s
+        if deadline_s is not None:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s), self._lock:
+                pass
 
     async def _commit(
         self, handled: Offsets, fence: Fence | None, deadline_s: float

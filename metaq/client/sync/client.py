@@ -347,7 +347,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
     start = blocking(AsyncConsumer.start)
 
     def close(self, timeout: float | None = None) -> None:
-        """Revoke the partitions, commit, leave; see `AsyncConsumer.close`."""
+        """Revoke the partitions and leave the group; see `AsyncConsumer.close`."""
         check_timeout(timeout)
         is_free = self._is_free
 
