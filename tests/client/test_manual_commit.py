@@ -58,7 +58,9 @@ def by_receive(consumer: Any, count: int) -> list[bytes]:
 def by_pairs(consumer: Any, count: int) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < count:
-        found += payloads(consumer.receive_many(min(2, count - len(found)), PATIENCE_S))
+        many = consumer.receive_many(min(2, count - len(found)), PATIENCE_S)
+        assert many
+        found += payloads(many)
     return found
 
 
