@@ -51,6 +51,7 @@ from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
     advertised_host,
+    host_problem,
     listening_host,
     make_snapshot,
 )
@@ -404,6 +405,9 @@ class Broker(Service):
         if not zookeeper.is_enabled:
             await self.start_owned(self._definitions)
             return
+        if problem := host_problem(self._config, self._address):
+            log.warning("loopback advertised: %s", problem)
+            self._control.host_problem = problem
         coordinator = self._coordinator or KazooCoordinator(
             zookeeper.connect,
             session_timeout_ms=zookeeper.session_timeout_ms,

@@ -100,6 +100,8 @@ class Control:
         """Deletion and archiving so far."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
         """Snapshot of the housekeeping, once there is one."""
+        self.host_problem = ""
+        """Why clients elsewhere cannot reach the advertised address; "" if they can."""
         self.registration: Registration | None = None
         """Set when there is one."""
 
@@ -143,6 +145,7 @@ class Control:
             put_latency=context.put_latency.snapshot(),
             sync_latency=self._logs.sync_latency(),
             registration=None if registration is None else registration.statistics(),
+            host_problem=self.host_problem,
             reload_count=self._reload_count,
             reload_error=self._reload_error,
             closed_partitions=context.topics.closed_partitions(),

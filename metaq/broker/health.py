@@ -44,6 +44,7 @@ class Alarm(enum.Enum):
     LOW_SPACE = "low_space"
     NOT_REGISTERED = "not_registered"
     SESSION_NOT_CONNECTED = "session_not_connected"
+    LOOPBACK_ADVERTISED = "loopback_advertised"
     CONNECTIONS_FULL = "connections_full"
     PARTITIONS_CLOSED = "partitions_closed"
     RELOAD_REFUSED = "reload_refused"
@@ -67,6 +68,7 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.LOW_SPACE: Severity.FAILING,
         Alarm.NOT_REGISTERED: Severity.WARNING,
         Alarm.SESSION_NOT_CONNECTED: Severity.WARNING,
+        Alarm.LOOPBACK_ADVERTISED: Severity.WARNING,
         Alarm.CONNECTIONS_FULL: Severity.WARNING,
         Alarm.PARTITIONS_CLOSED: Severity.WARNING,
         Alarm.RELOAD_REFUSED: Severity.WARNING,
@@ -148,6 +150,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
             )
             yield Alarm.TRANSACTIONS_STUCK, text
     yield from _judge_registration(status.registration)
+    if status.host_problem:
+        yield Alarm.LOOPBACK_ADVERTISED, status.host_problem
     listener = status.listener
     if listener.open_count >= status.connection_count_max:
         yield Alarm.CONNECTIONS_FULL, f"{listener.open_count} connections are open"

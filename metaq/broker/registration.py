@@ -22,7 +22,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import CoordinationError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress
-from metaq.net.dial import own_host
+from metaq.net.dial import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
@@ -48,6 +48,17 @@ TAKEOVER_MARGIN_S: Final = 2.0
 def advertised_host(config: BrokerConfig) -> str:
     """Return the host that clients are told: hostName, or one of our addresses."""
     return config.system.host_name or own_host()
+
+
+def host_problem(config: BrokerConfig, address: BrokerAddress) -> str:
+    """Return why clients elsewhere cannot reach the address; "" if nothing is wrong."""
+    if config.system.host_name or address.host != LOOPBACK:
+        return ""
+    return (
+        f"clients on other machines cannot connect to {address}: hostName is not set,"
+        " and this machine has no address but loopback; set hostName, or give the"
+        " machine an address, and restart"
+    )
 
 
 def listening_host(config: BrokerConfig) -> str:

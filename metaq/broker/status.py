@@ -179,6 +179,8 @@ class BrokerStatus:
     """Every data directory."""
     registration: RegistrationStatistics | None
     """None: the broker runs without ZooKeeper."""
+    host_problem: str = ""
+    """Why clients elsewhere cannot reach the advertised address; "" if they can."""
     closed_partitions: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )

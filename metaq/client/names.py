@@ -8,6 +8,7 @@ see it. Source: client spec 5.4, 12.3 and 15.3.
 import difflib
 import os
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from typing import Final
 
 from metaq.config.topic_rules import is_safe_topic
@@ -165,7 +166,17 @@ def broadcast_group(group: str, host: str) -> str:
     Args:
         group: name of the group on all machines.
         host: this machine's address; dots and colons become dashes.
+
+    Raises:
+        ConfigError: the machine has no address but loopback: all such machines would be
+            one group, and each would get a part of the messages.
     """
+    if ip_address(host).is_loopback:
+        raise ConfigError(
+            f"broadcast: group {group!r} is named after this machine's address, and it"
+            f" has none but {host}, as other machines have; give it an address, or each"
+            " machine a group name of its own and leave out broadcast=True"
+        )
     return f"{group}-{host.replace('.', '-').replace(':', '-')}"
 
 

@@ -424,7 +424,8 @@ class AsyncClient:
             options: fields of `ConsumerOptions`.
 
         Raises:
-            ConfigError: a name that MetaQ does not accept, or no store of offsets.
+            ConfigError: a name that MetaQ does not accept, no store of offsets, or a
+                broadcast on a machine without an address.
         """
         context = self._require_context()
         settings = ConsumerOptions(**options)

@@ -31,6 +31,7 @@ from metaq.errors import (
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerAddress, Millis
+from metaq.net.dial import LOOPBACK
 from metaq.net.listener import ListenError
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
@@ -42,6 +43,7 @@ from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
 from tests.rigs.waiting import until
 
+NO_HOST = CONFIG.replace("hostName=127.0.0.1\n", "")
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 
 
@@ -566,8 +568,29 @@ def test_the_snapshot_lists_configured_topics_first(tmp_path: Path) -> None:
 def test_a_host_is_found_when_none_is_configured(tmp_path: Path) -> None:
     """hostName wins; else an address that is not empty."""
     assert advertised_host(make_config(tmp_path)) == "127.0.0.1"
-    text = CONFIG.replace("hostName=127.0.0.1\n", "")
-    assert advertised_host(make_config(tmp_path, text=text))
+    assert advertised_host(make_config(tmp_path, text=NO_HOST))
+
+
+def test_a_broker_that_advertises_loopback_unasked_warns(
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No client elsewhere reaches it; one whose hostName says so knows what it does."""
+    monkeypatch.setattr("metaq.broker.registration.own_host", lambda: LOOPBACK)
+    text = NO_HOST.replace("zk.zkEnable=false", "zk.zkEnable=true")
+
+    async def scenario() -> None:
+        for ini in (text, text.replace("[system]", "[system]\nhostName=127.0.0.1")):
+            coordinator = MemoryZooKeeper().coordinator(SystemClock())
+            async with running_broker(data_dir, text=ini, coordinator=coordinator):
+                status = await admin(data_dir, command="status")
+                found.append([p["alarm"] for p in status["problems"]])
+
+    found: list[list[str]] = []
+    run(scenario())
+    assert found == [["loopback_advertised"], []]
+    assert caplog.text.count("hostName is not set") == 1
 
 
 @pytest.mark.parametrize(

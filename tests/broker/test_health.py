@@ -77,6 +77,11 @@ CASES = [
         "the ZooKeeper session is suspended",
     ),
     (
+        status(host_problem="no address but loopback"),
+        Alarm.LOOPBACK_ADVERTISED,
+        "no address but loopback",
+    ),
+    (
         status(listener=ListenerStatistics(open_count=100)),
         Alarm.CONNECTIONS_FULL,
         "100 connections are open",

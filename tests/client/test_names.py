@@ -75,3 +75,10 @@ def test_partitions_that_are_none(names: list[str]) -> None:
 def test_the_group_of_a_machine(host: str, group: str) -> None:
     """Dots and colons become dashes, so that the name passes the check."""
     assert check_group(broadcast_group("g", host)) == group
+
+
+def test_machines_without_an_address_are_not_one_group() -> None:
+    """Each would get a part of the messages; the error says what to do."""
+    for host in ("127.0.0.1", "::1"):
+        with pytest.raises(ConfigError, match="a group name of its own"):
+            broadcast_group("g", host)

@@ -133,6 +133,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "rich": {"cli"},
     "prometheus_client": {"prometheus", "broker.http", "client.metrics"},
     "aiohttp": {"broker.http"},
+    "ifaddr": {"net.dial"},
     "zlib_ng": {"record.checksum"},
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.failures"},
@@ -151,6 +152,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 LAZY: dict[tuple[str, str], str] = {
     ("client", "client.public"): "a module of the package is had without the rest",
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
+    ("net.dial", "ifaddr"): "10 ms, and a machine with a route does without",
     **dict.fromkeys(
         [
             ("spark.data_source", "spark.schema"),
