@@ -30,7 +30,7 @@ Source: broker spec 3.3 to 3.5, rows 11 and 12 of its section 12.
 import asyncio
 import enum
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -71,6 +71,9 @@ REPAIR_DELAY_S: Final = 0.5
 GROUPS_AT_ONCE: Final = 32
 """Topics that are registered side by side: thousands one after the other take minutes,
 for each waits for several answers."""
+STEPS_AT_ONCE: Final = 1024
+"""Steps of a withdrawal that are sent back to back. While a broker is gone and its
+topics are not, Java's consumers log an error for each partition."""
 PATHS_NAMED_MAX: Final = 3
 """Nodes that a sentence about missing ones names."""
 # How often a broker whose id is taken looks whether it is free again.
@@ -272,8 +275,7 @@ class BrokerRegistry:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
                 if not await self._is_role_ours(deadline_s):
                     return
-                for step in plan_withdrawal(tuple(groups)):
-                    await self._take(step, deadline_s)
+                await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
         except (CoordinationError, TimeoutError) as error:
             log.warning("withdrawal incomplete, the session ends it: error=%s", error)
         else:
@@ -485,6 +487,25 @@ class BrokerRegistry:
                     await coordinator.delete(path, deadline_s=deadline_s)
                 except NodeNotEmptyError:
                     await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
+
+    async def _take_all(self, steps: Sequence[Step], deadline_s: float) -> None:
+        """Carry out steps in order, but wait for their answers together.
+
+        A step that fails keeps no other one from being taken.
+
+        Raises:
+            CoordinationError: of the first step that failed.
+        """
+        failures = []
+        for start in range(0, len(steps), STEPS_AT_ONCE):
+            # A session's requests are carried out in the order in which they are sent.
+            outcomes = await asyncio.gather(
+                *(self._take(s, deadline_s) for s in steps[start:][:STEPS_AT_ONCE]),
+                return_exceptions=True,
+            )
+            failures += [each for each in outcomes if each is not None]
+        if failures:
+            raise failures[0]
 
     # -- changes by others
     # ----------------------------------------------------------------

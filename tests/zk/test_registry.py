@@ -14,7 +14,12 @@ from metaq.model import BrokerAddress, BrokerId
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
-from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.plan import (
+    AdvertisedTopic,
+    BrokerSnapshot,
+    desired_groups,
+    plan_withdrawal,
+)
 from metaq.zk.registry import (
     BACKOFF,
     CHECK_INTERVAL_S,
@@ -109,6 +114,58 @@ def test_registration_and_withdrawal_leave_the_recorded_trees() -> None:
             await registry.withdraw(deadline_s=in_s(5))
             assert tree_of(server) == recorded("after_clean_stop")
             assert registry.statistics().state is RegistrationState.WITHDRAWN
+
+    run_virtually(scenario())
+
+
+def test_a_withdrawal_does_not_wait_from_node_to_node() -> None:
+    """Consumers that find topics without their broker log an error for each partition.
+
+    All requests are sent, in MetaQ's order, before the first answer has to come.
+    """
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            steps = plan_withdrawal(desired_groups(SNAPSHOT, NodePaths())[0])
+            asked, are_all_asked = [], asyncio.Event()
+            delete = coordinator.delete
+
+            async def delete_with_all(path: str, **when: float) -> bool:
+                asked.append(path)
+                if len(asked) == len(steps):
+                    are_all_asked.set()
+                await are_all_asked.wait()
+                return await delete(path, **when)
+
+            coordinator.delete = delete_with_all  # type: ignore[method-assign]
+            await registry.withdraw(deadline_s=in_s(5))
+        assert asked == [step.path for step in steps]
+        assert tree_of(server) == recorded("after_clean_stop")
+
+    run_virtually(scenario())
+
+
+def test_a_node_that_cannot_be_withdrawn_leaves_no_other_one() -> None:
+    """Whatever becomes of one node, the rest is gone when the withdrawal returns."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            delete = coordinator.delete
+
+            async def delete_all_but_one(path: str, **when: float) -> bool:
+                if path == MASTER:
+                    raise CoordinationError("no rights")
+                return await delete(path, **when)
+
+            coordinator.delete = delete_all_but_one  # type: ignore[method-assign]
+            server.remove(TEST_PUB)
+            await registry.withdraw(deadline_s=in_s(5))
+            left = {path for path, node in server.tree().items() if node.is_ephemeral}
+        assert left == {MASTER}
 
     run_virtually(scenario())
 
