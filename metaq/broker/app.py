@@ -552,6 +552,7 @@ class Broker(Service):
             self._context.config,
             self._address,
             topics,
+            self._logs.claims(),
             withdrawn=self._definitions.deleting,
         )
 

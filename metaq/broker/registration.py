@@ -13,13 +13,12 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from ipaddress import ip_address
 from typing import Final, Protocol
 
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
-from metaq.errors import CoordinationError, DataMissingError
+from metaq.errors import DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress
 from metaq.net.dial import LOOPBACK, own_host
@@ -79,6 +78,7 @@ def make_snapshot(
     config: BrokerConfig,
     address: BrokerAddress,
     log_topics: Iterable[str],
+    directories: Mapping[str, tuple[str, int]],
     *,
     withdrawn: Collection[str] = (),
 ) -> BrokerSnapshot:
@@ -88,6 +88,7 @@ def make_snapshot(
         config: settings in effect.
         address: where clients reach us.
         log_topics: topics that have a log here, configured or not.
+        directories: path → identity and number of partitions of each data directory.
         withdrawn: topics that are being deleted; nothing is said of them.
     """
     # Configured topics first, sorted, then the rest: MetaQ's order (3.3).
@@ -109,15 +110,12 @@ def make_snapshot(
             )
             for topic in topics
         ),
+        directories=encode_directories(directories),
     )
 
 
 class Directories(Protocol):
     """Contents of the broker's data directories; implemented by `LogManager`."""
-
-    def claims(self) -> Mapping[str, tuple[str, int]]:
-        """Return path → identity and number of partitions."""
-        ...
 
     def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
         """Raise DataMissingError where they held less at the start than that."""
@@ -132,8 +130,8 @@ class Registration(Service):
 
     A broker is registered only after its data directories were compared with what
     ZooKeeper knows of them from earlier runs: one whose disk is not mounted would serve
-    empty logs; and after the topics in ZooKeeper are in effect. The contents of the
-    directories are recorded there once it is registered.
+    empty logs; and after the topics in ZooKeeper are in effect. What the directories
+    hold is recorded there with its registration.
     """
 
     def __init__(
@@ -157,7 +155,6 @@ class Registration(Service):
         self._is_prepared = False
         self._refusal = ""
         self._snapshot: BrokerSnapshot | None = None
-        self._changed = asyncio.Event()
         paths = NodePaths(normalize_root(zookeeper.root))
         self._node = paths.recorded_directories(config.system.broker_id)
         self._registry = BrokerRegistry(
@@ -208,14 +205,11 @@ class Registration(Service):
             )
             self.spawn(self._advertise_later(wait_definitions), name="check")
             return False
-        is_done = await self._registry.register(self._snapshot, deadline_s=deadline_s)
-        self.spawn(self._keep_claims(), name="directories")
-        return is_done
+        return await self._registry.register(self._snapshot, deadline_s=deadline_s)
 
     def update(self, snapshot: BrokerSnapshot) -> None:
         """Tell of a change; done in the background."""
         self._snapshot = snapshot
-        self._changed.set()
         if self._is_prepared:
             self._registry.update(snapshot)
 
@@ -275,34 +269,10 @@ class Registration(Service):
             return
         assert self._snapshot is not None
         self._registry.update(self._snapshot)
-        await self._keep_claims()
-
-    async def _keep_claims(self) -> None:
-        """Record the contents of the data directories, now and after each change."""
-        written: Mapping[str, tuple[str, int]] | None = None
-        while True:
-            self._changed.clear()
-            claims = self._directories.claims()
-            if claims != written:
-                await retry(
-                    partial(self._write_node, encode_directories(claims)),
-                    backoff=BACKOFF,
-                    deadline_s=math.inf,
-                    clock=self._clock,
-                )
-                written = claims
-            await self._changed.wait()
 
     async def _read_node(self) -> Node | None:
         deadline_s = self._clock.monotonic_s() + OPERATION_TIMEOUT_S
         return await self._coordinator.get(self._node, deadline_s=deadline_s)
-
-    async def _write_node(self, data: bytes) -> None:
-        # Until we are registered the id, and so the node, may be another broker's.
-        if self._registry.statistics().state is not RegistrationState.REGISTERED:
-            raise CoordinationError("the broker is not registered yet")
-        deadline_s = self._clock.monotonic_s() + OPERATION_TIMEOUT_S
-        await self._coordinator.set_or_create(self._node, data, deadline_s=deadline_s)
 
     async def _end_session(self) -> None:
         await self._coordinator.stop(deadline_s=self._clock.monotonic_s() + 3.0)

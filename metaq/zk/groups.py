@@ -16,6 +16,10 @@ made in its place, and no request of ZooKeeper's tells the two apart (decision 0
     our payload   the present one       is registered   True            deleted
     our payload   any other             taken: error    False           left alone
     anything else any                   taken: error    False           left alone
+    overwritten   the present one       made again      made again      deleted
+
+A node of the present session that was written after it was made counts as overwritten,
+for no member writes in place; it is ours if we were registered, or had the claim.
 
     Invariant: `_claims` maps each claimed partition to the version of the session it
     was claimed under; a claim counts only while that is the present session.
@@ -190,7 +194,9 @@ class GroupMembership:
         # Before the request: its outcome may never be known.
         self._payloads.add(data)
         mine = frozenset(self._payloads)
-        status, other = await self._take(path, data, mine, deadline_s)
+        status, other = await self._take(
+            path, data, mine, deadline_s, has_session=self._registered_session_version
+        )
         if other is not None:
             raise MemberTakenError(
                 f"member {self._member} of group {self._group}: expected to register"
@@ -210,7 +216,12 @@ class GroupMembership:
     async def unregister(self, *, deadline_s: float) -> None:
         """Leave the group; a node that is not ours stays. Claims are not released."""
         path = self._paths.member(self._group, self._member)
-        await self._delete_ours(path, self._payloads, deadline_s)
+        await self._delete_ours(
+            path,
+            self._payloads,
+            deadline_s,
+            has_session=self._registered_session_version,
+        )
         self._registered_session_version = 0
 
     async def is_registered(self, *, deadline_s: float) -> bool:
@@ -278,7 +289,13 @@ class GroupMembership:
         data = encode_owner(self._member)
         path = self._paths.owner(self._group, partition)
         self._unanswered.add(partition)
-        status, other = await self._take(path, data, frozenset({data}), deadline_s)
+        status, other = await self._take(
+            path,
+            data,
+            frozenset({data}),
+            deadline_s,
+            has_session=self._claims.get(partition, 0),
+        )
         self._unanswered.discard(partition)
         if other is not None:
             log.debug(
@@ -287,6 +304,7 @@ class GroupMembership:
                 other.data.decode(errors="replace"),
                 other.owner_session_id,
             )
+            self._claims.pop(partition, None)
             return False
         self._claims[partition] = status.session_version
         return True
@@ -302,7 +320,10 @@ class GroupMembership:
         """
         path = self._paths.owner(self._group, partition)
         is_deleted = await self._delete_ours(
-            path, {encode_owner(self._member)}, deadline_s
+            path,
+            {encode_owner(self._member)},
+            deadline_s,
+            has_session=self._claims.get(partition, 0),
         )
         self._claims.pop(partition, None)
         self._unanswered.discard(partition)
@@ -313,10 +334,29 @@ class GroupMembership:
         path = self._paths.owner(self._group, partition)
         return await self._is_ours(path, {encode_owner(self._member)}, deadline_s)
 
+    def watch_owner(
+        self, partition: TopicPartition, on_change: Callable[[], None]
+    ) -> Cancel:
+        """Call `on_change` on the loop when an owner node does not have our name."""
+        wanted = encode_owner(self._member)
+
+        def on_data(data: bytes | None) -> None:
+            if data != wanted:
+                on_change()
+
+        path = self._paths.owner(self._group, partition)
+        return self._coordinator.watch_data(path, on_data)
+
     # -- nodes of ours ----------------------------------------------------------------
 
     async def _take(
-        self, path: str, data: bytes, mine: frozenset[bytes], deadline_s: float
+        self,
+        path: str,
+        data: bytes,
+        mine: frozenset[bytes],
+        deadline_s: float,
+        *,
+        has_session: int,
     ) -> tuple[SessionStatus, Node | None]:
         """Make a node ours, of the present session and with this payload.
 
@@ -325,6 +365,7 @@ class GroupMembership:
             data: the wanted payload.
             mine: payloads of ours that are replaced by it, in the present session.
             deadline_s: when to give up.
+            has_session: version of the session under which we had the node; 0: none.
 
         Returns:
             The session it belongs to, and the foreign node in its place, if there is
@@ -347,33 +388,49 @@ class GroupMembership:
             is_present = node.owner_session_id == status.session_id
             if is_present and node.data == data:
                 return status, None
+            is_overwritten = _is_overwritten(node, status, has_session)
             # While our session lives, no node of it can become another member's.
-            if not is_present or node.data not in mine:
+            if not is_present or not (node.data in mine or is_overwritten):
                 return status, node
+            if is_overwritten:
+                log.warning("node overwritten by others, made again: path=%s", path)
             await self._coordinator.delete(path, deadline_s=deadline_s)
         raise NodeChangedError(
             f"take {path}: created and deleted by others, {TAKE_TRIES} times"
         )
 
     async def _delete_ours(
-        self, path: str, payloads: AbstractSet[bytes], deadline_s: float
+        self,
+        path: str,
+        payloads: AbstractSet[bytes],
+        deadline_s: float,
+        *,
+        has_session: int,
     ) -> bool:
         """Delete a node of ours, of the present session; leave any other."""
-        if not await self._is_ours(path, payloads, deadline_s):
+        if not await self._is_ours(path, payloads, deadline_s, has_session=has_session):
             return False
         return await self._coordinator.delete(path, deadline_s=deadline_s)
 
     async def _is_ours(
-        self, path: str, payloads: AbstractSet[bytes], deadline_s: float
+        self,
+        path: str,
+        payloads: AbstractSet[bytes],
+        deadline_s: float,
+        *,
+        has_session: int = 0,
     ) -> bool:
-        """Return whether a node holds one of our payloads, of the present session."""
+        """Return whether a node holds one of our payloads, of the present session.
+
+        With `has_session` also whether it did; see `_take`.
+        """
         status = self._coordinator.status
         node = await self._coordinator.get(path, deadline_s=deadline_s)
         self._require_same_session(status, path)
         return (
             node is not None
-            and node.data in payloads
             and node.owner_session_id == status.session_id
+            and (node.data in payloads or _is_overwritten(node, status, has_session))
         )
 
     def _require_same_session(self, status: SessionStatus, path: str) -> None:
@@ -384,3 +441,8 @@ class GroupMembership:
                 f"{path}: expected session version {status.session_version}, got"
                 f" {present.session_version}"
             )
+
+
+def _is_overwritten(node: Node, status: SessionStatus, has_session: int) -> bool:
+    """Return whether a node of the present session was ours before it was written."""
+    return node.version > 0 and has_session == status.session_version

@@ -69,6 +69,8 @@ class BrokerSnapshot:
     """Unsigned CRC-32 of the configuration file's bytes."""
     topics: tuple[AdvertisedTopic, ...] = ()
     """Topics in the order of registration; each name once."""
+    directories: bytes = b""
+    """Payload of the record of its data directories; b"": it has none."""
     has_record: bool = True
     """Whether it is recorded in the catalog; MetaQ 1.4, which tests play, has no
     catalog. Followers leave that to their leader."""
@@ -153,6 +155,9 @@ def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
     if snapshot.is_recorded:
         record = paths.recorded_broker(role.broker_id)
         nodes.append(DesiredNode(record, address, Upkeep.RECORDED))
+        if snapshot.directories:
+            record = paths.recorded_directories(role.broker_id)
+            nodes.append(DesiredNode(record, snapshot.directories, Upkeep.RECORDED))
     return DesiredGroup(topic=None, nodes=tuple(nodes))
 
 

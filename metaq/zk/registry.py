@@ -9,8 +9,7 @@ that `plan.py` gives, and sleep until something happens. Events:
                            the records of topics that this broker has no more
     a node of ours that    its group, after REPAIR_DELAY_S; until then the registration
     others change          counts as pending, and says which nodes are not as they were
-    CHECK_INTERVAL_S       everything: the backstop behind the watches, and all there is
-                           for the catalog, whose nodes are not watched
+    CHECK_INTERVAL_S       everything: the backstop of the watches
     a failure              the same again after a back-off that doubles
 
 Nothing happens while the session is suspended: the nodes live on in ZooKeeper.
@@ -78,9 +77,6 @@ PATHS_NAMED_MAX: Final = 3
 """Nodes that a sentence about missing ones names."""
 # How often a broker whose id is taken looks whether it is free again.
 TAKEN_RETRY_DELAY_S: Final = 1.0
-
-
-_UNWATCHED: Final = frozenset({Upkeep.ABSENT, Upkeep.RECORDED})
 
 
 class RegistrationState(enum.Enum):
@@ -516,7 +512,7 @@ class BrokerRegistry:
             if node.path in self._watches:
                 continue
             self._missing.pop(node.path, None)
-            if node.upkeep not in _UNWATCHED:
+            if node.upkeep is not Upkeep.ABSENT:
                 self._watches[node.path] = self._coordinator.watch_data(
                     node.path, partial(self._on_node, group.topic, node)
                 )

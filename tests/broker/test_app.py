@@ -558,7 +558,7 @@ def test_another_broker_with_our_id_stops_the_start(
 def test_the_snapshot_lists_configured_topics_first(tmp_path: Path) -> None:
     """Sorted configured topics, then those that only have a log."""
     config = make_config(tmp_path, {"test:acceptPublish": "false"})
-    snapshot = make_snapshot(config, BrokerAddress("h", 1), {"zz", "test", "aa"})
+    snapshot = make_snapshot(config, BrokerAddress("h", 1), {"zz", "test", "aa"}, {})
     names = [topic.name for topic in snapshot.topics]
     assert names == ["meta-test", "test", "wild-*", "aa", "zz"]
     assert [topic.accepts_puts for topic in snapshot.topics][:2] == [True, False]

@@ -240,6 +240,35 @@ def test_owner_and_member_nodes_that_were_deleted_come_back(zookeeper: str) -> N
     asyncio.run(scenario())
 
 
+def test_owner_and_member_nodes_that_were_overwritten_come_back(zookeeper: str) -> None:
+    """Nor does a member that lets go of what it reads stay without it."""
+
+    async def scenario() -> None:
+        book = Book()
+        async with (
+            member_on(zookeeper, book, "c1", is_first=True) as one,
+            member_on(zookeeper, book, "c2") as two,
+        ):
+            await shared(one, two)
+
+            async def holds(path: str, data: bytes) -> bool:
+                node = await one.coordinator.get(path, deadline_s=in_s())
+                return node is not None and node.data == data
+
+            [lost, *_rest] = sorted(two.reading)
+            for path, data in (
+                (PATHS.owner("g", lost), two.name.encode()),
+                (PATHS.member("g", two.name), b"t"),
+            ):
+                assert await holds(path, data)
+                await one.coordinator.set_or_create(path, b"x", deadline_s=in_s())
+                await until(lambda p=path, d=data: holds(p, d))  # type: ignore[misc]
+                await shared(one, two)
+            assert two.sink.fence_count == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_member_of_metaq_shares(zookeeper: str) -> None:
     """It writes its nodes as MetaQ's does, and dies with its session."""
 

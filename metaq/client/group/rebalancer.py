@@ -23,9 +23,10 @@ coordinator promises that.
     Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
-Our nodes may be deleted by others: an operator, a wiped server, a confused member. So
-they are looked for now and then. A member node is made again; a partition without its
-owner node is fenced, because another member may have it, and claimed again.
+Our nodes may be deleted or overwritten by others: an operator, a wiped server, a
+confused member. So they are watched, and looked for now and then. A member node is made
+again; a partition without its owner node is fenced, because another member may have it,
+and claimed again.
 
 Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24).
 """
@@ -52,7 +53,7 @@ from metaq.retry import wait_set
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
 from metaq.zk.paths import NodeKind, NodePaths
-from metaq.zk.session import Coordinator, SessionState, SessionStatus
+from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
 
@@ -272,6 +273,7 @@ class GroupSource:
                 )
                 attempt_count += 1
                 await self._pause(attempt_count)
+        self._node_check.watch(set(), self._wake.set)
         for cancel in self._cancels:
             cancel()
 
@@ -365,6 +367,7 @@ class GroupSource:
             self.unsettled_since_s = self.last_error = None
         elif self.unsettled_since_s is None:
             self.unsettled_since_s = self._clock.monotonic_s()
+        self._node_check.watch(self._active, self._wake.set)
         if self._joined.is_set():
             self._attempted.set()
         return is_settled
@@ -399,18 +402,19 @@ class GroupSource:
 
     async def _register(self) -> None:
         session_version = self._coordinator.status.session_version
-        if (
-            session_version != self._session_version
-            or self._membership.member not in self._members
-        ):
+        if session_version != self._session_version or not self._is_listed():
             self._session_version = await self._membership.register(
                 self._topics, deadline_s=self._deadline_s()
             )
 
+    def _is_listed(self) -> bool:
+        """Return whether the group has us as its member, with our topics."""
+        return self._members.get(self._membership.member) == tuple(self._topics)
+
     def _assignment(self) -> frozenset[TopicPartition] | None:
         """Return our wanted partitions; None while they are unknown."""
         snapshot, member = self._metadata.snapshot, self._membership.member
-        if member not in self._members or not snapshot.topics.issuperset(self._topics):
+        if not self._is_listed() or not snapshot.topics.issuperset(self._topics):
             return None
         return assignment_of(
             member,
@@ -576,6 +580,28 @@ class NodeCheck:
         self._topics = topics
         self._clock = clock
         self._due_s = 0.0
+        self._watches: dict[TopicPartition, Cancel] = {}
+
+    def watch(self, active: set[TopicPartition], wake: Callable[[], None]) -> None:
+        """Watch the owner nodes of the partitions read, and of no others.
+
+        Args:
+            active: the partitions read, followed as they change meanwhile.
+            wake: called after a change of one of them, for which a check is due.
+        """
+
+        def on_change(partition: TopicPartition) -> None:
+            # A release is no loss.
+            if partition in active:
+                self.ask_soon()
+                wake()
+
+        for partition in self._watches.keys() - active:
+            self._watches.pop(partition)()
+        for partition in active - self._watches.keys():
+            self._watches[partition] = self._membership.watch_owner(
+                partition, partial(on_change, partition)
+            )
 
     def ask_soon(self) -> None:
         """Have the next `find_lost` ask, whenever the last one did."""
@@ -604,7 +630,8 @@ class NodeCheck:
             raise
         if lost:
             log.error(
-                "owner nodes of ours are gone: group=%s member=%s partitions=%s",
+                "owner nodes of ours were deleted or overwritten: group=%s member=%s"
+                " partitions=%s",
                 self._membership.group,
                 self._membership.member,
                 name_some(lost),
