@@ -16,6 +16,7 @@ from metaq.client import (
     NoBrokerError,
     OutgoingMessage,
     RequestTimeoutError,
+    RoundRobin,
     ServerError,
     TransactionError,
     TransactionInDoubtError,
@@ -140,7 +141,7 @@ def test_without_messages_brokers_hear_nothing(broker: Any, client: Any) -> None
 
 def test_the_first_message_chooses_the_broker(fakes: list[Any], producer: Any) -> None:
     """The rest goes to its partitions, by turns or by key; others are refused."""
-    with producer.transaction() as tx:
+    with producer.transaction(keys="local") as tx:
         tx.send("test", b"0", partition="1-0")
         places = {tx.send("test", b"x").partition for _ in range(6)}
         keyed = {tx.send("test", b"y", key="user-1").partition for _ in range(3)}
@@ -154,6 +155,55 @@ def test_the_first_message_chooses_the_broker(fakes: list[Any], producer: Any) -
         tx.send("far", b"goes on")
     assert len(stored(fakes)) == 10
     assert stored(fakes, "audit") == []
+
+
+KEYS = [f"user-{number}" for number in range(12)]
+
+
+def test_a_key_goes_to_one_partition_inside_and_outside(
+    fakes: list[Any], client: Any, producer: Any
+) -> None:
+    """Issue 30, row 7: it is never moved in silence. XA has it at any broker."""
+    outside = {key: producer.send("test", b"", key=key).partition for key in KEYS}
+    theirs = [key for key in KEYS if outside[key].broker_id != 1]
+    assert 0 < len(theirs) < len(KEYS)
+    with producer.transaction() as tx:
+        tx.send("test", b"0", partition="1-0")
+        for key in KEYS:
+            if key in theirs:
+                name = outside[key].name
+                wanted = (
+                    rf"key '{key}' belongs to partition {name}, not to broker 1, .*"
+                )
+                with pytest.raises(TransactionError, match=f"{wanted}client.xa.*local"):
+                    tx.send("test", b"", key=key)
+            else:
+                assert tx.send("test", b"", key=key).partition == outside[key]
+    with client.xa(qualifier="keys") as xa:
+        xa.begin(xa.xid(1, "keys"))
+        inside = {key: xa.send("test", b"", key=key).partition for key in KEYS}
+        xa.rollback()
+    assert inside == outside
+    assert len(stored(fakes)) == len(KEYS) + 1 + len(KEYS) - len(theirs)
+
+
+def test_keys_without_a_partition_of_their_own_stay_at_the_broker(client: Any) -> None:
+    """By `keys="local"`, or a selector that moves its messages."""
+    with client.producer() as producer, producer.transaction(keys="local") as tx:
+        tx.send("test", b"0", partition="1-0")
+        assert {tx.send("test", b"", key=key).partition.broker_id for key in KEYS} == {
+            1
+        }
+    with (
+        client.producer(selector=RoundRobin()) as producer,
+        producer.transaction() as tx,
+    ):
+        tx.send("test", b"0", partition="1-0")
+        assert {tx.send("test", b"", key=key).partition.broker_id for key in KEYS} == {
+            1
+        }
+    with client.producer() as producer, pytest.raises(ConfigError, match="keys: exp"):
+        producer.transaction(keys="remote")
 
 
 def test_arguments_are_refused_before_anything_is_sent(
@@ -205,7 +255,7 @@ def test_a_list_mixes_partitions_and_attributes(
         b"c",
         OutgoingMessage(b"d", "", key="key"),
     ]
-    with producer.transaction() as tx:
+    with producer.transaction(keys="local") as tx:
         results = tx.send_many("test", listed)
     numbers = [one.partition.partition for one in results]
     assert numbers[:2] == [1, 0]
@@ -435,9 +485,9 @@ def test_keys_are_planned_once_for_a_broker_and_once_for_all(
     routes.set_partitions("t", partitions)
     message = OutgoingMessage(b"", None, "k")
     for _ in range(5):
-        anywhere = routes.choose("t", message, None)
-        there = routes.choose("t", message, BrokerId(1))
+        anywhere = routes.choose("t", message, None, has_local_keys=False)
+        there = routes.choose("t", message, BrokerId(1), has_local_keys=True)
         assert anywhere == partitions[slot_of("k") % 4]
         assert there == partitions[2 + slot_of("k") % 2]
     assert planned == [4, 2]
-    assert routes.choose("t", message, BrokerId(7)) is None
+    assert routes.choose("t", message, BrokerId(7), has_local_keys=True) is None

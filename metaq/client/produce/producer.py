@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from threading import get_ident
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
@@ -47,6 +47,7 @@ from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
+    ConfigError,
     LocalProtocolError,
     MetaqError,
     NoBrokerError,
@@ -386,7 +387,12 @@ class AsyncProducer:
             self._require_loop()
             self.oneway.drop(error)
 
-    def transaction(self, timeout: float | None = None) -> AsyncTransaction:
+    def transaction(
+        self,
+        timeout: float | None = None,
+        *,
+        keys: Literal["cluster", "local"] = "cluster",
+    ) -> AsyncTransaction:
         """Return a transaction: messages of one broker that are stored all, or none.
 
         Args:
@@ -394,17 +400,25 @@ class AsyncProducer:
                 back, rounded up to whole ones; a MetaQ 1.4 broker takes 60 for more,
                 if it is not set otherwise. None is `transaction_timeout_s` of the
                 options.
+            keys: "cluster": a key goes to the partition that it has outside of the
+                transaction, and is refused where that is at another broker. "local":
+                it goes to one of the transaction's broker, which with several brokers
+                is another one.
 
         Raises:
-            ConfigError: it is no time, or 0.
+            ConfigError: it is no time, or 0; or `keys` is neither.
             ClosedError: the producer is closed, or of another event loop.
         """
         self._require_loop()
         self._check_open()
         lifetime_s = self.transacting.lifetime_s(timeout)
+        if keys not in {"cluster", "local"}:
+            raise ConfigError(f"keys: expected 'cluster' or 'local', got {keys!r}")
         number = next(self._transaction_numbers) % I32_MAX + 1
         transaction = LocalTransactionId(self.transacting.session_id, number)
-        return AsyncTransaction(self.transacting, transaction, lifetime_s)
+        return AsyncTransaction(
+            self.transacting, transaction, lifetime_s, has_local_keys=keys == "local"
+        )
 
     # -- the end ----------------------------------------------------------------------
 

@@ -103,7 +103,12 @@ class Routes:
         return self.queue(partition), getattr(selector, "may_move", False)
 
     def choose(
-        self, topic: str, message: OutgoingMessage, broker_id: BrokerId | None
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        broker_id: BrokerId | None,
+        *,
+        has_local_keys: bool,
     ) -> TopicPartition | None:
         """Return where a message of a transaction goes.
 
@@ -111,9 +116,11 @@ class Routes:
             topic: of the message.
             message: chooses as in `select`.
             broker_id: that the transaction is bound to; None before its first message.
+            has_local_keys: a key goes to a partition of that broker. False: to the
+                partition that it has outside of transactions, at whichever broker.
 
         Returns:
-            None when that broker has no partition for it.
+            Its partition, perhaps at another broker; None when that broker has none.
 
         Raises:
             NoBrokerError, LocalProtocolError: as `select`.
@@ -121,17 +128,19 @@ class Routes:
         known = self._topics.get(topic)
         if known is None:
             raise unknown_topic(topic)
-        if broker_id is not None:
-            known = self._narrowed(topic, known, broker_id)
         if message.partition is not None:
-            partition = parse_partition(topic, message.partition)
-        elif not (choice := known.available or known.known):
+            return parse_partition(topic, message.partition)
+        selector = self._selector or self._by_key
+        # A selector that moves messages gives a key no partition of its own.
+        may_move = message.key is None or getattr(selector, "may_move", False)
+        if broker_id is not None and (has_local_keys or may_move):
+            known = self._narrowed(topic, known, broker_id)
+        choice = known.available or known.known
+        if not choice:
             return None
-        elif self._selector is None and message.key is None:
+        if self._selector is None and message.key is None:
             return choice[next(self.turn) % len(choice)]
-        else:
-            partition = _select(self._selector or self._by_key, topic, known, message)
-        return partition if broker_id in {None, partition.broker_id} else None
+        return _select(selector, topic, known, message)
 
     def _narrowed(self, topic: str, known: _Topic, broker_id: BrokerId) -> _Topic:
         """Return a broker's part of a topic: the same object as long as it is so."""

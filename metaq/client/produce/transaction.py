@@ -5,9 +5,10 @@
         await tx.send("audit", b"...")
 
 Theory of operation. Nothing is sent before the first message. Where that goes decides
-the broker; the others choose among its partitions. The transaction lives on the
-connection that it began on, and ends with it, so the one command whose loss leaves a
-doubt is the commit: without it nothing of the transaction is ever readable.
+the broker; the others choose among its partitions, but for keys, which have one
+partition inside and outside of transactions. The transaction lives on the connection
+that it began on, and ends with it, so the one command whose loss leaves a doubt is the
+commit: without it nothing of the transaction is ever readable.
 
     OPEN ── commit ──> COMMITTED         a send failed: FAILED, which can only
       │         └────> IN_DOUBT          be rolled back
@@ -64,7 +65,12 @@ class AsyncTransaction(TransactionSends):
     """
 
     def __init__(
-        self, parts: TransactionParts, transaction: LocalTransactionId, lifetime_s: int
+        self,
+        parts: TransactionParts,
+        transaction: LocalTransactionId,
+        lifetime_s: int,
+        *,
+        has_local_keys: bool = False,
     ) -> None:
         """Begin without messages; nothing is sent.
 
@@ -73,10 +79,12 @@ class AsyncTransaction(TransactionSends):
             transaction: its id, which no other transaction of the session has.
             lifetime_s: seconds from its first message on, after which the broker rolls
                 it back.
+            has_local_keys: keys choose among the partitions of its broker.
         """
         self._parts = parts
         self._transaction = transaction
         self._lifetime_s = lifetime_s
+        self._has_local_keys = has_local_keys
         self._branch: Branch | None = None
         self._state = TransactionState.OPEN
         self._failure: BaseException | None = None
@@ -106,6 +114,7 @@ class AsyncTransaction(TransactionSends):
                 None if branch is None else branch.broker_id,
                 deadline_s=deadline_s,
                 is_bound=True,
+                has_local_keys=self._has_local_keys,
             )
             if branch is None:
                 broker_id = placed[0].partition.broker_id

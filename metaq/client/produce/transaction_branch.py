@@ -81,6 +81,21 @@ class PlacedMessage(NamedTuple):
     """Of the record."""
 
 
+class Choose(Protocol):
+    """Chooses the partition of a message; `Routes.choose`."""
+
+    def __call__(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        broker_id: BrokerId | None,
+        *,
+        has_local_keys: bool,
+    ) -> TopicPartition | None:
+        """Return it; None when the broker has none."""
+        ...
+
+
 class Prepare(Protocol):
     """Waits until the partitions of a topic are known; `AsyncProducer.prepare`."""
 
@@ -138,8 +153,8 @@ class TransactionParts(BranchParts):
 
     prepare: Prepare
     """Makes a topic's partitions known."""
-    choose: Callable[[str, OutgoingMessage, BrokerId | None], TopicPartition | None]
-    """Chooses a partition, at one broker or at any; `Routes.choose`."""
+    choose: Choose
+    """Chooses a partition, at one broker or at any."""
     options: ProducerOptions
     """`timeout_s` and `transaction_timeout_s`."""
     counters: ClientTransactionCounters
@@ -175,6 +190,7 @@ class TransactionParts(BranchParts):
         *,
         deadline_s: float,
         is_bound: bool,
+        has_local_keys: bool = False,
     ) -> list[PlacedMessage]:
         """Choose where messages go.
 
@@ -184,9 +200,11 @@ class TransactionParts(BranchParts):
             broker_id: that the transaction is bound to; None where it is not yet.
             deadline_s: how long to wait for a topic that is new.
             is_bound: all of them go to one broker, that of the first one.
+            has_local_keys: keys choose among the partitions of that broker.
 
         Raises:
-            TransactionError: the broker has no partition of the topic.
+            TransactionError: the broker has no partition of the topic, or not the one
+                of a key.
             As `AsyncProducer.send`, what can be known at once.
         """
         left_s = max(0.0, deadline_s - self.clock.monotonic_s())
@@ -194,13 +212,11 @@ class TransactionParts(BranchParts):
         placed = []
         for message in messages:
             payload, flag = encode_outgoing(message)
-            partition = self.choose(topic, message, broker_id)
-            if partition is None:
-                wanted = f" {message.partition}" if message.partition else ""
-                raise TransactionError(
-                    f"topic {topic}: broker {broker_id}, which the transaction is bound"
-                    f" to by its first message, has no partition{wanted} of it"
-                )
+            partition = self.choose(
+                topic, message, broker_id, has_local_keys=has_local_keys
+            )
+            if partition is None or broker_id not in {None, partition.broker_id}:
+                raise _misplaced(topic, message, broker_id, partition)
             if is_bound:
                 broker_id = partition.broker_id
             placed.append(PlacedMessage(partition, payload, flag))
@@ -227,8 +243,8 @@ class TransactionSends:
             topic: any topic of the cluster; in a local transaction, of its broker.
             data: application bytes.
             attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition, in a local
-                transaction to that of its broker.
+            key: stored; the same key goes to the same partition as outside of the
+                transaction. See `AsyncProducer.transaction` for local ones.
             headers: names and bytes, stored in this order; a dict, or pairs.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds; None is `timeout_s` of the producer's options.
@@ -240,8 +256,8 @@ class TransactionSends:
             TransactionRolledBackError: the broker has rolled it back: its time is over;
                 UnknownXidError in an XA transaction.
             TransactionError: none is open: it has failed, is prepared or has ended; or
-                the broker of a local one has no partition of the topic. Nothing was
-                sent.
+                the broker of a local one has no partition of the topic, or not that of
+                the key. Nothing was sent.
             NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
                 `AsyncProducer.send`; in a local transaction nothing was sent.
             MetaqError: the message may be missing; the transaction has failed.
@@ -287,6 +303,28 @@ class TransactionSends:
     ) -> list[PendingResult]:
         """Add messages, at least one."""
         raise NotImplementedError
+
+
+def _misplaced(
+    topic: str,
+    message: OutgoingMessage,
+    broker_id: BrokerId | None,
+    partition: TopicPartition | None,
+) -> TransactionError:
+    bound = (
+        f"broker {broker_id}, which the transaction is bound to by its first message"
+    )
+    if partition is None or message.key is None or message.partition:
+        wanted = f" {partition.name}" if partition else ""
+        return TransactionError(
+            f"topic {topic}: {bound}, has no partition{wanted} of it"
+        )
+    return TransactionError(
+        f"topic {topic}: key {message.key!r:.80} belongs to partition {partition.name},"
+        f" not to {bound}: send it in an XA transaction (client.xa), which spans"
+        ' brokers, or begin this one with keys="local", where a key goes to another'
+        " partition than outside of the transaction"
+    )
 
 
 class Branch:

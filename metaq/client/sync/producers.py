@@ -6,7 +6,7 @@ cross over to the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Literal, Self
 
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
@@ -187,9 +187,14 @@ class Producer(SyncClosable[AsyncProducer]):
         check_topic(topic)
         self._handover.put(topic, kept_message(data, attribute, key, headers))
 
-    def transaction(self, timeout: float | None = None) -> Transaction:
+    def transaction(
+        self,
+        timeout: float | None = None,
+        *,
+        keys: Literal["cluster", "local"] = "cluster",
+    ) -> Transaction:
         """Return a transaction; see `AsyncProducer.transaction`."""
-        work = on_loop(self._twin.transaction, timeout)
+        work = on_loop(self._twin.transaction, timeout, keys=keys)
         return Transaction(self._thread.run(work), self._thread)
 
     flush = blocking(AsyncProducer.flush)
