@@ -45,6 +45,8 @@ class ClusterSnapshot:
     silent: frozenset[BrokerAddress] = frozenset()
     """Named addresses that have never answered, so their topics are unknown. Empty with
     ZooKeeper."""
+    seen: frozenset[BrokerId] = frozenset()
+    """Brokers that this or an earlier snapshot had, whatever ZooKeeper still knows."""
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 

@@ -277,10 +277,11 @@ class ClusterWatch:
         )
 
     def _publish(self) -> None:
-        old = self._snapshot
+        old, brokers = self._snapshot, self._read_brokers()
         new = replace(
             old,
-            brokers=MappingProxyType(self._read_brokers()),
+            brokers=MappingProxyType(brokers),
+            seen=old.seen.union(brokers),
             puts=self._read_counts(NodeKind.TOPIC_PUB),
             gets=self._read_counts(NodeKind.TOPIC_SUB),
             recorded=self._read_counts(NodeKind.RECORDED_PARTITIONS),

@@ -27,6 +27,7 @@ from metaq.client.produce.transaction_replies import (
     require_done,
 )
 from metaq.errors import MetaqError, ServerError
+from metaq.model import BrokerId
 from metaq.protocol.commands import Result
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fake_transactions import Heuristic
@@ -326,6 +327,59 @@ def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
         assert again.recover() == [xid]
         again.commit(xid)
         assert stored(fakes) == BOTH
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_broker_without_a_record_leaves_a_doubt_too(
+    client: Any, xa: Any, fakes: list[Any], zookeeper: MemoryZooKeeper, left: int
+) -> None:
+    """Issue 30, row 6: ZooKeeper came back without data, or no broker is there."""
+    xid = xa.xid(1, "a")
+    prepare_both(xa, xid)
+    for away in fakes[left:]:
+        away.go_away()
+    wait_until(lambda: is_known(client, left))
+    with pytest.raises(TransactionInDoubtError, match="broker"):
+        xa.commit(xid)
+    # Another object of the client has never spoken to them.
+    with client.xa(qualifier="billing-1") as other:
+        for one in (xa, other):
+            with pytest.raises(TransactionInDoubtError, match="broker 1 is away, and"):
+                one.commit(xid)
+            with pytest.raises(NoBrokerError, match="broker 1 is away"):
+                one.recover()
+    for away in fakes[left:]:
+        away.come_back()
+    wait_until(lambda: is_known(client, 2))
+    xa.commit(xid)
+    assert stored(fakes) == BOTH
+    with pytest.raises(UnknownXidError):
+        xa.commit(xid)
+
+
+def test_where_no_broker_was_ever_seen_nothing_is_unknown(world: Any) -> None:
+    """A cluster that is down is no proof that a transaction has ended."""
+    coordinator = MemoryZooKeeper().coordinator
+    with (
+        world(coordinator=coordinator, **QUICK) as client,
+        client.xa(qualifier="billing-1") as xa,
+    ):
+        with pytest.raises(TransactionInDoubtError, match="every broker is away"):
+            xa.commit(xa.xid(1, "a"))
+        with pytest.raises(NoBrokerError, match="every broker is away"):
+            xa.recover()
+
+
+def test_what_the_catalog_once_knew_is_missed_when_it_is_empty(
+    client: Any, xa: Any, fakes: list[Any], zookeeper: MemoryZooKeeper
+) -> None:
+    path = NodePaths().recorded_broker(BrokerId(7))
+    zookeeper.put(path, str(fakes[1].address).encode())
+    with pytest.raises(NoBrokerError, match="broker 7 is away"):
+        xa.recover()
+    zookeeper.wipe()
+    with pytest.raises(TransactionInDoubtError, match="broker 7 is away"):
+        xa.commit(xa.xid(1, "a"))
 
 
 def test_what_is_not_prepared_ends_with_its_owner(

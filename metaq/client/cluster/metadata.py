@@ -467,12 +467,14 @@ class AddressMetadata(Service):
         if not known or not settled:
             return
         old = self._snapshot
+        made = make_snapshot(
+            [(p.address, p.facts, p.is_there) for p in known if p.facts],
+            self._watched,
+        )
         new = replace(
-            make_snapshot(
-                [(p.address, p.facts, p.is_there) for p in known if p.facts],
-                self._watched,
-            ),
+            made,
             silent=silent,
+            seen=old.seen.union(made.brokers),
             version=old.version,
         )
         if new == old and old.version:

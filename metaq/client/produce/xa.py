@@ -241,7 +241,8 @@ class AsyncXa(TransactionSends):
         Raises:
             TransactionInDoubtError: a broker may have a part that is not committed yet:
                 it was away, or did not answer. Commit the xid again if it is prepared.
-            UnknownXidError: no broker knows of it: it has ended, or never began.
+            UnknownXidError: every broker that was ever known says that it has no such
+                transaction: it has ended, or never began.
             HeuristicError: an operator has ended it at a broker; `forget` it there.
             TransactionRolledBackError: it was not prepared, and nothing is stored.
             TransactionError: it has several brokers and is not prepared; or another one
@@ -274,7 +275,8 @@ class AsyncXa(TransactionSends):
         Raises:
             TransactionInDoubtError: a broker may keep a part that is prepared: it was
                 away, or did not answer. Roll the xid back again.
-            UnknownXidError: no broker knows of it: it has ended, or never began.
+            UnknownXidError: every broker that was ever known says that it has no such
+                transaction: it has ended, or never began.
             HeuristicError: an operator has ended it at a broker; `forget` it there.
             TransactionError: another one is under way, or none.
 
@@ -307,8 +309,9 @@ class AsyncXa(TransactionSends):
             Each xid once; [] for none.
 
         Raises:
-            NoBrokerError: a broker that may have some is away. A MetaQ 1.4 broker
-                leaves no trace when it goes, and is not missed.
+            NoBrokerError: a broker that may have some is away, or no broker is there.
+                A MetaQ 1.4 broker leaves no record when it goes, and is missed only by
+                a client that has seen it.
             MetaqError: a broker refuses, or does not answer.
         """
         deadline_s = self._parts.deadline_s(timeout)

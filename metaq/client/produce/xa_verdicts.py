@@ -2,7 +2,9 @@
 
 An XA transaction is known by its id, over whatever connection. A broker that has no
 part of it answers so; one that is away may have one. So of several answers, silence
-counts most: it leaves a doubt, which the same verdict said again ends.
+counts most: it leaves a doubt, which the same verdict said again ends. Away are brokers
+that ZooKeeper has recorded, and those that the client has ever seen: a ZooKeeper that
+lost its data, and a MetaQ 1.4 broker, leave no record.
 
 Source: client spec 9.3; broker spec 5.4, 5.5.
 """
@@ -51,6 +53,7 @@ class Verdicts:
         """Prepare; nothing is sent."""
         self._context = context
         self._parts = parts
+        self._recorded: set[BrokerId] = set()
 
     async def prepare(
         self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
@@ -110,7 +113,7 @@ class Verdicts:
         """Say a verdict to every broker: any of them may have a part.
 
         Raises:
-            UnknownXidError: none of them has.
+            UnknownXidError: every broker that was ever known says that it has none.
             TransactionInDoubtError, XaError: as `tell`; also for one that is away.
         """
         there, away = await self._brokers(deadline_s)
@@ -119,9 +122,10 @@ class Verdicts:
         serious = {one: e for one, e in failed.items() if e not in unknown}
         _raise_failed(xid, verdict, serious)
         if away:
+            done = listed([one for one in there if one not in failed])
             raise TransactionInDoubtError(
                 f"{shown(xid)} is in doubt: {', '.join(away)} away, and may have a part"
-                f" of it; {listed(there)} did it: say {verdict.name.lower()} again"
+                f" of it; {done} did it: say {verdict.name.lower()} again"
             )
         if len(unknown) == len(there):
             text = f"no broker knows {shown(xid)}: it has ended, or never began"
@@ -279,13 +283,16 @@ class Verdicts:
             raise
 
     async def _brokers(self, deadline_s: float) -> tuple[list[BrokerId], list[str]]:
-        """Return the brokers that are there, and names of those that are away."""
+        """Return the brokers that are there, and names of those that are away.
+
+        At least one of either: where none was ever seen, every broker is away.
+        """
         context = self._context
         snapshot = context.metadata.snapshot
         if not snapshot.version:
             snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
-        recorded = await recorded_addresses(context, deadline_s=deadline_s)
-        known = {*snapshot.brokers, *recorded}
+        self._recorded.update(await recorded_addresses(context, deadline_s=deadline_s))
+        known = {*snapshot.seen, *self._recorded}
         for counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
             known.update(one for by_broker in counts.values() for one in by_broker)
         there = [
@@ -293,6 +300,8 @@ class Verdicts:
         ]
         away = [f"broker {one} is" for one in sorted(known.difference(there))]
         away += [f"{address} is" for address in sorted(snapshot.silent)]
+        if not there and not away:
+            away = ["every broker is"]
         return there, away
 
 
