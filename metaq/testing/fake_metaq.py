@@ -61,6 +61,9 @@ from metaq.testing.fake_transactions import FakeTransactions
 VERSION: Final = "1.4.6.2"
 """Body of the `version` reply; our clients read "no extension" in it."""
 
+UPTIME_S: Final = 3600
+"""A broker that has recovered long ago."""
+
 TRANSFER_BYTES_MAX: Final = 1024 * 1024
 """Default of `maxTransferSize`."""
 
@@ -171,6 +174,8 @@ class FakeMetaq:
         """The advertised address, for the texts of refused puts."""
         self.port = 0
         """The port, for `stats`."""
+        self.uptime_s = UPTIME_S
+        """Seconds that it has been up for, as `stats` says."""
         self._broker_id = broker_id
         self._clock = clock
         self._choose = choose
@@ -345,7 +350,7 @@ class FakeMetaq:
                     "pid 1",
                     f"broker_id {self._broker_id}",
                     f"port {self.port}",
-                    "uptime 0",
+                    f"uptime {self.uptime_s}",
                     f"version {VERSION}",
                     "slave false",
                     *(f"{name} 0" for name in _COUNTERS),

@@ -76,6 +76,7 @@ class JavaBroker:
     ) -> None:
         self.port = reserve_port(self)
         self.address = f"127.0.0.1:{self.port}"
+        self.zookeeper = zookeeper
         self.data = home / "data"
         self.data.mkdir(parents=True, exist_ok=True)
         self.log = home / "java.log"
@@ -91,18 +92,29 @@ class JavaBroker:
             "-cp", classpath, MAIN, "-f", str(self.ini),
         ]  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
+        self._said = 0
 
     def start(self) -> None:
-        """Start it, and wait until it answers and is registered."""
-        said = len(self.read_log())
-        with (self._home / "java.err").open("ab") as err:
-            child = subprocess.Popen(self._command, stdout=err, stderr=err)
-        self._child = child
+        """Start it, and wait until it answers, is registered and has recovered."""
+        self.launch()
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while "Start metamorphosis server successfully" not in self.read_log()[said:]:
-            assert child.poll() is None, self.read_log()
+        while not self.has_recovered:
+            assert self.is_running, self.read_log()
             assert time.monotonic() < deadline_s, self.read_log()
             time.sleep(0.02)
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
+        self._said = len(self.read_log())
+        with (self._home / "java.err").open("ab") as err:
+            self._child = subprocess.Popen(self._command, stdout=err, stderr=err)
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether the end of its last start is in its log."""
+        return (
+            "Start metamorphosis server successfully" in self.read_log()[self._said :]
+        )
 
     def stop(self) -> None:
         """Ask it to end (SIGTERM), and wait."""

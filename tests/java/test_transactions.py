@@ -175,6 +175,29 @@ def test_one_phase_and_nothing_at_all(client: Any) -> None:
     assert len(read(client, "global")) == begun + 1
 
 
+def test_a_transaction_at_a_broker_that_starts_is_whole(
+    server_jars: list[Path], new_root: Callable[[], str], tmp_path: Path
+) -> None:
+    """Issue 30, row 11: its port is open for as long as it registers its topics, and
+    then it rolls back what was begun.
+    """
+    topics: dict[str, dict[str, Any]] = {f"t{number:03}": {} for number in range(300)}
+    with JavaBroker(server_jars, tmp_path / "java", new_root(), topics) as broker:
+        broker.kill()
+        wait_until(lambda: not is_registered(broker.zookeeper))
+        broker.launch()
+        with (
+            Client(brokers=[broker.address]) as client,
+            client.producer(timeout_s=60) as producer,
+        ):
+            with producer.transaction() as tx:
+                tx.send("t000", b"first")
+                wait_until(lambda: broker.has_recovered)
+                tx.send("t001", b"second")
+            wait_for(client, "t001", 1)
+            assert read(client, "t000") == [b"first"]
+
+
 def test_a_killed_broker_keeps_what_is_committed_or_prepared(
     server_jars: list[Path], new_root: Callable[[], str], tmp_path: Path
 ) -> None:

@@ -23,10 +23,11 @@ from concurrent.futures import Future
 from typing import Final
 
 from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.own_sender import OwnSender
 from metaq.client.produce.transaction_branch import Branch, BranchParts
 from metaq.clock import Clock
-from metaq.model import BrokerId, TopicPartition, XaTransactionId
+from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
 from metaq.protocol.commands import TransactionType
 
 LIFETIME_S: Final = 24 * 3600
@@ -70,6 +71,8 @@ class BranchSender(OwnSender):
         """Messages that were handed to `send`."""
         self.size_bytes = 0
         """Payload bytes of these."""
+        self.promised_ms = Millis(0)
+        """Wall clock when brokers were asked to promise; 0 before."""
         super().__init__("metaq-branches", addresses, timeout_s, clock)
 
     def send(
@@ -111,6 +114,7 @@ class BranchSender(OwnSender):
             As `send`; roll back then.
         """
         self._wait()
+        self.promised_ms = self._clock.wall_ms()
         votes = self._thread.run(for_each(self._ask_vote, self._branches))
         raise_first(votes)
         return tuple(sorted(one for one, has_work in votes.items() if has_work))
@@ -142,6 +146,7 @@ class BranchSender(OwnSender):
             pool=self._pool,
             clock=self._clock,
             session_id=f"{self._xid.qualifier}-{self._xid.branch.hex()}",
+            starts=BrokerStarts(self._clock),
         )
 
     async def _put(

@@ -31,6 +31,7 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_queue import Pool
@@ -165,6 +166,7 @@ class AsyncProducer:
             options=options,
             clock=clock,
             session_id=producer_id,
+            starts=BrokerStarts(clock),
             counters=ClientTransactionCounters(),
         )
         """Parts of its transactions."""

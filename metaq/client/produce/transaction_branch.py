@@ -23,6 +23,7 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.attempts import NEVER_LEFT, REFUSALS, BatchSpan, plan_spans
 from metaq.client.produce.batches import encode_records, ends_of
+from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import ANSWER_GRACE_S
 from metaq.client.produce.partition_queue import Pool, PutConnection
 from metaq.client.produce.producer_counters import ClientTransactionCounters
@@ -116,18 +117,35 @@ class BranchParts:
     """Judges deadlines."""
     session_id: str
     """Names the sender to brokers, in every command; free of ':' and space."""
+    starts: BrokerStarts
+    """When MetaQ 1.4 brokers were started."""
 
     async def connect(self, broker_id: BrokerId, *, deadline_s: float) -> PutConnection:
-        """Return a connection to a broker.
+        """Return a connection to a broker that has recovered; waits for that.
 
         Raises:
-            NoBrokerError: it is not there, or cannot be reached.
+            NoBrokerError: it is not there, cannot be reached, or was started too short
+                a time before the deadline.
             ClosedError: the client is closed.
+            MetaqError: it does not say when it was started.
         """
-        address = self.address_of(broker_id)
-        if address is None:
-            raise NoBrokerError(f"broker {broker_id} is not registered")
-        return await self.pool.get(address, deadline_s=deadline_s)
+        where = f"broker {broker_id}"
+        while True:
+            address = self.address_of(broker_id)
+            if address is None:
+                raise NoBrokerError(f"{where} is not registered")
+            connection = await self.pool.get(address, deadline_s=deadline_s)
+            wait_s = await self.starts.ask(connection, where, deadline_s=deadline_s)
+            if not wait_s:
+                return connection
+            left_s = max(0.0, deadline_s - self.clock.monotonic_s())
+            await asyncio.sleep(min(wait_s, left_s))
+            if left_s < wait_s:
+                raise NoBrokerError(
+                    f"{where} has just started, and may not have recovered yet: a MetaQ"
+                    " 1.4 broker rolls back what is begun before; it would be waited"
+                    f" for {wait_s:.3g} s, and {left_s:.3g} s were left"
+                )
 
     async def tell(
         self,

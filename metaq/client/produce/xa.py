@@ -40,7 +40,7 @@ from metaq.client.produce.transaction_replies import DUPID
 from metaq.client.produce.xa_verdicts import COMMIT, ROLLBACK, Verdicts, listed, shown
 from metaq.client.validation import check_whole
 from metaq.errors import ConfigError, TransactionError
-from metaq.model import BrokerId, XaTransactionId
+from metaq.model import BrokerId, Millis, XaTransactionId
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 
@@ -75,6 +75,7 @@ class _Global:
         self.lifetime_s = lifetime_s
         self.branches: dict[BrokerId, Branch] = {}
         self.is_prepared = False
+        self.promised_ms: Millis | None = None
         self.failure: BaseException | None = None
 
 
@@ -427,6 +428,7 @@ class AsyncXa(TransactionSends):
             raise TransactionError(f"{shown(current.xid)} is prepared already")
         if current.failure is not None:
             await self._give_up(current, current.failure, deadline_s)
+        current.promised_ms = self._parts.clock.wall_ms()
         votes = await self._verdicts.prepare(current.xid, current.branches, deadline_s)
         for failure in failures(votes).values():
             await self._give_up(current, failure, deadline_s, was_asked=True)
@@ -448,7 +450,9 @@ class AsyncXa(TransactionSends):
         # Whatever comes of it: a verdict that was said is not taken back.
         self._global = None
         if current.is_prepared:
-            await self._verdicts.tell(current.xid, COMMIT, brokers, deadline_s)
+            await self._verdicts.tell(
+                current.xid, COMMIT, brokers, deadline_s, current.promised_ms
+            )
         else:
             await self._verdicts.commit_one_phase(current.xid, brokers, deadline_s)
 

@@ -31,7 +31,7 @@ from metaq.client.produce.transaction_replies import (
     require_done,
 )
 from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
-from metaq.model import NULL_TRANSACTION, BrokerId, XaTransactionId
+from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
 from metaq.protocol.commands import CommitTogether, Reply, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
@@ -97,15 +97,23 @@ class Verdicts:
         verdict: TransactionType,
         brokers: Iterable[BrokerId],
         deadline_s: float,
+        promised_ms: Millis | None = None,
     ) -> None:
         """Say a verdict to the brokers that have a part of a prepared transaction.
+
+        Args:
+            xid: of the transaction.
+            verdict: COMMIT or ROLLBACK.
+            brokers: which.
+            deadline_s: of their answers.
+            promised_ms: when they were asked to prepare it; None: not known.
 
         Raises:
             TransactionInDoubtError: one of them may not have carried it out.
             XaError: one of them answered with a code.
         """
-        failed = await self._failures(xid, verdict, brokers, deadline_s)
-        _raise_failed(xid, verdict, failed)
+        tell = self._teller(xid, verdict, deadline_s, promised_ms)
+        _raise_failed(xid, verdict, failures(await for_each(tell, brokers)))
 
     async def tell_all(
         self, xid: XaTransactionId, verdict: TransactionType, deadline_s: float
@@ -185,30 +193,38 @@ class Verdicts:
         xid: XaTransactionId,
         kind: TransactionType,
         deadline_s: float,
+        promised_ms: Millis | None = None,
     ) -> None:
-        """Say a verdict, or `FORGET`, to one broker.
+        """Say a verdict, or `FORGET`, to one broker; arguments as of `tell`.
 
         Raises:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
-        await self._teller(xid, kind, deadline_s)(broker_id)
+        await self._teller(xid, kind, deadline_s, promised_ms)(broker_id)
 
     async def commit_at(
         self,
         broker_id: BrokerId,
         xids: Collection[XaTransactionId],
         deadline_s: float,
+        promised_ms: Millis | None = None,
     ) -> dict[XaTransactionId, MetaqError | None]:
         """Commit prepared transactions at one broker, as one where it announced that.
 
         Another broker commits each by itself, and shows it as soon as it is.
+
+        Args:
+            broker_id: where.
+            xids: which.
+            deadline_s: of the answers.
+            promised_ms: when the first of them was prepared; None: not known.
 
         Returns:
             What became of each; None: it is committed.
         """
 
         async def commit(xid: XaTransactionId) -> None:
-            await self.tell_one(broker_id, xid, COMMIT, deadline_s)
+            await self.tell_one(broker_id, xid, COMMIT, deadline_s, promised_ms)
 
         keys = encode_keys(xids)
         try:
@@ -247,11 +263,27 @@ class Verdicts:
         return failures(told)
 
     def _teller(
-        self, xid: XaTransactionId, kind: TransactionType, deadline_s: float
+        self,
+        xid: XaTransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+        promised_ms: Millis | None = None,
     ) -> Callable[[BrokerId], Awaitable[str]]:
         async def tell(broker_id: BrokerId) -> str:
-            reply = await self._say(broker_id, xid, kind, deadline_s)
-            return require_done(reply, f"broker {broker_id}")
+            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+            reply = await self._parts.tell(connection, xid, kind, deadline_s=deadline_s)
+            text = require_done(reply, f"broker {broker_id}")
+            start = self._parts.starts.known(connection)
+            if kind is COMMIT and start and start.is_after(promised_ms):
+                _log.warning(
+                    "committed at a MetaQ 1.4 broker that has, or may have, restarted"
+                    " since the promise: readable after its next start, and may have"
+                    " overwritten what it stored since this one: broker=%d"
+                    " transaction=%s",
+                    broker_id,
+                    format_key(xid),
+                )
+            return text
 
         return tell
 

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from metaq.client.errors import UnknownXidError
 from metaq.client.produce.branch_sender import BranchSender
 from metaq.errors import MetaqError, ServerError
-from metaq.model import TopicPartition
+from metaq.model import Millis, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BranchRefusedError, SparkError
 from metaq.spark.options import SinkOptions
@@ -64,6 +64,8 @@ class TaskPrepared(WriterCommitMessage):
     """Terms that the task was planned under."""
     branch: TaskBranch
     """Its branch; without brokers where there were no rows."""
+    promised_ms: Millis
+    """Wall clock of its machine when it asked brokers to promise."""
     is_repeat: bool = False
     """The batch was decided before; nothing was written."""
 
@@ -132,7 +134,9 @@ class ExactSink:
             for _ in batches:
                 pass  # Spark's other end writes until it is read
             nothing = TaskBranch(name.task, name.attempt, ())
-            return TaskPrepared(Written(0, 0, 0), query, terms, nothing, True)
+            return TaskPrepared(
+                Written(0, 0, 0), query, terms, nothing, Millis(0), is_repeat=True
+            )
         with BranchOutbox(
             name,
             qualifier=self._name,
@@ -146,7 +150,7 @@ class ExactSink:
             for rows in batches:
                 outbox.put(rows)
             written, branch = outbox.prepare()
-        return TaskPrepared(written, query, terms, branch)
+        return TaskPrepared(written, query, terms, branch, outbox.promised_ms)
 
     def commit(
         self, batch: int, messages: Sequence[WriterCommitMessage | None]
@@ -164,10 +168,11 @@ class ExactSink:
             self._run(lambda manager: manager.complete())
         branches = sorted(one.branch for one in told if one.branch.brokers)
         if branches:
+            first_ms = min(one.promised_ms for one in told if one.branch.brokers)
             decision = Decision(told[0].query, batch, tuple(branches))
             terms = told[0].terms
             turn = self._run(lambda manager: manager.decide(decision, terms))
-            self._run(lambda manager: manager.complete(decision, turn))
+            self._run(lambda manager: manager.complete(decision, turn, first_ms))
             if self._write is not None:
                 self._run(lambda manager: manager.forget())
 
@@ -266,6 +271,11 @@ class BranchOutbox(RowOutbox):
                 self._sender.roll_back()
         finally:
             self._sender.close()
+
+    @property
+    def promised_ms(self) -> Millis:
+        """When brokers were asked to promise, on the wall clock; 0 before."""
+        return self._sender.promised_ms
 
     def prepare(self) -> tuple[Written, TaskBranch]:
         """Have brokers promise to keep the rows; return counters, and what to commit.

@@ -31,6 +31,7 @@ from metaq.client.offsets.query_progress import (
     read_decision,
 )
 from metaq.client.produce.attempts import NEVER_LEFT
+from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.transaction_branch import BranchParts
 from metaq.client.produce.transaction_replies import HEURCOM, HEURHAZ, HEURRB
 from metaq.client.produce.xa_verdicts import (
@@ -42,7 +43,7 @@ from metaq.client.produce.xa_verdicts import (
     key_of,
 )
 from metaq.errors import MetaqError, WireError
-from metaq.model import BrokerAddress, BrokerId, XaTransactionId
+from metaq.model import BrokerAddress, BrokerId, Millis, XaTransactionId
 from metaq.spark.errors import (
     IncompleteError,
     LostBranchError,
@@ -120,9 +121,11 @@ class TransactionManager:
             pool=context.pool,
             clock=context.clock,
             session_id=name,
+            starts=BrokerStarts(context.clock),
         )
         self._verdicts = Verdicts(context, self._parts)
         self._unknown_since_s: dict[BrokerId, float] = {}
+        self._promised_ms: Millis | None = None
 
     # -- steps ------------------------------------------------------------------------
 
@@ -199,13 +202,17 @@ class TransactionManager:
         return drawn
 
     async def complete(
-        self, decision: Decision | None = None, turn: str | None = None
+        self,
+        decision: Decision | None = None,
+        turn: str | None = None,
+        promised_ms: Millis | None = None,
     ) -> None:
         """Commit what counts of the decided batch, and drop what does not.
 
         Args:
             decision: made just now; None: the one that is kept, by a run before.
             turn: of a decision made just now.
+            promised_ms: when its first branch was prepared; None: not known.
 
         Raises:
             IncompleteError: not all is committed.
@@ -218,6 +225,7 @@ class TransactionManager:
             decision = record.decision
         if decision is None:
             return
+        self._promised_ms = promised_ms
         await self._commit_all(decision, turn)
         found = await self._look()
         recovery = self._plan(found, QueryRecord(decision=decision))
@@ -475,7 +483,9 @@ class TransactionManager:
             await self._verdicts.tell_one(broker_id, xid, kind, deadline_s)
 
         if verdict is COMMIT:
-            told = await self._verdicts.commit_at(broker_id, xids, deadline_s)
+            told = await self._verdicts.commit_at(
+                broker_id, xids, deadline_s, self._promised_ms
+            )
         else:
             told = await for_each(partial(tell, verdict), xids)
         agreed = [
