@@ -217,6 +217,8 @@ class Journal:
         self._idle_bytes_max = min(file_bytes_max, IDLE_BYTES_MAX)
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
+        self._is_complete = False
+        """All side files are in the directory."""
         self._crowded_number = 0
         """Of the last file that had to go on for want of room for the next."""
         self._failed: StorageError | None = None
@@ -273,6 +275,12 @@ class Journal:
         file.sync()
         file.note_synced()
         self.figures = self._figures()
+
+    def note_side_files(self) -> None:
+        """Note in this file, and in all later ones, that the side files exist."""
+        self._is_complete = True
+        for file in self._files.values():
+            file.note_beside()
 
     def start(self) -> None:
         """Start the thread."""
@@ -706,6 +714,8 @@ class Journal:
     def _make_file(self, number: int) -> RedoFile:
         file = create_redo_file(self._fs, self.directory, number)
         self._files[number] = file
+        if self._is_complete:
+            file.note_beside()
         return file
 
     def _figures(self) -> JournalFigures:

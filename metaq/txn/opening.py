@@ -9,12 +9,17 @@ files go. Nothing is appended before: an opening that is interrupted anywhere fi
 it needs the next time, and some of it twice, which replay knows. So a crash costs what
 was not prepared and nothing else, and a start finds a small journal behind it.
 
+All redo files that are there are read: a checkpoint is never believed. A file that is
+missing is damage: there is a redo file from the first start on, and a `beside` in
+`sums.N` says that the others were there (`sums.py`). A Java broker that was here since
+may have removed any redo file.
+
 A clean stop does the same, so that a Java broker finds no commit that it would judge by
 an offset, and no transaction that is not prepared. Source: broker spec 5.7.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,21 +30,31 @@ from metaq.record.ids import id_after
 from metaq.txn.journal import Journal, Slot
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import RedoOperation, bounds_of, encode_operation, encode_put
-from metaq.txn.recovery import Replay, ReplayedTransaction, cut_appends, find_unapplied
+from metaq.txn.recovery import (
+    JournalDamagedError,
+    Replay,
+    ReplayedTransaction,
+    cut_appends,
+    find_unapplied,
+)
 from metaq.txn.redo_file import FILE_NAME, remove_files
 from metaq.txn.side_files import (
+    DELETIONS_FILE,
+    EMPTY_FILES,
     JAVA_OUTCOMES_FILE,
     NOWHERE,
+    TOGETHER_FILE,
     KeptOutcome,
     NamedGroup,
+    empty_file,
     ends_in,
     has_java_outcomes,
+    make_missing_files,
+    missing_files,
     read_checkpoint,
     read_deletions,
     read_outcomes,
     read_together,
-    remove_deletions,
-    remove_together,
 )
 from metaq.txn.state import HeuristicOutcome, is_xa
 from metaq.txn.sums import Sums, decode_sums
@@ -86,8 +101,8 @@ def open_journal(
         reader: the partitions, recovered.
 
     Raises:
-        JournalDamagedError: bytes that were synced are not what they were; nothing was
-            changed.
+        JournalDamagedError: bytes that were synced are not what they were, or a file is
+            missing; nothing was changed.
         LogDirLockedError: another broker writes it.
         StorageError: the disk refuses.
     """
@@ -111,13 +126,16 @@ def open_journal(
     for log_id, offset in cut_appends(left).items():
         log.warning("append cut by a crash: partition=%s offset=%d", log_id, offset)
         reader.hold(log_id, offset)
-    first = read_checkpoint(fs, directory) if numbers else NOWHERE
+    # Higher than that of a checkpoint, too: a Java broker begins there.
+    first = read_checkpoint(fs, directory)
     restored = compact(journal, left, max([first.number, *numbers]) + 1)
+    make_missing_files(fs, directory)
+    journal.note_side_files()
     remove_files(fs, directory, numbers)
-    remove_deletions(fs, directory)
+    empty_file(fs, directory, DELETIONS_FILE)
     joined = _join(restored, together)
     if not joined:
-        remove_together(fs, directory)
+        empty_file(fs, directory, TOGETHER_FILE)
     for note in notes:
         log.warning("%s", note)
     log.info(
@@ -149,8 +167,8 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     compact(journal, left, max(numbers, default=0) + 1)
     journal.close_files()
     remove_files(fs, directory, numbers)
-    remove_deletions(fs, directory)
-    remove_together(fs, directory)
+    empty_file(fs, directory, DELETIONS_FILE)
+    empty_file(fs, directory, TOGETHER_FILE)
 
 
 def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
@@ -160,24 +178,62 @@ def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
 
 
 def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Replay:
-    """Replay the redo files of a directory, from its checkpoint on.
+    """Replay all redo files of a directory.
 
     Raises:
-        JournalDamagedError: see `recovery.py`.
+        JournalDamagedError: a file is missing, or see `recovery.py`.
         StorageError: the disk refuses.
     """
-    replay = Replay()
-    first, deletions = read_checkpoint(fs, directory), read_deletions(fs, directory)
-    for number in numbers:
-        path = directory / f"redo.{number}"
-        if number < first.number or not fs.exists(path):
-            continue
-        data = _read_file(fs, path)
-        start = first.position if number == first.number else 0
-        sums = _read_sums(fs, directory, number)
+    replay, deletions = Replay(), read_deletions(fs, directory)
+    files = {number: directory / f"redo.{number}" for number in numbers}
+    there = {number: path for number, path in files.items() if fs.exists(path)}
+    sums = {number: _read_sums(fs, directory, number) for number in files}
+    _require_files(fs, directory, there.keys(), sums)
+    for number, path in there.items():
         deleted = ends_in(deletions, number)
-        replay.read(data, start, sums, str(path), deleted=deleted)
+        replay.read(_read_file(fs, path), sums[number], str(path), deleted=deleted)
     return replay
+
+
+def _require_files(
+    fs: FileSystem, directory: Path, there: Collection[int], sums: Mapping[int, Sums]
+) -> None:
+    """Raise JournalDamagedError where a file was removed that we had.
+
+    Args:
+        fs: the disk.
+        directory: of the journal.
+        there: numbers of the redo files that are there.
+        sums: the side file of each number.
+    """
+    for number, told in sums.items():
+        if not told.is_complete:
+            continue
+        missing = missing_files(fs, directory)
+        if number not in there and not _has_java_file(fs, directory, there):
+            missing.append(directory / f"redo.{number}")
+        if missing:
+            raise JournalDamagedError(
+                f"journal damaged: file={missing[0]} is missing, which"
+                f" sums.{number} beside it expects"
+            )
+    witnesses = [name for name in EMPTY_FILES if fs.exists(directory / name)]
+    if read_checkpoint(fs, directory) != NOWHERE:
+        witnesses.append("checkpoint")
+    if witnesses and not there:
+        raise JournalDamagedError(
+            f"journal damaged: directory={directory} expected a redo file, as it has"
+            f" {', '.join(witnesses)}, got none"
+        )
+
+
+def _has_java_file(fs: FileSystem, directory: Path, there: Iterable[int]) -> bool:
+    """Tell whether a Java broker has written a redo file: it makes no checksums."""
+    return any(
+        fs.size_of(directory / f"redo.{number}")
+        and not fs.exists(directory / f"sums.{number}")
+        for number in there
+    )
 
 
 def _read_file(fs: FileSystem, path: Path) -> bytes:

@@ -61,7 +61,7 @@ CLOCK_BACK_MS: Final = 60_000
 
 
 class JournalDamagedError(StorageError):
-    """A redo file contradicts its checksums where no crash can explain it."""
+    """A file is missing, or contradicts its checksums, where no crash explains it."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,6 @@ class Replay:
     def read(
         self,
         data: bytes,
-        start: int,
         sums: Sums,
         name: str,
         *,
@@ -139,7 +138,6 @@ class Replay:
 
         Args:
             data: all of its bytes.
-            start: where to begin: a record.
             sums: its side file.
             name: of the file, for texts.
             deleted: topic → end of the file when it was deleted.
@@ -148,7 +146,7 @@ class Replay:
             JournalDamagedError: see the head of this page.
         """
         end = whole_end(_as_first_written(data, sums), sums, name)
-        position = start
+        position = 0
         while position < end:
             try:
                 record, behind = decode_record(data, position, end)

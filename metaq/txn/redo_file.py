@@ -36,7 +36,14 @@ from metaq.errors import StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem, UpdateFile
 from metaq.model import Offset, Position, SizeBytes
 from metaq.txn.records import OFFSET
-from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
+from metaq.txn.sums import (
+    BESIDE,
+    BOUND,
+    SYNCED,
+    encode_entry,
+    encode_head,
+    encode_span,
+)
 
 FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
 
@@ -200,6 +207,10 @@ class RedoFile:
         """Tell the side file that everything noted is on the disk."""
         self._sum(encode_entry(SYNCED, 0, self.end))
 
+    def note_beside(self) -> None:
+        """Tell the side file that all other files of ours are in the directory."""
+        self._sum(encode_entry(BESIDE, 0, 0))
+
     def note_written(
         self, data: Buffer, commits: Sequence[tuple[int, Bounds]], *, is_synced: bool
     ) -> Sequence[PlaceBlock]:
@@ -267,14 +278,17 @@ def create_redo_file(fs: FileSystem, directory: Path, number: int) -> RedoFile:
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
-    """Remove redo files and what lies beside them, the oldest one last.
+    """Remove redo files and their checksums, the oldest one last.
 
     A newer one may be its copy, which a power cut has torn: until that is gone, the
-    bytes that were synced come first in a replay.
+    bytes that were synced come first in a replay. A redo file and its checksums go by
+    one rename: without the file they are damage, and without them a torn tail counts.
 
     Raises:
         StorageError: the disk refuses; those behind it are gone.
     """
     for number in sorted(numbers, reverse=True):
-        for kind in ("redo", "sums"):
-            fs.discard(directory / f"{kind}.{number}")
+        redo, sums = directory / f"redo.{number}", directory / f"sums.{number}"
+        if fs.exists(redo):
+            fs.rename(redo, sums)
+        fs.discard(sums)

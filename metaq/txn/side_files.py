@@ -8,7 +8,9 @@
                            "crc": 9}
     <journal>/checkpoint.N  {"number":<N of a redo file>,"offset":<byte in it>}
 
-`crc` is the CRC-32 of all but itself: of the JSON with sorted keys.
+`crc` is the CRC-32 of all but itself: of the JSON with sorted keys. The first three are
+made by the first start, and never removed: one that says nothing any more is replaced
+by an empty one. So one that is missing later was removed by hand (`sums.py`).
 
 Outcomes are heuristic: which prepared transactions an operator has ended. An outcome is
 written before it is carried out, and stays until the coordinator of the transaction
@@ -31,29 +33,33 @@ what a commit put and a partition lacks. A partition that was deleted lacks ever
 and so does one that was made under its name again. So before the data of a topic goes,
 the end of each redo file is written down: of commits in front of it, the batches for
 that topic are over. What is committed behind it is for a topic that was made again. A
-start leaves none of the named files, and removes the record.
+start leaves none of the named files, and empties the record.
 
-Checkpoints are MetaQ's, without a checksum: where replay begins. The one with the
-highest number counts, and an empty one says nothing. It names the first record of the
-oldest transaction that is not finished. Only a newer one is written, and only the
-newest few are kept.
+Checkpoints are MetaQ's, without a checksum: where the replay of a Java broker begins.
+The one with the highest number counts, and an empty one says nothing. It names the
+first record of the oldest transaction that is not finished. Only a newer one is
+written, and only the newest few are kept. A start of ours reads all redo files,
+whatever a checkpoint says, and takes care that the number of its new one is higher.
 
 Source: broker spec 5.6, 5.8.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from metaq.errors import DiskError, StorageError
+from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import MessageId, Millis, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.txn.state import HeuristicOutcome
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 VERSION: Final = 1
 _BYTES_MAX: Final = SizeBytes(64 << 20)
@@ -234,15 +240,6 @@ def write_together(
     fs.write_atomically(directory / TOGETHER_FILE, encode_together(groups))
 
 
-def remove_together(fs: FileSystem, directory: Path) -> None:
-    """Remove the file, if there is one.
-
-    Raises:
-        StorageError: the disk refuses.
-    """
-    fs.discard(directory / TOGETHER_FILE)
-
-
 # -- deletions ------------------------------------------------------------------------
 
 DELETIONS_FILE: Final = "deletions"
@@ -289,23 +286,56 @@ def write_deletions(fs: FileSystem, directory: Path, deletions: Deletions) -> No
     fs.write_atomically(directory / DELETIONS_FILE, encode_deletions(deletions))
 
 
-def remove_deletions(fs: FileSystem, directory: Path) -> None:
-    """Remove the file, if there is one.
-
-    Raises:
-        StorageError: the disk refuses.
-    """
-    fs.discard(directory / DELETIONS_FILE)
-
-
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
     """Return topic → end in one redo file; no topic that was deleted before it."""
     return {topic: ends[number] for topic, ends in deletions.items() if number in ends}
 
 
+# -- all of them ----------------------------------------------------------------------
+
+EMPTY_FILES: Final = {
+    OUTCOMES_FILE: encode_outcomes({}),
+    TOGETHER_FILE: encode_together(()),
+    DELETIONS_FILE: encode_deletions({}),
+}
+"""Name of each file of ours → its content when it says nothing."""
+
+
+def missing_files(fs: FileSystem, directory: Path) -> list[Path]:
+    """Return the files that are not there."""
+    paths = [directory / name for name in EMPTY_FILES]
+    return [path for path in paths if not fs.exists(path)]
+
+
+def make_missing_files(fs: FileSystem, directory: Path) -> None:
+    """Make the files that are not there, empty.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    for path in missing_files(fs, directory):
+        fs.write_atomically(path, EMPTY_FILES[path.name])
+
+
+def empty_file(fs: FileSystem, directory: Path, name: str) -> None:
+    """Have a file say nothing; what it says is out of date by now.
+
+    Raises:
+        StorageError: the disk refuses something else than space, which can wait.
+    """
+    path = directory / name
+    try:
+        if fs.read_file(path, _BYTES_MAX) != EMPTY_FILES[name]:
+            fs.write_atomically(path, EMPTY_FILES[name])
+    except NoSpaceError as error:
+        log.warning("file is out of date, and stays: file=%s error=%s", path, error)
+
+
 # -- checkpoints ----------------------------------------------------------------------
 
 _CHECKPOINT_NAME: Final = re.compile(r"checkpoint\.([1-9][0-9]{0,8})")
+NUMBER_MAX: Final = 999_999_999
+"""Largest number that a file of the journal can have in its name."""
 _CHECKPOINT_BYTES_MAX: Final = SizeBytes(4096)
 
 
@@ -319,7 +349,7 @@ class JournalPosition(NamedTuple):
 
 
 NOWHERE: Final = JournalPosition(0, 0)
-"""Start of replay without a checkpoint: everything."""
+"""Position of a checkpoint that says nothing."""
 
 
 def encode_checkpoint(place: JournalPosition) -> bytes:
@@ -331,11 +361,11 @@ def decode_checkpoint(data: bytes) -> JournalPosition:
     """Return what a checkpoint says; `NOWHERE` if it makes no sense."""
     try:
         fields = json.loads(data)
-        return JournalPosition(
-            max(0, int(fields["number"])), max(0, int(fields["offset"]))
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
+        number, offset = int(fields["number"]), int(fields["offset"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return NOWHERE
+    is_name = 0 < number < NUMBER_MAX
+    return JournalPosition(number, max(0, offset)) if is_name else NOWHERE
 
 
 def checkpoint_numbers(names: Iterable[str]) -> list[int]:
@@ -346,7 +376,7 @@ def checkpoint_numbers(names: Iterable[str]) -> list[int]:
 
 
 def read_checkpoint(fs: FileSystem, directory: Path) -> JournalPosition:
-    """Return where replay begins.
+    """Return where a Java broker begins; `NOWHERE`: with all that is there.
 
     Raises:
         StorageError: the disk refuses.

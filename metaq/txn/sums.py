@@ -13,6 +13,7 @@ with a checksum of its own.
     span    2       0 or 1  first byte   length       CRC-32        bytes written
     synced  3       0       end          0            0             all below is on disk
     bound   5       0       an offset    first value  0             may be rewritten
+    beside  6       0       0            0            0             nothing is missing
 
 Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
 without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
@@ -20,7 +21,9 @@ end was synced. A span is written behind its bytes, a `synced` behind the sync. 
 is wrong with bytes that were synced is rot, or a file that was cut; what is wrong with
 others is what a crash left of them. A `bound` names an offset in the attachment of a
 commit, and stands in front of its span: the checksum is that of the bytes with the
-first value, whatever stands there now. 4 is not used any more.
+first value, whatever stands there now. A `beside` says that `redo.N` and our other
+files (`side_files.py`) are in the directory as long as this one: what is missing then
+is damage. 4 is not used any more.
 
 Read defensively: entries are believed from the front as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
@@ -43,6 +46,7 @@ HEAD: Final = 1
 SPAN: Final = 2
 SYNCED: Final = 3
 BOUND: Final = 5
+BESIDE: Final = 6
 
 VERSION: Final = 1
 
@@ -68,6 +72,8 @@ class Sums:
     """Every byte below was on the disk."""
     bounds: dict[int, Offset] = field(default_factory=dict)
     """Position of an offset that may have been rewritten → what was there first."""
+    is_complete: bool = False
+    """Its redo file and our side files were all there."""
 
 
 def encode_entry(
@@ -108,4 +114,6 @@ def decode_sums(data: bytes, number: int) -> Sums:
             sums.synced_end = max(sums.synced_end, position)
         elif kind == BOUND:
             sums.bounds[position] = Offset(value)
+        elif kind == BESIDE:
+            sums.is_complete = True
     return sums

@@ -114,7 +114,7 @@ def start_full(disk: FaultyFileSystem, **options: int) -> TransactionBench:
 
     def on_call(call: Operation) -> None:
         # The last thing that is done to the journal before.
-        if call.name == "unlink" and call.path.name.startswith("redo."):
+        if call.name == "unlink" and call.path.name.startswith("sums."):
             disk.on_call(fill)
 
     def fill(call: Operation) -> None:

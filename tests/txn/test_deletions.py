@@ -61,7 +61,7 @@ def test_what_was_committed_for_a_deleted_topic_does_not_come_back() -> None:
     for _ in range(2):
         bench = opened(bench.fs.crash(keep_all))
         assert bench.payloads() == [b"new", b"new too"]
-    assert DELETIONS_FILE not in bench.fs.list_directory(JOURNAL)
+    assert read_deletions(bench.fs, JOURNAL) == {}
 
 
 def test_what_is_committed_behind_the_deletion_is_there() -> None:

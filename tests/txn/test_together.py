@@ -130,7 +130,7 @@ def test_what_a_partition_refuses_keeps_all_of_them_prepared() -> None:
     assert bench.payloads() == []
     bench.topics.withdraw(frozenset())
     assert set(bench.coordinator.recover(None)) == {X1, X2}
-    assert TOGETHER_FILE not in fs.list_directory(JOURNAL)
+    assert read_together(fs, JOURNAL) == []
     again = bench.commit_together(X1, X2)
     bench.run()
     assert all(answer.is_good for answer in again.values())
@@ -273,7 +273,7 @@ def test_what_a_start_cannot_append_is_seen_in_one_step_later() -> None:
     assert len(payloads_of(data, 0)) == 2
     reader.check(data, payloads_of(data, 0))
     bench.close()
-    assert TOGETHER_FILE not in bench.fs.list_directory(JOURNAL)
+    assert read_together(bench.fs, JOURNAL) == []
 
 
 def test_a_topic_that_is_deleted_beside_them_stays_empty() -> None:
