@@ -33,6 +33,7 @@ from metaq.broker.definitions import Definitions
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     DELETED_CHECK_S,
+    JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
@@ -63,7 +64,13 @@ from metaq.broker.transactions import TopicSink
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
-from metaq.errors import ConfigError, LogDirLockedError, MetaqError, StorageError
+from metaq.errors import (
+    ConfigError,
+    LogDirLockedError,
+    MetaqError,
+    NoSpaceError,
+    StorageError,
+)
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.fs.kernel_syncs import KernelSyncs
@@ -82,7 +89,7 @@ from metaq.storage.scrub import Scrub, run_step
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
 from metaq.txn.journal import Journal
-from metaq.txn.opening import open_journal
+from metaq.txn.opening import JournalOpening, OpenedJournal
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
@@ -139,6 +146,7 @@ class Broker(Service):
         self._sessions: dict[Session, str] = {}
         self._is_drained = asyncio.Event()
         self._registration: Registration | None = None
+        self._opening: JournalOpening | None = None
 
     @property
     def address(self) -> str:
@@ -264,30 +272,55 @@ class Broker(Service):
         A journal that cannot be opened leaves a broker without transactions, which
         serves everything else; one that another broker writes ends the start.
         """
-        transactions, journal = self._context.transactions, self._journal
-        open_ = partial(open_journal, self._fs, journal, self._logs)
-        opening = asyncio.wrap_future(start_call("metaq-journal", open_))
+        self._opening = JournalOpening(self._fs, self._journal, self._logs)
+        self.on_way_down("transactions", self._close_transactions)
+        opening = start_call("metaq-journal", self._opening.run)
         try:
-            opened = await asyncio.shield(opening)
+            opened = await asyncio.shield(asyncio.wrap_future(opening))
         except LogDirLockedError:
             raise
         except StorageError as error:
-            journal.abandon()
-            log.error("transactions are offline until a restart: error=%s", error)
-            transactions.disable(error)
+            self._context.ids.advance_to(self._opening.next_id)
+            self._on_journal_refused(error)
             return
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled, and what it opens must not outlive us.
-            with contextlib.suppress(MetaqError):
-                await opening
-            journal.abandon()
-            raise
-        self._context.ids.advance_to(opened.next_id)
-        journal.start()
-        self.on_way_down("transactions", self._close_transactions)
         settled = asyncio.Event()
-        transactions.restore(opened, settled.set)
+        self._begin_transactions(opened, settled.set)
         await settled.wait()
+
+    def _begin_transactions(
+        self, opened: OpenedJournal, on_settled: Callable[[], None]
+    ) -> None:
+        self._opening = None
+        self._context.ids.advance_to(opened.next_id)
+        self._journal.start()
+        self._context.transactions.restore(opened, on_settled)
+
+    def _on_journal_refused(self, error: StorageError) -> None:
+        """Go on without transactions: for want of space, or until a restart."""
+        self._context.transactions.disable(error)
+        if isinstance(error, NoSpaceError):
+            log.error("transactions are offline until there is free space: %s", error)
+            return
+        self._opening = None
+        self._journal.abandon()
+        log.error("transactions are offline until a restart: error=%s", error)
+
+    def _retry_opening(self) -> Work | None:
+        """Return another try to open the journal, if it lacked space at the start."""
+        opening = self._opening
+        if opening is None:
+            return None
+
+        def work() -> Finish:
+            try:
+                opened = opening.run()
+            except NoSpaceError:
+                raise  # counted by the job, which comes again
+            except StorageError as error:
+                return partial(self._on_journal_refused, error)
+            return partial(self._begin_transactions, opened, lambda: None)
+
+        return work
 
     def _make_context(self, started_s: float) -> None:
         self._upkeep = self._begin_threads("upkeep", UPKEEP_THREADS)
@@ -496,6 +529,7 @@ class Broker(Service):
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
             every("transactions", TRANSACTION_TICK_S, transactions.tick),
             every("journal", JOURNAL_SYNC_S, transactions.sync_due),
+            every("journal-opening", JOURNAL_OPENING_S, self._retry_opening),
             every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
             retention_job(
@@ -595,6 +629,11 @@ class Broker(Service):
             log.info("connections still open at the stop: open=%d", len(self._sessions))
 
     async def _close_transactions(self) -> None:
+        if self._opening is not None:
+            # A thread may be opening it, and what it opens must not outlive us.
+            abandon = self._opening.abandon
+            await asyncio.wrap_future(start_call("metaq-journal", abandon))
+            return
         closed = asyncio.Event()
         self._context.transactions.close(closed.set)
         await closed.wait()

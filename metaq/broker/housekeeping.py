@@ -47,6 +47,8 @@ TRANSACTION_TICK_S: Final = 0.5
 """Transactions are ended by their time-outs this often, as by MetaQ."""
 JOURNAL_SYNC_S: Final = 1.0
 """The journal is synced this often where flushTxLogAtCommit is 2."""
+JOURNAL_OPENING_S: Final = 5.0
+"""A journal that found no free space at the start is opened again this often."""
 SCRUB_STEP_S: Final = 1.0
 """Interval between steps of the scrub, seconds; each reads as much as its rate
 allows."""

@@ -140,7 +140,7 @@ class TransactionCoordinator:
     # -- the start and the end
 
     def disable(self, cause: StorageError) -> None:
-        """Refuse everything until a restart: the journal cannot be opened."""
+        """Refuse everything until `restore`, which comes after a NoSpaceError alone."""
         self._disabled = cause
 
     def restore(self, opened: OpenedJournal, on_settled: Callable[[], None]) -> None:
@@ -151,6 +151,7 @@ class TransactionCoordinator:
             on_settled: called once, when what is committed is in its partitions, or
                 they do not take it now.
         """
+        self._disabled = None
         self._outcomes = dict(opened.outcomes)
         self._notes = opened.notes
         for restored in opened.transactions:
@@ -454,7 +455,11 @@ class TransactionCoordinator:
 
         Args:
             qualifier: of the coordinator that asks; None: all.
+
+        Raises:
+            TransactionError: the journal is offline.
         """
+        self._require_journal()
         waiting = {TxState.PREPARED, TxState.DECIDED}
         keys = [
             key
@@ -473,7 +478,7 @@ class TransactionCoordinator:
             if tx.state in OPEN_STATES and not is_xa(tx.key):
                 self.counters.abandoned += 1
                 tx.state = TxState.FINISHED
-                self._roll_back(tx, _ignore)
+                self._roll_back(tx, lambda _error: None)
 
     # -- what operators ask
 
@@ -521,7 +526,8 @@ class TransactionCoordinator:
         self._keep_outcomes(carry_out)
 
     def views(self) -> list[TransactionView]:
-        """Return what is not finished, and outcomes; see `view_transactions`."""
+        """Return what is not finished, and outcomes; raises as `recover`."""
+        self._require_journal()
         now_ms = self._clock.wall_ms()
         return view_transactions(self._transactions, self._outcomes, now_ms)
 
@@ -742,7 +748,7 @@ class TransactionCoordinator:
         """Roll a transaction back whose time is over."""
         tx.state = advance(tx.key, tx.state, TxEvent.TIMEOUT)
         self.counters.timed_out += 1
-        self._roll_back(tx, _ignore)
+        self._roll_back(tx, lambda _error: None)
 
     def _add(self, tx: BrokerTransaction) -> None:
         self._transactions[tx.key] = tx
@@ -783,14 +789,12 @@ class TransactionCoordinator:
     def _require_journal(self) -> None:
         cause = self._disabled or self._journal.offline_cause
         if cause is not None:
-            raise TransactionError(f"transactions are offline until a restart: {cause}")
+            is_passing = isinstance(self._disabled, NoSpaceError)
+            until = "there is free space" if is_passing else "a restart"
+            raise TransactionError(f"transactions are offline until {until}: {cause}")
         if self._is_closed:
             raise TransactionError("the broker stops")
 
     def _refuse(self, text: str) -> None:
         self.counters.refused += 1
         raise TransactionError(text)
-
-
-def _ignore(_error: MetaqError | None) -> None:
-    """Take no note: there is no command to answer."""

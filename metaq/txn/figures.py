@@ -129,11 +129,11 @@ class TransactionFigures:
     )
     offline_cause: str | None = gauge(
         "metaq_transaction_journal_online",
-        "1 while transactions are served, 0 after a disk error or damage.",
+        "1 while transactions are served, 0 after an error, damage, or without space.",
         default=None,
         read=lambda cause: cause is None,
     )
-    """Reason why there are no transactions until a restart."""
+    """Reason why there are no transactions, until a restart or until there is space."""
     is_silent: bool = False
     """The disk of the journal hangs: what is asked of it is not answered."""
     notes: tuple[str, ...] = ()

@@ -183,7 +183,7 @@ class Journal:
         slow_sync_ms: int,
         start_worker: StartWorker = GroupThread[Request],
     ) -> None:
-        """Describe a journal; `open_journal` opens it, and `start` begins to write.
+        """Describe a journal; `JournalOpening` opens it, and `start` begins to write.
 
         Args:
             fs: the disk.

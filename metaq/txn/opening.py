@@ -21,9 +21,10 @@ an offset, and no transaction that is not prepared. Source: broker spec 5.7.
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
-from metaq.errors import DiskError
+from metaq.errors import ClosedError, DiskError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
@@ -90,64 +91,131 @@ class OpenedJournal(NamedTuple):
     """Keys of those among the transactions that were committed by one command."""
 
 
-def open_journal(
-    fs: FileSystem, journal: Journal, reader: StoredBatches
-) -> OpenedJournal:
-    """Read a journal, and leave what is not finished in a new first file. Blocks.
+class _Found(NamedTuple):
+    """Contents of a journal as the start found it, and what is left to be written."""
 
-    Args:
-        fs: the disk.
-        journal: not open yet.
-        reader: the partitions, recovered.
+    replay: Replay
+    """Everything that its files say."""
+    prepared: list[ReplayedTransaction]
+    """Prepared transactions."""
+    unapplied: list[ReplayedTransaction]
+    """Commits with batches that are not in their partitions."""
+    outcomes: dict[str, KeptOutcome]
+    """Outcomes decided by operators."""
+    together: list[NamedGroup]
+    """Commits that are one decision."""
+    notes: tuple[str, ...]
+    """Notes for an operator, one sentence each."""
 
-    Raises:
-        JournalDamagedError: bytes that were synced are not what they were, or a file is
-            missing; nothing was changed.
-        LogDirLockedError: another broker writes it.
-        StorageError: the disk refuses.
+
+class JournalOpening:
+    """Opening of one journal: read once, and written as soon as there is free space.
+
+    Owner: the app. Its lock lets a stop wait for the thread that is opening.
     """
-    directory = journal.directory
-    if not fs.is_directory(directory.parent):
-        fs.make_directory(directory.parent)
-    fs.make_directory(directory)
-    journal.lock()
-    numbers = journal_numbers(fs, directory)
-    replay = read_journal(fs, directory, numbers)
-    outcomes = read_outcomes(fs, directory)
-    notes = list(replay.notes)
-    if has_java_outcomes(fs, directory):
-        notes.append(
-            "a Java broker left heuristic outcomes, which are not read here:"
-            f" file={directory / JAVA_OUTCOMES_FILE}"
+
+    def __init__(self, fs: FileSystem, journal: Journal, reader: StoredBatches) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            fs: the disk.
+            journal: not open yet.
+            reader: the partitions, recovered.
+        """
+        self._fs = fs
+        self._journal = journal
+        self._reader = reader
+        self._found: _Found | None = None
+        self._turn = Lock()
+        self._is_over = False
+
+    @property
+    def next_id(self) -> MessageId:
+        """Return the id after all of ours in it, when it is read; negative: none."""
+        last_id = NO_ID if self._found is None else self._found.replay.last_id
+        return id_after(last_id, 1) if last_id >= 0 else NO_ID
+
+    def run(self) -> OpenedJournal:
+        """Read a journal, and leave what is not finished in a new first file. Blocks.
+
+        Raises:
+            NoSpaceError: nothing is lost; call it again later.
+            JournalDamagedError: bytes that were synced are not what they were, or a
+                file is missing; nothing was changed.
+            LogDirLockedError: another broker writes it.
+            StorageError: the disk refuses.
+            ClosedError: it was abandoned.
+        """
+        with self._turn:
+            if self._is_over:
+                raise ClosedError("the journal was abandoned")
+            if self._found is None:
+                self._found = self._read()
+            return self._write(self._found)
+
+    def abandon(self) -> None:
+        """Give the journal up, when no thread is opening it any more. Blocks."""
+        with self._turn:
+            self._is_over = True
+            self._journal.abandon()
+
+    def _read(self) -> _Found:
+        fs, directory = self._fs, self._journal.directory
+        if not fs.is_directory(directory.parent):
+            fs.make_directory(directory.parent)
+        fs.make_directory(directory)
+        self._journal.lock()
+        replay = read_journal(fs, directory, journal_numbers(fs, directory))
+        outcomes = read_outcomes(fs, directory)
+        notes = list(replay.notes)
+        if has_java_outcomes(fs, directory):
+            notes.append(
+                "a Java broker left heuristic outcomes, which are not read here:"
+                f" file={directory / JAVA_OUTCOMES_FILE}"
+            )
+        together = read_together(fs, directory)
+        prepared = _settle(replay, outcomes, together)
+        unapplied = find_unapplied(replay.commits, self._reader, together)
+        for log_id, offset in cut_appends(unapplied).items():
+            log.warning("append cut by a crash: partition=%s offset=%d", log_id, offset)
+            self._reader.hold(log_id, offset)
+        for note in notes:
+            log.warning("%s", note)
+        return _Found(replay, prepared, unapplied, outcomes, together, tuple(notes))
+
+    def _write(self, found: _Found) -> OpenedJournal:
+        fs, journal = self._fs, self._journal
+        directory = journal.directory
+        journal.close_files()  # of a try before
+        numbers = journal_numbers(fs, directory)
+        # Higher than that of a checkpoint, too: a Java broker begins there.
+        number = max([read_checkpoint(fs, directory).number, *numbers]) + 1
+        try:
+            restored = compact(fs, journal, [*found.prepared, *found.unapplied], number)
+            make_missing_files(fs, directory)
+        except NoSpaceError:
+            journal.close_files()
+            if numbers:  # or it would be the last one
+                remove_files(fs, directory, [number])
+            raise
+        journal.note_side_files()
+        remove_files(fs, directory, numbers)
+        empty_file(fs, directory, DELETIONS_FILE)
+        joined = _join(restored, found.together)
+        if not joined:
+            empty_file(fs, directory, TOGETHER_FILE)
+        log.info(
+            "journal opened: directory=%s records=%d commits=%d prepared=%d"
+            " unapplied=%d",
+            directory,
+            found.replay.record_count,
+            len(found.replay.commits),
+            len(found.prepared),
+            len(found.unapplied),
         )
-    together = read_together(fs, directory)
-    prepared = _settle(replay, outcomes, together)
-    left = [*prepared, *find_unapplied(replay.commits, reader, together)]
-    for log_id, offset in cut_appends(left).items():
-        log.warning("append cut by a crash: partition=%s offset=%d", log_id, offset)
-        reader.hold(log_id, offset)
-    # Higher than that of a checkpoint, too: a Java broker begins there.
-    first = read_checkpoint(fs, directory)
-    restored = compact(journal, left, max([first.number, *numbers]) + 1)
-    make_missing_files(fs, directory)
-    journal.note_side_files()
-    remove_files(fs, directory, numbers)
-    empty_file(fs, directory, DELETIONS_FILE)
-    joined = _join(restored, together)
-    if not joined:
-        empty_file(fs, directory, TOGETHER_FILE)
-    for note in notes:
-        log.warning("%s", note)
-    log.info(
-        "journal opened: directory=%s records=%d commits=%d prepared=%d unapplied=%d",
-        directory,
-        replay.record_count,
-        len(replay.commits),
-        len(prepared),
-        len(left) - len(prepared),
-    )
-    next_id = id_after(replay.last_id, 1) if replay.last_id >= 0 else NO_ID
-    return OpenedJournal(restored, outcomes, next_id, tuple(notes), joined)
+        return OpenedJournal(
+            restored, found.outcomes, self.next_id, found.notes, joined
+        )
 
 
 def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
@@ -164,7 +232,7 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     directory = journal.directory
     numbers = journal_numbers(fs, directory)
     left = read_journal(fs, directory, numbers).prepared() if has_prepared else []
-    compact(journal, left, max(numbers, default=0) + 1)
+    compact(fs, journal, left, max(numbers, default=0) + 1)
     journal.close_files()
     remove_files(fs, directory, numbers)
     empty_file(fs, directory, DELETIONS_FILE)
@@ -295,15 +363,28 @@ def _join(
 
 
 def compact(
-    journal: Journal, left: Iterable[ReplayedTransaction], number: int
+    fs: FileSystem, journal: Journal, left: Iterable[ReplayedTransaction], number: int
 ) -> tuple[RestoredTransaction, ...]:
-    """Open the journal with a first file that holds what is left."""
+    """Open the journal with a first file that holds what is left.
+
+    Raises:
+        NoSpaceError: there is no space for it; a part of the file may be there.
+        StorageError: the disk refuses.
+    """
     restored, survivors = [], []
     for each in left:
         slot = Slot()
         data = encode_transaction(each)
         survivors.append((slot, data, bounds_of(each.places or (), len(data))))
         restored.append((each, slot, len(data)))
+    size_bytes = sum(len(data) for _slot, data, _bounds in survivors)
+    free_bytes = fs.free_bytes(journal.directory)
+    if free_bytes < size_bytes:
+        # Without a try: it would take the free space of others meanwhile.
+        raise NoSpaceError(
+            f"no space for the journal: directory={journal.directory} expected"
+            f" {size_bytes} bytes free, got {free_bytes}"
+        )
     journal.open(number, survivors)
     return tuple(
         RestoredTransaction(each, slot, slot.position + size)

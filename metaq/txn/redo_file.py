@@ -289,6 +289,7 @@ def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Non
     """
     for number in sorted(numbers, reverse=True):
         redo, sums = directory / f"redo.{number}", directory / f"sums.{number}"
-        if fs.exists(redo):
+        if fs.exists(redo) and fs.exists(sums):
             fs.rename(redo, sums)
+        fs.discard(redo)
         fs.discard(sums)

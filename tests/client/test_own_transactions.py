@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from metaq.client import TransactionRolledBackError, UnknownXidError, XaError
+from metaq.client import (
+    ServerError,
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    UnknownXidError,
+    XaError,
+)
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import QUICK, WORLDS
@@ -15,6 +21,9 @@ ONE_BROKER = {
     "brokers": "tests/java has MetaQ's own broker",
     "client": "of these brokers",
     "test_what_is_prepared_survives_a_restart_and_is_committed_once": "as above",
+    "test_a_broker_whose_journal_is_offline_is_not_taken_for_one_with_nothing": (
+        "MetaQ's has no such state"
+    ),
 }
 
 TOPICS = {"orders": 2, "audit": 1}
@@ -115,3 +124,23 @@ def test_what_is_prepared_survives_a_restart_and_is_committed_once(
     for broker in brokers:
         broker.restart()
     assert texts(client, "orders") == [b"kept", b"kept"]
+
+
+def test_a_broker_whose_journal_is_offline_is_not_taken_for_one_with_nothing(
+    client: Any, brokers: list[EmbeddedBroker]
+) -> None:
+    """A transaction manager would forget its decision; `partial` lists the others."""
+    xid = prepare(client, "kept")
+    brokers[0].stop()
+    for path in brokers[0].data_path.rglob("redo.*"):
+        path.unlink()
+    brokers[0].start()
+    assert texts(client, "orders") == []
+    with client.xa(qualifier="billing") as xa:
+        with pytest.raises(
+            ServerError, match=r"offline until a restart: .* is missing"
+        ):
+            xa.recover()
+        assert list(xa.recover(partial=True)) == [xid]
+        with pytest.raises(TransactionInDoubtError, match="is missing"):
+            xa.commit(xid)

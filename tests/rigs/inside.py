@@ -69,6 +69,11 @@ def check_sessions(broker: Broker) -> None:
     broker._check_sessions()
 
 
+def wake_housekeeping(broker: Broker) -> None:
+    """Have it look at its clock, which a test has moved."""
+    broker._housekeeping.wake()
+
+
 def running_inside(embedded: EmbeddedBroker) -> Broker:
     """Return the broker that an embedded one runs; its own loop's thread may use it."""
     assert embedded._broker is not None

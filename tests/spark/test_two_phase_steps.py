@@ -440,6 +440,29 @@ def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:
     scene.check(0)
 
 
+def test_a_broker_whose_journal_is_offline_is_not_taken_for_settled(
+    scene: Scene,
+) -> None:
+    """It has prepared branches that are not rolled back, and says why it cannot."""
+    run = Run(scene, 0)
+    run.begin()
+    run.tasks()
+    scene.brokers[1].stop()
+    (redo,) = scene.brokers[1].data_path.rglob("redo.*")
+    redo.rename(redo.with_name("kept"))
+    scene.brokers[1].start()
+    sentence = "do not say what they have prepared: transactions are offline until a"
+    try:
+        with pytest.raises(IncompleteError, match=f"brokers 1 {sentence} restart"):
+            settle_write(scene.target, NAME)
+    finally:
+        scene.brokers[1].stop()
+        redo.with_name("kept").rename(redo)
+        scene.brokers[1].start()
+    settle_write(scene.target, NAME)
+    scene.check(0)
+
+
 def test_the_command_settles_what_was_decided(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:

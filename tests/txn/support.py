@@ -17,7 +17,7 @@ from metaq.testing.clock import ManualClock
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
 from metaq.txn.journal import Journal, RunRequests
-from metaq.txn.opening import OpenedJournal, open_journal
+from metaq.txn.opening import JournalOpening, OpenedJournal
 from metaq.txn.records import encode_put
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.fs import FaultyFileSystem, keep_all
@@ -133,7 +133,7 @@ class TransactionBench:
         self.logs.open()
         self.ids = IdGenerator(self.clock, 0, self.logs.manager.last_message_id())  # type: ignore[arg-type]
         try:
-            self.opened = open_journal(self.fs, self.journal, self.logs.manager)
+            self.opened = JournalOpening(self.fs, self.journal, self.logs.manager).run()
         except StorageError:
             self.journal.abandon()
             self.logs.close()

@@ -15,7 +15,7 @@ import pytest
 from metaq.errors import NoSpaceError
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.record.layout import HEADER_BYTES
-from metaq.txn.opening import open_journal
+from metaq.txn.opening import JournalOpening
 from tests.rigs.fs import (
     CrashPoint,
     FaultyFileSystem,
@@ -248,7 +248,7 @@ def test_a_start_without_room_for_the_journal_does_not_show_a_part_either(
         disk.set_capacity(0)
         bench.logs.open()
         with pytest.raises(NoSpaceError):
-            open_journal(disk, bench.journal, bench.logs.manager)
+            JournalOpening(disk, bench.journal, bench.logs.manager).run()
         assert held(bench) == parts
         check_whole(visible(bench))
         bench.kill()

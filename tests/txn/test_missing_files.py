@@ -1,12 +1,15 @@
-"""Files of a journal that somebody removed, or a checkpoint that is wrong."""
+"""Files of a journal that somebody removed, a checkpoint that is wrong, no space."""
 
+import errno
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from metaq.errors import NoSpaceError, StorageError
 from metaq.model import SizeBytes
-from metaq.txn.opening import journal_numbers
+from metaq.txn.opening import JournalOpening, journal_numbers
 from metaq.txn.recovery import JournalDamagedError
 from metaq.txn.side_files import (
     DELETIONS_FILE,
@@ -191,3 +194,64 @@ def test_no_crash_is_called_damage(seed: int, rng: random.Random) -> None:
             bench = opened(disk.crash(choose))
             bench.kill()
             opened(bench.fs)
+
+
+# -- no space at the start ------------------------------------------------------------
+
+
+def open_twice(disk: FaultyFileSystem, *, is_full: bool) -> bool:
+    """Open a journal, once more where there was no space; tell whether there was none.
+
+    Raises:
+        StorageError: another error.
+    """
+    bench = TransactionBench(disk)
+    bench.logs.open()
+    opening = JournalOpening(disk, bench.journal, bench.logs.manager)
+    before = contents(disk)
+    had_none = False
+    try:
+        try:
+            found = opening.run()
+        except NoSpaceError:
+            had_none = True
+            assert not is_full or before == contents(disk)
+            disk.set_capacity(1 << 40)
+            found = opening.run()
+        assert {each.replayed.key for each in found.transactions} == {*XIDS}
+        assert len(journal_numbers(disk, JOURNAL)) == 1
+    finally:
+        bench.kill()
+    return had_none
+
+
+def test_an_opening_without_space_is_tried_again() -> None:
+    """However much is missing: what was prepared is there, in the end in one file."""
+    good = prepared_disk()
+    size = sum(map(len, contents(good).values()))
+    used = TransactionBench(good.snapshot()).fs
+    free = used.free_bytes(JOURNAL)
+    refused = []
+    for spare in range(0, 3 * size, size // 7):
+        disk = good.snapshot()
+        disk.set_capacity((1 << 40) - free + spare)
+        refused.append(open_twice(disk, is_full=True))
+        assert sorted(opened(disk).coordinator.recover(None)) == sorted(XIDS)
+    assert (refused[0], refused[-1]) == (True, False)
+
+
+def test_whichever_call_finds_no_space_nothing_is_lost(seed: int) -> None:
+    """Also after a power cut just then."""
+    good = prepared_disk(checkpoint=True)
+    trial = good.snapshot()
+    open_twice(trial, is_full=False)
+    refused = 0
+    for call in range(1, trial.calls + 1):
+        disk = good.snapshot()
+        disk.fail_at(call, errno.ENOSPC)
+        with suppress(StorageError):
+            refused += open_twice(disk, is_full=False)
+        for choose in (keep_all, keep_random(seed + call)):
+            again = opened(disk.crash(choose))
+            assert sorted(again.coordinator.recover(None)) == sorted(XIDS)
+    assert refused

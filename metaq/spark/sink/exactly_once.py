@@ -277,9 +277,11 @@ class TransactionManager:
         told = {each for each, of in found.items() if not isinstance(of, MetaqError)}
         silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - told)]
         if silent:
+            errors = [of for of in found.values() if isinstance(of, MetaqError)]
+            why = f": {errors[0]}" if errors else ""
             raise IncompleteError(
                 f"{self._name}: {what}, but brokers {name_few(silent)} do not say what"
-                " they have prepared; settle it again when they are there"
+                f" they have prepared{why}; settle it again when they are there"
             )
         left = [placed for fate in self._plan(found, record) for placed in fate]
         if left:
