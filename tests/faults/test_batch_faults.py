@@ -26,7 +26,7 @@ def open_again(fs: FaultyFileSystem) -> tuple[FaultyFileSystem, StorageBench]:
         )
         fs = fs.crash(keep_random(len(fs.log))) if has_lost_names else fs.snapshot()
         try:
-            return fs, opened(fs, segment_bytes_max=SEGMENT)
+            return fs, opened(fs, is_late=True, segment_bytes_max=SEGMENT)
         except StorageError:
             assert fs.open_paths() == []
     raise AssertionError("no start succeeded")
@@ -49,7 +49,7 @@ def live(fs: FaultyFileSystem) -> tuple[FaultyFileSystem, int]:
     """Send every batch until it is stored; return the last disk, and the restarts."""
     restarts = 0
     try:
-        bench = opened(fs, segment_bytes_max=SEGMENT)
+        bench = opened(fs, is_late=True, segment_bytes_max=SEGMENT)
     except StorageError:
         fs, bench = open_again(fs)
     for number in range(BATCHES):

@@ -28,7 +28,7 @@ class Life:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.fs = FaultyFileSystem(has_syncs=rng.random() < 0.5)
-        self.bench = opened(self.fs, segment_bytes_max=SEGMENT)
+        self.bench = opened(self.fs, is_late=True, segment_bytes_max=SEGMENT)
         self.sequence, self.count = 0, 1
         self.ticket: Ticket | None = None
         self.plain_count = 0
@@ -57,7 +57,7 @@ class Life:
     def kill(self) -> None:
         """Go on with what a kill leaves."""
         self.fs, self.ticket = self.fs.snapshot(), None
-        self.bench = opened(self.fs, segment_bytes_max=SEGMENT)
+        self.bench = opened(self.fs, is_late=True, segment_bytes_max=SEGMENT)
 
     def send(self) -> None:
         """Send the next batch, or the last one again until it is known to be stored."""

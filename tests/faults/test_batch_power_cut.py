@@ -16,7 +16,7 @@ SAMPLES = 12
 def live(fs: FaultyFileSystem) -> None:
     """Batches of two producers over rolls, a clean stop, a second start, a kill."""
     for start in (0, 30):
-        bench = opened(fs, segment_bytes_max=SEGMENT)
+        bench = opened(fs, is_late=True, segment_bytes_max=SEGMENT)
         for number in range(start, start + 24, 6):
             send(bench, number, 3, "a")
             send(bench, number + 3, 2, "b")
@@ -37,7 +37,9 @@ def test_what_is_remembered_lies_where_the_receipt_says(
             keep_all,
             *(keep_random(seed + number * 1000 + i) for i in range(SAMPLES)),
         ):
-            bench = opened(point.disk.crash(choose), segment_bytes_max=SEGMENT)
+            bench = opened(
+                point.disk.crash(choose), is_late=True, segment_bytes_max=SEGMENT
+            )
             log = log_of(bench)
             data = content_of(log)
             for batch in log.producers:

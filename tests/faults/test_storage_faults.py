@@ -40,7 +40,7 @@ def live_once(
 
     What can be read before the end is put into `readable`.
     """
-    bench = opened(fs, segment_bytes_max=SEGMENT, **system)
+    bench = opened(fs, is_late=True, segment_bytes_max=SEGMENT, **system)
     for round_number in range(4):
         ledger.append(bench, LOG, 10, 20)
         ledger.append(bench, OTHER, 5)
@@ -150,7 +150,9 @@ def test_in_threshold_mode_what_was_readable_is_kept() -> None:
         except StorageError:
             assert fs.open_paths() == []
         ledger.check_answered()
-        bench = opened(fs.crash(keep_none), segment_bytes_max=SEGMENT, **mode)
+        bench = opened(
+            fs.crash(keep_none), is_late=True, segment_bytes_max=SEGMENT, **mode
+        )
         for log_id, data in readable.items():
             assert content_of(log_of(bench, log_id)).startswith(data)
         bench.close()

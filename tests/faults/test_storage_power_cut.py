@@ -25,7 +25,7 @@ OUTCOMES_MAX = 64
 
 def live(fs: FaultyFileSystem, ledger: Ledger) -> None:
     """Appends to two logs over rolls, a clean stop, a second start, a kill."""
-    bench = opened(fs, segment_bytes_max=SEGMENT)
+    bench = opened(fs, is_late=True, segment_bytes_max=SEGMENT)
     ledger.append(bench, LOG, 10)
     bench.run()
     ledger.append(bench, LOG, 10, 20)
@@ -35,7 +35,7 @@ def live(fs: FaultyFileSystem, ledger: Ledger) -> None:
     ledger.append(bench, OTHER, 7000)
     bench.run()
     bench.close()
-    bench = opened(fs, segment_bytes_max=SEGMENT)
+    bench = opened(fs, is_late=True, segment_bytes_max=SEGMENT)
     ledger.append(bench, LOG, 9000)
     ledger.append(bench, OTHER, 1)
     bench.run()
@@ -82,7 +82,7 @@ def test_recovery_may_be_cut_too(seed: int, rng: random.Random) -> None:
         broken = disk.crash(keep_random(seed + number))
 
         def recover(broken: FaultyFileSystem = broken) -> None:
-            opened(broken, segment_bytes_max=SEGMENT).close()
+            opened(broken, is_late=True, segment_bytes_max=SEGMENT).close()
 
         for again in crash_points(broken, recover, lambda: None):
             outcome = again.disk.crash(keep_random(seed + number))
@@ -98,12 +98,12 @@ def test_a_disk_that_fails_during_recovery_loses_nothing(seed: int) -> None:
     for number, (disk, stored) in enumerate(points[:: len(points) // 4 or 1]):
         broken = disk.crash(keep_random(seed + number))
         trial = broken.snapshot()
-        opened(trial, segment_bytes_max=SEGMENT).close()
+        opened(trial, is_late=True, segment_bytes_max=SEGMENT).close()
         for call, error in failures(trial.calls, (errno.EIO,)):
             fs = broken.snapshot()
             fs.fail_at(call, error)
             try:
-                opened(fs, segment_bytes_max=SEGMENT).close()
+                opened(fs, is_late=True, segment_bytes_max=SEGMENT).close()
             except StorageError:
                 assert fs.open_paths() == []
             check_kept(fs.crash(keep_random(call)), stored, segment_bytes_max=SEGMENT)

@@ -1,5 +1,6 @@
 """A storage thread and an event loop that run when the test says so."""
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ from metaq.storage.log_dir import DirState, RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from tests.rigs.fs import FaultyFileSystem
+from tests.sampling import SEED
 
 
 class ManualLoop:
@@ -123,14 +125,24 @@ class Ticket:
 
 
 class StorageBench:
-    """A `LogManager` whose storage threads and loop run step by step."""
+    """A `LogManager` whose storage threads and loop run step by step.
+
+    With `is_late` callbacks come late: threads go on before the loop has heard of what
+    they did, as the seed has it; two benches with the same calls do the same.
+    """
 
     def __init__(
-        self, fs: FileSystem, config: BrokerConfig, clock: Clock | None = None
+        self,
+        fs: FileSystem,
+        config: BrokerConfig,
+        clock: Clock | None = None,
+        *,
+        is_late: bool = False,
     ) -> None:
         self.fs = fs
         self.config = config
         self.loop = ManualLoop()
+        self._lateness = random.Random(SEED) if is_late else None
         self.workers: list[StepWorker] = []
         self.is_busy = False
         """Small groups wait for their index: the next tick is not yet due."""
@@ -185,13 +197,17 @@ class StorageBench:
 
     def _run(self) -> None:
         while True:
-            self.loop.run()
+            if self._lateness is None:
+                self.loop.run()
+            else:
+                self.loop.run_some(self._lateness.choice((0, 1, 100)))
+            at_work = [each for each in self.workers if each.queue or each.has_more]
             if self.syncs is not None and self.syncs.begun:
                 self.syncs.reap()
-            elif any(worker.queue or worker.has_more for worker in self.workers):
-                for worker in self.workers:
-                    worker.step()
-            else:
+            for worker in at_work:
+                worker.turn()
+            is_syncing = self.syncs is not None and self.syncs.begun
+            if not (at_work or self.loop.names() or is_syncing):
                 return
 
     def close(self) -> None:

@@ -25,9 +25,9 @@ def config(**system: int) -> BrokerConfig:
     )
 
 
-def opened(fs: FileSystem, **system: int) -> StorageBench:
+def opened(fs: FileSystem, *, is_late: bool = False, **system: int) -> StorageBench:
     """Return a bench that is open."""
-    bench = StorageBench(fs, config(**system))
+    bench = StorageBench(fs, config(**system), is_late=is_late)
     bench.open()
     return bench
 

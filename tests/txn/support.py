@@ -92,7 +92,7 @@ class TransactionBench:
             limits=LimitsConfig(free_bytes_min=0, log_bytes_max=log_bytes_max),
             topics={"test": replace(TOPIC, unflush_threshold=unflush_threshold)},
         )
-        self.logs = StorageBench(fs, config, self.clock)
+        self.logs = StorageBench(fs, config, self.clock, is_late=True)
         self.workers: list[StepWorker] = []
         self.journal = Journal(
             fs,
