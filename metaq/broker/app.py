@@ -47,7 +47,6 @@ from metaq.broker.housekeeping import (
     retention_job,
 )
 from metaq.broker.load import Load, Turns, call_behind_sockets
-from metaq.broker.lone_puts import LonePuts
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -58,6 +57,7 @@ from metaq.broker.registration import (
 )
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
+from metaq.broker.single_puts import SinglePuts
 from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
 from metaq.broker.transactions import TopicSink
@@ -362,7 +362,7 @@ class Broker(Service):
 
     def _listen(self) -> None:
         config, limits = self._config, self._config.limits
-        self._lone_puts = LonePuts(self._context, self._poller.call_at_end)
+        self._single_puts = SinglePuts(self._context, self._poller.call_at_end)
         self._listener = Listener(
             loop=self._loop,
             on_connection=self._on_connection,
@@ -491,7 +491,7 @@ class Broker(Service):
             readers=self._poller,
         )
         session = Session(
-            channel, self._context, self._lone_puts, on_closed=self._on_session_closed
+            channel, self._context, self._single_puts, on_closed=self._on_session_closed
         )
         self._sessions[session] = host
         session.start()

@@ -7,83 +7,80 @@ Theory of operation. The loop takes every form of a put that is to be stored,
     put topic partition length flag [checksum] transaction opaque CRLF payload
 
 with its checksum, with -1 in its place, or without; to a partition, or to any (-1).
-What names a transaction goes to that and to the journal in the place of the log
-(`_TransactionRun`); all else about it is the same. A *request prefix*, "put topic
-partition length flag", is resolved once, through `Topics`, and remembered. What is left
-over ends the loop, with the position at that frame's first byte: puts that are refused,
-that are not there in whole, or that come first to their partition. The general path
-(`protocol.Connection`, `dispatch`, handlers) handles exactly that frame, and the loop
-is tried again behind it. So this file never answers an error, but to puts that would
-pass a bound of transactions.
+A put is split into its words once. Topic and partition are resolved once, through
+`Topics`, and remembered as the words that they are; nothing else of a put is, so a
+session remembers no more than its topics have partitions. The loop stops at the first
+put that it cannot take and leaves the position there: one that is refused, is cut by
+the end of the read, is the first of its partition, or writes the partition in an
+unusual way. The general path (`protocol.Connection`, `dispatch`, handlers) handles
+exactly that frame, and the loop is tried again after it. So this file never answers an
+error, but to puts that would pass a bound of transactions.
+
+`_gather` is that loop, and the only parser. It has two entries: `take` appends a run of
+puts, `take_single` passes a put that was received alone to `SinglePuts`, which appends
+it with those of other connections. A batch of one message, which is what a producer
+sends that waits for each reply, is another command: `take_batch` splits its words.
 
 The loop is flat on purpose: a call, an object or an attribute chain per message costs
-what the whole rest of a message does. One message adds two pieces to the list of
-chunks and one value to each column of receipts; one run is one append and one ticket.
+what the whole rest of a message does. Payloads, checksums, flags and opaques become
+columns of a `_Run`, one for each log and transaction; ids, offsets and headers are made
+for a whole column at once. One run is one append and one ticket. What names a
+transaction goes to that and to the journal in place of the log.
 
 Where the choice of the partition is ours, it is made once for all puts to a topic that
 are received together, and kept for some reads of a stream: many small runs would cost
 what one large one saves, and puts of others would find every log busy.
 
-A put that was received alone is not appended here: `take_lone` checks it, and it is
-appended with those of other connections (`lone_puts.py`). A batch of one message, which
-is what a producer sends that waits for each reply, is looked up like a put of the
-length of its record (`take_lone_batch`).
-
-A request prefix that many messages in a row had is expected again: what follows is
-tried as a *uniform run* first (`uniform_puts.py`), which goes without the loop; those
-that follow each other in one turn are appended as one. Whatever is odd about a uniform
-run leaves all of it to the loop, and none is expected until there was one again.
-
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
-    Invariant: request prefixes resolved under an older `topics.version` are never used.
+    Invariant: what was resolved under an older `topics.version` is never used.
 
 Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
 from metaq.broker.context import BrokerContext
-from metaq.broker.lone_puts import LONE_OVERHEAD_BYTES, LONE_PAYLOAD_BYTES_MAX, LonePuts
-from metaq.broker.transactions import put_run
-from metaq.broker.uniform_puts import (
-    UNCHECKED,
-    UNIFORM_MIN,
-    UNIFORM_PAYLOAD_BYTES_MAX,
-    UniformPutReader,
+from metaq.broker.single_puts import (
+    SINGLE_BYTES_MAX,
+    SINGLE_OVERHEAD_BYTES,
+    SinglePuts,
 )
+from metaq.broker.transactions import put_run
 from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, WireError
-from metaq.fs import Buffer
-from metaq.model import LogId, MessageId, SizeBytes
+from metaq.model import MessageId, SizeBytes
 from metaq.protocol.codec import parse_producer
+from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.decimals import parse_i32
 from metaq.record.checksum import CHECKSUM_MASK, crc32
-from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
-from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.uniform import encode_uniform, stamp_ids
+from metaq.record.ids import ids_from
+from metaq.record.layout import HEADER, HEADER_BYTES, encode_records, record_starts
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put_head
 from metaq.txn.transaction import BrokerTransaction
 
-UNIFORM_MAX: Final = 256
-"""Most puts of a uniform run, a quarter of a millisecond; then a look at the time."""
-
-TAKEN_MAX: Final = 128
-"""Most puts that are taken one by one before the time is looked at: likewise."""
+TAKEN_MAX: Final = 512
+"""Most puts of one `take`, half a millisecond; then the session looks at the time."""
 
 ANY_READS_MAX: Final = 4
 """Most reads of a stream whose puts to any partition go to one, 1 MiB: a group of the
 disk."""
 
-PREFIXES_MAX: Final = 4096
-"""Request prefixes remembered per session; one more starts the memory afresh."""
-
+_LINE_END: Final = b"\r\n"
+_UNCHECKED: Final = b"%d" % NO_CHECKSUM
+"""Stands for a missing checksum."""
 _ZERO: Final = ord("0")
 _DIGITS_END: Final = b":"
-"""Sorts behind every number, and before the key of every transaction."""
+"""Sorts after every number, and before the key of every transaction."""
+_PLAIN_DIGITS_MAX: Final = 9
+"""Digits of numbers that have 32 bits, whichever they are."""
+_ANY: Final = b" -1"
+"""End of the name of puts to any partition."""
+_PARTS: Final = 5
+"""Parts of a put; see `_to_five`."""
 _BATCH_WORDS: Final = 9
 """Words of an `mput` that is in no transaction."""
 _SEQUENCE_DIGITS_MAX: Final = 18
@@ -91,7 +88,7 @@ _SEQUENCE_DIGITS_MAX: Final = 18
 
 
 class UnparsedBytes(Protocol):
-    """Receive buffer as the loop uses it."""
+    """Receive buffer as `take` uses it."""
 
     data: bytes
     """Received bytes."""
@@ -99,99 +96,75 @@ class UnparsedBytes(Protocol):
     """Start of the first frame that was not taken yet."""
 
 
+_Columns: TypeAlias = tuple[list[bytes], list[int], list[int], list[bytes]]
+"""Payloads, their checksums, flags, and opaques as replies write them."""
+
+
+def _columns() -> _Columns:
+    return [], [], [], []
+
+
 class _Run:
-    """Puts of one session to one log in one pass; reused from pass to pass."""
+    """Puts of one session to one log, in one transaction or in none, in one pass."""
 
-    __slots__ = ("chunks", "commands", "ids", "log", "offset", "offsets", "opaques")
+    __slots__ = ("columns", "ids", "journal_lines", "log", "transaction")
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(
+        self, log: PartitionLog, transaction: BrokerTransaction | None
+    ) -> None:
         self.log = log
-        self.commands: list[bytes] | None = None
-        self.offset = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin anew; what was gathered belongs to others now."""
-        self.chunks: list[bytes] = []
-        self.opaques: list[bytes] = []
-        self.ids: list[int] = []
-        self.offsets: list[int] = []
-
-
-class _TransactionRun(_Run):
-    """Puts of one session to one log in one transaction in one pass."""
-
-    __slots__ = ("transaction",)
-
-    def __init__(self, log: PartitionLog, transaction: BrokerTransaction) -> None:
-        super().__init__(log)
         self.transaction = transaction
-        # Each put in the eight-word form, framed as a record of the journal.
-        self.commands = []
+        self.columns = _columns()
+        self.ids: list[int] = []
+        self.journal_lines: list[bytes] = []
+        """The eight-word form of each, where it is in a transaction."""
+
+
+class _Pass(NamedTuple):
+    """What one pass over received bytes has gathered."""
+
+    runs: list[_Run]
+    """Each log and transaction once; the last one may have no put."""
+    turns: list[tuple[int, _Run]]
+    """Number of the first put of each piece of a run, in the order of arrival."""
+    put_count: int
+    """Of all runs."""
+    end: int
+    """Position after the last of them."""
 
 
 class _AnyPartition:
-    """The runs of a topic's open partitions, and the one chosen for this read."""
+    """The open partitions of a topic, and the log chosen for this read."""
 
-    __slots__ = ("partitions", "read_number", "run", "topic")
+    __slots__ = ("log", "partitions", "read_number", "topic")
 
     def __init__(self, topic: str, partitions: Sequence[int]) -> None:
         self.topic = topic
         self.partitions = partitions
         self.read_number = -1
-        self.run: _Run | None = None
-
-
-class _Prefix:
-    """A resolved request prefix: how long the payload is, and where it goes."""
-
-    __slots__ = ("any", "flag", "is_canonical", "length", "reader", "run")
-
-    def __init__(
-        self,
-        name: bytes,
-        run: _Run | None,
-        any_: _AnyPartition | None,
-        *,
-        length: int,
-        flag: int,
-    ) -> None:
-        self.run = run
-        self.any = any_
-        self.length = length
-        self.flag = flag
-        self.is_canonical = False
-        """Names one partition, its numbers spelt as replies would spell them."""
-        self.reader: UniformPutReader | None = None
-        if run is not None:
-            log_id = run.log.log_id
-            words = log_id.topic.encode(), log_id.partition, length, flag
-            self.is_canonical = name == b"put %b %d %d %d" % words
+        self.log: PartitionLog | None = None
 
 
 class HotPuts:
-    """The hot loop of one session and its memory of request prefixes."""
+    """The hot loop of one session and its memory of topics and partitions."""
 
     def __init__(
-        self, answerer: Answerer, context: BrokerContext, lone_puts: LonePuts
+        self, answerer: Answerer, context: BrokerContext, single_puts: SinglePuts
     ) -> None:
         self._answerer = answerer
         self._context = context
-        self._lone_puts = lone_puts
-        self._prefixes: dict[bytes, _Prefix] = {}
-        self._runs: dict[LogId, _Run] = {}
-        self._any: dict[str, _AnyPartition] = {}
-        self._expected: _Prefix | None = None
+        self._single_puts = single_puts
+        self._targets: dict[bytes, PartitionLog | _AnyPartition] = {}
+        """Where puts named "put topic partition" go. Each has a log, and a partition is
+        written in one way, so there are no more than logs and topics."""
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
         limits = context.config.limits
         self._length_max = limits.payload_bytes_max
-        self._lone_batch_max = min(LONE_PAYLOAD_BYTES_MAX, limits.batch_bytes_max)
+        self._batch_max = min(SINGLE_BYTES_MAX, limits.batch_bytes_max)
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
-        self.turn_ends_s = 0.0
-        """When `take` is to stop, on the monotonic clock; set by the session."""
 
     def begin_read(self) -> None:
         """Take notice that more bytes were received.
@@ -204,10 +177,28 @@ class HotPuts:
             self._kept_reads = 0
             self._read_number += 1
 
-    def take_lone(self, data: bytes) -> int:
-        """Gather a put that was received alone, if it is an ordinary one.
+    def take(self, buffer: UnparsedBytes) -> int:
+        """Append every ordinary put at the buffer's position.
 
-        Its checksum may be -1, its partition too; whatever else is odd is for `take`.
+        Args:
+            buffer: its position is moved to the end of what was taken.
+
+        Returns:
+            The number of puts taken; each is answered by its run's ticket.
+        """
+        found = self._gather(buffer.data, buffer.position, TAKEN_MAX)
+        self.has_more = found.put_count == TAKEN_MAX
+        if not found.put_count:
+            return 0
+        buffer.position = found.end
+        self._give_ids(found)
+        for run in found.runs:
+            if run.ids:
+                self._append(run)
+        return found.put_count
+
+    def take_single(self, data: bytes) -> int:
+        """Gather a put that was received alone, if it is an ordinary one.
 
         Args:
             data: all that was received and not carried out.
@@ -215,72 +206,53 @@ class HotPuts:
         Returns:
             What it holds in flight until it is answered, bytes; 0: nothing was taken.
         """
-        line_end = data.find(b"\r\n")
-        words = data[:line_end].rsplit(b" ", 2)
-        prefix = self._prefixes.get(words[0])
-        if (
-            prefix is None
-            or prefix.length != len(data) - line_end - 2
-            or prefix.length > LONE_PAYLOAD_BYTES_MAX
-            or line_end < 0
-            or self._version != self._context.topics.version
-        ):
+        if len(data) > SINGLE_BYTES_MAX or not data.startswith(b"put "):
             return 0
-        # More than two spaces are in a prefix, so there are three words.
-        _, token, opaque = words
-        payload = data[line_end + 2 :]
-        crc = crc32(payload) & CHECKSUM_MASK
-        if token != b"%d" % crc and token != UNCHECKED:
+        found = self._gather(data, 0, 1)
+        if not found.put_count or found.end < len(data):
             return 0
-        if not opaque.isdigit() or len(opaque) > 9 or opaque[0] == _ZERO:
-            number = read_opaque(opaque)
-            if number is None:
-                return 0
-            opaque = b"%d" % number
-        self._read_number += 1
-        run = prefix.run or self._choose(prefix)
-        if run is None:
+        (run,) = found.runs
+        if run.transaction is not None:
             return 0
-        put = (self._answerer, opaque, crc, prefix.flag, payload)
-        self._lone_puts.add(run.log, put)
-        return LONE_OVERHEAD_BYTES + len(payload)
+        (payload,), (crc,), (flag,), (opaque,) = run.columns
+        self._single_puts.add(run.log, (self._answerer, payload, crc, flag, opaque))
+        return SINGLE_OVERHEAD_BYTES + len(payload)
 
-    def take_lone_batch(self, data: bytes) -> bool:
+    def take_batch(self, data: bytes) -> bool:
         """Append a batch of one message that was received alone, if all is ordinary.
 
             mput topic partition length 1 checksum producer sequence opaque CRLF record
 
         Args:
-            data: as for `take_lone`.
+            data: as for `take_single`.
 
         Returns:
             Whether it was taken; it is held and answered by its ticket then.
         """
-        line_end = data.find(b"\r\n")
+        line_end = data.find(_LINE_END)
         words = data[:line_end].split(b" ")
         if len(words) != _BATCH_WORDS or words[0] != b"mput" or words[4] != b"1":
             return False
-        _, topic, partition, length, _, token, producer, number, opaque = words
-        self._forget_outdated()
-        name = b"put %b %b %b 0" % (topic, partition, length)
-        prefix = self._prefixes.get(name) or self._resolve(name)
-        record = data[line_end + 2 :]
+        _, topic, partition, length, _, token, producer, number, opaque_word = words
+        name, record = b"put %b %b" % (topic, partition), data[line_end + 2 :]
+        log = self._find_log(name)
         if (
-            prefix is None
-            or prefix.run is None
-            or not HEADER_BYTES <= prefix.length == len(record) <= self._lone_batch_max
-            or not _is_plain(opaque)
+            log is None
+            or name.endswith(_ANY)
+            or length != b"%d" % len(record)
+            or not HEADER_BYTES <= len(record) <= self._batch_max
+            or (opaque := read_i32(opaque_word)) is None
             or not (number.isdigit() and len(number) <= _SEQUENCE_DIGITS_MAX)
             or (writer := parse_producer(producer)) is None
         ):
             return False
-        payload, log = record[HEADER_BYTES:], prefix.run.log
+        payload = record[HEADER_BYTES:]
         payload_bytes, crc, _, flag = HEADER.unpack_from(record)
         whole = crc32(record) & CHECKSUM_MASK
         if (
             payload_bytes != len(payload)
             or crc != crc32(payload) & CHECKSUM_MASK
-            or token not in (b"%d" % whole, UNCHECKED)
+            or token not in (b"%d" % whole, _UNCHECKED)
         ):
             return False
         sequence, checksum = int(number), int(token)
@@ -301,333 +273,231 @@ class HotPuts:
             ),
             self._answerer,
             self._context,
-            opaque=int(opaque),
+            opaque=opaque,
             finish=(),
         )
         return True
 
-    def take(self, buffer: UnparsedBytes) -> int:
-        """Append every ordinary put that stands at the buffer's position.
-
-        Args:
-            buffer: its position is moved behind what was taken.
-
-        Returns:
-            The number of puts taken; each is answered by its run's ticket.
-        """
-        self._forget_outdated()
-        self.has_more = False
-        count = self._take_uniform(buffer)
-        if self.has_more:
-            return count
-        return count + self._take_each(buffer)
-
-    def _forget_outdated(self) -> None:
-        """Forget what was resolved before topics or partitions changed."""
-        if self._version != self._context.topics.version:
-            self._prefixes.clear()
-            self._runs.clear()
-            self._any.clear()
-            self._expected = None
-            self._version = self._context.topics.version
-
-    def _take_uniform(self, buffer: UnparsedBytes) -> int:
-        """Take uniform runs with the prefix of the puts before; append them as one."""
-        prefix = self._expected
-        if prefix is None or prefix.reader is None:
-            return 0
-        run = prefix.run or self._choose(prefix)
-        if run is None:
-            return 0
-        now_s, opaques, records = self._context.clock.monotonic_s, [], bytearray()
-        while True:
-            puts = prefix.reader.read(buffer.data, buffer.position, UNIFORM_MAX)
-            if puts is None:
-                self._expected = None
-                break
-            buffer.position = puts.end
-            opaques += puts.opaques
-            records += encode_uniform(puts.payloads, puts.checksums, flag=prefix.flag)
-            if len(puts.opaques) < UNIFORM_MAX:
-                break
-            if now_s() >= self.turn_ends_s:
-                self.has_more = True
-                break
-        count, stride = len(opaques), HEADER_BYTES + prefix.length
-        if not count:
-            return 0
-        log, done = run.log, 0
-        first_id = self._context.ids.reserve(count)
-        stamp_ids(records, stride, first_id, count)
-        for ids in id_runs(first_id, count):
-            end = done + len(ids)
-            piece = (
-                records[done * stride : end * stride] if len(ids) < count else records
-            )
-            offset = log.next_offset
-            offsets = range(offset, offset + len(piece), stride)
-            receipts = Receipts(opaques[done:end], ids, offsets)
-            self._append(log, [piece], receipts, len(piece))
-            done = end
-        return count
-
-    def _take_each(self, buffer: UnparsedBytes) -> int:
-        """Take ordinary puts one by one, whatever their prefixes are."""
-        data, position = buffer.data, buffer.position
-        size, find, pack = len(data), data.find, HEADER.pack
-        active: list[_Run] = []
-        first_id = self._context.ids.peek()
-        next_id = since_id = int(first_id)
-        # What the prefix of the message before this one stood for: most follow suit.
-        last_name, last_key, length, flag, offset = b"", b"", 0, 0, 0
-        commands: list[bytes] | None = None
-        run: _Run | None = None
-        chunks, opaques = list[bytes](), list[bytes]()
-        ids, offsets = list[int](), list[int]()
-        for _ in range(TAKEN_MAX):
-            line_end = find(b"\r\n", position)
+    def _gather(self, data: bytes, position: int, count_max: int) -> _Pass:
+        """Parse the ordinary puts from a position on, and append none of them."""
+        size, length_max = len(data), self._length_max
+        runs: dict[tuple[PartitionLog, bytes], _Run] = {}
+        turns: list[tuple[int, _Run]] = []
+        # What the words of the put before this one were: most are alike. At first that
+        # is what no word can be.
+        last_name, last_key, last_flag, flag = _LINE_END, b"", _LINE_END, 0
+        payloads, checksums, flags, opaques = _columns()
+        for number in range(count_max):
+            line_end = data.find(_LINE_END, position)
             if line_end < 0:
                 break
-            try:
-                name, token, opaque = data[position:line_end].rsplit(b" ", 2)
-            except ValueError:
+            words, key = data[position:line_end].rsplit(b" ", 4), b""
+            if words[0] != last_name or last_key or words[3] > _DIGITS_END:
+                words, key = _to_five(words)
+                name = words[0]
+                if name != last_name or key != last_key:
+                    run = self._find_run(name, key, runs)
+                    if run is None:
+                        break
+                    last_name, last_key = name, key
+                    payloads, checksums, flags, opaques = run.columns
+                    turns.append((number, run))
+            _, length, flag_word, token, opaque = words
+            if not length.isdigit() or len(length) > _PLAIN_DIGITS_MAX:
                 break
-            key = b""
-            if token > _DIGITS_END:
-                (name, _, token), key = name.rpartition(b" "), token
-            if name != last_name or key != last_key:
-                found = self._look_up(name, token, key, active)
-                if found is None:
-                    break
-                if run is not None:
-                    run.offset = offset
-                name, token, prefix, run = found
-                last_name, last_key, since_id = name, key, next_id
-                length, flag, commands = prefix.length, prefix.flag, run.commands
-                chunks, opaques, ids = run.chunks, run.opaques, run.ids
-                offsets, offset = run.offsets, run.offset
             start = line_end + 2
-            end = start + length
+            end = start + int(length)
             payload = data[start:end]
             crc = crc32(payload) & CHECKSUM_MASK
-            if end > size or (token != b"%d" % crc and token != UNCHECKED):
+            if (
+                (token != b"%d" % crc and token != _UNCHECKED)
+                or end > size
+                or end - start > length_max
+            ):
                 break
-            # Nine digits, no zero before them: a number that is written as replies do.
-            if not opaque.isdigit() or len(opaque) > 9 or opaque[0] == _ZERO:
-                number = read_opaque(opaque)
-                if number is None:
+            if flag_word != last_flag:
+                if (flag_read := read_i32(flag_word)) is None:
                     break
-                opaque = b"%d" % number
-            chunks += (pack(length, crc, next_id, flag), payload)
-            if commands is not None:
-                line = b"%b %b %b %b\r\n" % (name, token, key, opaque)
-                front = encode_put_head(next_id, len(line) + length)
-                commands += (front, line, payload)
+                flag, last_flag = flag_read, flag_word
+            # Nine digits, no zero before them: a number that is written as replies do.
+            if (
+                not opaque.isdigit()
+                or len(opaque) > _PLAIN_DIGITS_MAX
+                or opaque[0] == _ZERO
+            ):
+                if (opaque_read := read_i32(opaque)) is None:
+                    break
+                opaque = b"%d" % opaque_read
+            payloads.append(payload)
+            checksums.append(crc)
+            flags.append(flag)
             opaques.append(opaque)
-            ids.append(next_id)
-            offsets.append(offset)
-            offset += HEADER_BYTES + length
-            next_id += 1
-            if not next_id & SEQUENCE_MASK:
-                next_id += CARRY
+            if key:
+                fields = last_name, end - start, flag, token, key, opaque
+                turns[-1][1].journal_lines.append(b"%b %d %d %b %b %b\r\n" % fields)
             position = end
         else:
-            self.has_more = True
-        if run is None or next_id == first_id:
-            return 0
-        run.offset = offset
-        buffer.position = position
-        self._context.ids.advance_to(MessageId(next_id))
-        if next_id - since_id >= UNIFORM_MIN and not last_key:
-            self._expect(last_name)
-        # The last one may have met its prefix only, and no put that it could take.
-        return sum([self._append_run(run) for run in active if run.chunks])
+            number = count_max
+        return _Pass(list(runs.values()), turns, number, position)
 
-    def _look_up(
-        self, name: bytes, token: bytes, key: bytes, active: list[_Run]
-    ) -> tuple[bytes, bytes, _Prefix, _Run] | None:
-        """Return prefix and run of a put, and its name and checksum as they are then.
+    def _find_run(
+        self, name: bytes, key: bytes, runs: dict[tuple[PartitionLog, bytes], _Run]
+    ) -> _Run | None:
+        """Return the run of this pass for a put; None: the general path must look.
 
         Args:
-            name: its words before the checksum.
-            token: its checksum, as far as it has one.
+            name: "put topic partition", as sent.
             key: of its transaction, or empty.
-            active: the runs of this pass; one more, where it is new.
-
-        Returns:
-            None where the general path must look.
+            runs: of this pass; one more, where it is new.
         """
-        if not name.startswith(b"put "):
-            return None  # a command behind the puts, as the verdict of a transaction
-        prefix = self._prefixes.get(name) or self._resolve(name)
-        if prefix is None:
-            # The older form: what looks like a checksum is the flag.
-            name, token = name + b" " + token, UNCHECKED
-            prefix = self._prefixes.get(name) or self._resolve(name)
-        if prefix is None or (run := prefix.run or self._choose(prefix)) is None:
+        log = self._find_log(name)
+        if log is None or (key and name.endswith(_ANY)):
             return None
-        if key:
-            found = self._find_transaction_run(key, prefix, active)
-            return None if found is None else (name, token, prefix, found)
-        if not run.chunks:
-            run.offset = run.log.next_offset
-            active.append(run)
-        return name, token, prefix, run
+        run = runs.get((log, key))
+        if run is None:
+            transaction = None
+            if key:
+                try:
+                    # Transactions are kept under their keys as MetaQ spells them.
+                    transaction = self._context.transactions.find_for_put(
+                        key.decode(), self._answerer
+                    )
+                except (UnicodeDecodeError, TransactionError):
+                    return None
+            run = runs[log, key] = _Run(log, transaction)
+        return run
 
-    def _expect(self, name: bytes) -> None:
-        """Expect a uniform run with this prefix: there was one just now."""
-        prefix = self._prefixes[name]
-        if prefix.length > UNIFORM_PAYLOAD_BYTES_MAX:
-            return
-        self._expected = prefix
-        if prefix.reader is None:
-            prefix.reader = UniformPutReader(name, prefix.length)
+    def _find_log(self, name: bytes) -> PartitionLog | None:
+        """Return the log that a put goes to; None: the general path must look.
 
-    def _append_run(self, run: _Run) -> int:
-        """Hand what a run gathered to its log; return the number of puts."""
-        receipts = Receipts(run.opaques, run.ids, run.offsets)
-        chunks, size_bytes = run.chunks, run.offset - run.offsets[0]
-        run.clear()
-        if isinstance(run, _TransactionRun):
-            self._append_to_transaction(run, chunks, receipts, size_bytes)
-        else:
-            self._append(run.log, chunks, receipts, size_bytes)
-        return len(receipts.ids)
-
-    def _append_to_transaction(
-        self,
-        run: _TransactionRun,
-        chunks: list[bytes],
-        receipts: Receipts,
-        size_bytes: int,
-    ) -> None:
-        count, payload_bytes = len(receipts.ids), sum(map(len, chunks[1::2]))
-        topic = run.log.log_id.topic
-        count_puts(self._context, topic, count=count, payload_bytes=payload_bytes)
-        put_run(
-            self._context.transactions,
-            run.transaction,
-            run.log.log_id,
-            chunks,
-            self._answerer,
-            opaques=receipts.opaques,
-            ids=receipts.ids,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=MessageId(receipts.ids[-1]),
-            journalled=run.commands or (),
-        )
-
-    def _find_transaction_run(
-        self, key: bytes, prefix: _Prefix, active: list[_Run]
-    ) -> _TransactionRun | None:
-        """Return the run of a transaction in this pass; None: the general path looks.
-
-        The journal gets the words of the put as they are, so all must be spelt as MetaQ
-        spells them.
+        Args:
+            name: as for `_find_run`.
         """
-        if prefix.run is None or not prefix.is_canonical:
-            return None
-        try:
-            # Transactions are kept under their keys as MetaQ spells them.
-            transaction = self._context.transactions.find_for_put(
-                key.decode(), self._answerer
-            )
-        except (UnicodeDecodeError, TransactionError):
-            return None
-        log = prefix.run.log
-        for run in active:
-            if (
-                isinstance(run, _TransactionRun)
-                and run.transaction is transaction
-                and run.log is log
-            ):
-                return run
-        made = _TransactionRun(log, transaction)
-        active.append(made)
-        return made
+        if self._version != self._context.topics.version:
+            self._targets.clear()
+            self._version = self._context.topics.version
+        target = self._targets.get(name)
+        is_new = target is None
+        if target is None:
+            target = self._resolve(name)
+        log = self._choose(target) if isinstance(target, _AnyPartition) else target
+        if is_new and log is not None and target is not None:
+            self._targets[name] = target
+        return log
 
-    def _append(
-        self,
-        log: PartitionLog,
-        chunks: Sequence[Buffer],
-        receipts: Receipts,
-        size_bytes: int,
-    ) -> None:
-        count = len(receipts.ids)
-        count_puts(
-            self._context,
-            log.log_id.topic,
-            count=count,
-            payload_bytes=size_bytes - HEADER_BYTES * count,
-        )
-        append_run(
-            log,
-            chunks,
-            self._answerer,
-            self._context,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=MessageId(receipts.ids[-1]),
-            receipts=receipts,
-        )
-
-    def _resolve(self, name: bytes) -> _Prefix | None:
-        """Return what a prefix stands for, or None if the general path must look."""
+    def _resolve(self, name: bytes) -> PartitionLog | _AnyPartition | None:
+        """Return what topic and partition stand for; None as `_find_log`."""
         words = name.split(b" ")
-        if len(words) != 5 or words[0] != b"put":
+        if len(words) != 3 or words[0] != b"put":
             return None
         try:
-            topic = words[1].decode()
-            asked = parse_i32(words[2], "partition")
-            length = parse_i32(words[3], "length")
-            flag = parse_i32(words[4], "flag")
-            if not topic or not 0 <= length <= self._length_max:
+            topic, asked = words[1].decode(), parse_i32(words[2], "partition")
+            if not topic or words[2] != b"%d" % asked:
                 return None
             choices = self._context.topics.open_for_put(topic, asked)
         except (RemoteProtocolError, UnicodeDecodeError, WireError):
             return None
-        run, any_ = None, None
         if len(choices) > 1:
-            any_ = self._any.setdefault(topic, _AnyPartition(topic, choices))
-        else:
-            run = self._find_run(topic, choices[0])
-            if run is None:
-                return None
-        if len(self._prefixes) >= PREFIXES_MAX:
-            self._prefixes.clear()
-        prefix = self._prefixes[name] = _Prefix(
-            name, run, any_, length=length, flag=flag
-        )
-        return prefix
+            return _AnyPartition(topic, choices)
+        # None before the log's first put, which makes it.
+        return self._context.topics.find_log(topic, choices[0])
 
-    def _find_run(self, topic: str, partition: int) -> _Run | None:
-        """Return the run of a log; None before the log's first put, which makes it."""
-        log = self._context.topics.find_log(topic, partition)
-        return None if log is None else self._runs.setdefault(log.log_id, _Run(log))
-
-    def _choose(self, prefix: _Prefix) -> _Run | None:
+    def _choose(self, chosen: _AnyPartition) -> PartitionLog | None:
         """Return where puts to any partition go in this read; None: no log is there."""
-        chosen = prefix.any
-        assert chosen is not None, "a prefix has a run, or a choice of them"
         if chosen.read_number != self._read_number:
+            topics, partitions = self._context.topics, chosen.partitions
             chosen.read_number = self._read_number
-            number = self._context.topics.choose(len(chosen.partitions))
-            chosen.run = self._find_run(chosen.topic, chosen.partitions[number])
-        return chosen.run
+            number = partitions[topics.choose(len(partitions))]
+            chosen.log = topics.find_log(chosen.topic, number)
+        return chosen.log
+
+    def _give_ids(self, found: _Pass) -> None:
+        """Give each put its id, in the order of arrival."""
+        ids = ids_from(self._context.ids.reserve(found.put_count), found.put_count)
+        ends = [first for first, _ in found.turns[1:]]
+        for (first, run), end in zip(
+            found.turns, [*ends, found.put_count], strict=True
+        ):
+            run.ids += ids[first:end]
+
+    def _append(self, run: _Run) -> None:
+        """Append a run to its log, or to its transaction."""
+        payloads, checksums, flags, opaques = run.columns
+        offsets = record_starts(payloads, run.log.next_offset)
+        count, size_bytes = len(payloads), offsets.pop() - run.log.next_offset
+        records = encode_records(payloads, checksums, run.ids, flags)
+        count_puts(
+            self._context,
+            run.log.log_id.topic,
+            count=count,
+            payload_bytes=size_bytes - HEADER_BYTES * count,
+        )
+        if run.transaction is None:
+            append_run(
+                run.log,
+                [records],
+                self._answerer,
+                self._context,
+                size_bytes=size_bytes,
+                record_count=count,
+                last_id=MessageId(run.ids[-1]),
+                receipts=Receipts(opaques, run.ids, offsets),
+            )
+            return
+        journalled: list[bytes] = []
+        for each, line, payload in zip(
+            run.ids, run.journal_lines, payloads, strict=True
+        ):
+            journalled += (
+                encode_put_head(each, len(line) + len(payload)),
+                line,
+                payload,
+            )
+        put_run(
+            self._context.transactions,
+            run.transaction,
+            run.log.log_id,
+            [records],
+            self._answerer,
+            opaques=opaques,
+            ids=run.ids,
+            size_bytes=size_bytes,
+            record_count=count,
+            last_id=MessageId(run.ids[-1]),
+            journalled=journalled,
+        )
 
 
-def read_opaque(token: bytes) -> int | None:
-    """Return the number in a token that is not nine plain digits; None: there is none.
+def _to_five(words: list[bytes]) -> tuple[list[bytes], bytes]:
+    """Return the parts of a put of any form, and the key of its transaction, or b"".
 
-    Java clients count up from -2147483648, so this is the ordinary case for them.
+    The parts are its name, "put topic partition", length, flag, checksum and opaque.
+
+    Args:
+        words: the last four of its line, after what is before them; fewer are no put.
+    """
+    spaces = words[0].count(b" ") if len(words) == _PARTS else 0
+    if spaces == 1:
+        # Six words: partition, length, flag, opaque.
+        command, partition, length, flag, opaque = words
+        return [command + b" " + partition, length, flag, _UNCHECKED, opaque], b""
+    if spaces == 2 and words[3] > _DIGITS_END:
+        # Seven words: length, flag, key, opaque.
+        name, length, flag, key, opaque = words
+        return [name, length, flag, _UNCHECKED, opaque], key
+    if spaces == 3 and words[3]:
+        # Eight words: flag, checksum, key, opaque.
+        name, _, length = words[0].rpartition(b" ")
+        return [name, length, *words[1:3], words[4]], words[3]
+    return words if spaces == 2 else [b""] * _PARTS, b""
+
+
+def read_i32(token: bytes) -> int | None:
+    """Return the number of 32 bits that a word is; None: it is none.
+
+    Java clients count opaques up from -2147483648.
     """
     try:
-        return parse_i32(token, "opaque")
+        return parse_i32(token, "number")
     except RemoteProtocolError:
         return None
-
-
-def _is_plain(digits: bytes) -> bool:
-    """Tell whether a number of nine digits at most is written as replies write it."""
-    return digits.isdigit() and len(digits) <= 9 and digits[0] != _ZERO

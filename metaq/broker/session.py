@@ -33,7 +33,7 @@ from metaq.broker.dispatch import Large, dispatch, dispatch_in_steps, encode_fai
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S
-from metaq.broker.lone_puts import LonePuts
+from metaq.broker.single_puts import SinglePuts
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
@@ -59,7 +59,7 @@ class Session:
         self,
         channel: Channel,
         context: BrokerContext,
-        lone_puts: LonePuts,
+        single_puts: SinglePuts,
         *,
         on_closed: Callable[["Session"], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Session:
                 joined_bytes_max=RECEIVE_BYTES,
             ),
         )
-        self._hot = HotPuts(self, context, lone_puts)
+        self._hot = HotPuts(self, context, single_puts)
         self._in_flight_max = limits.connection_in_flight_bytes_max
         self._queue_max = limits.connection_buffer_bytes_max
         self._in_flight_bytes = 0
@@ -190,7 +190,11 @@ class Session:
     def _on_data(self, data: bytes) -> None:
         """Carry out what was received; without data what there is."""
         try:
-            if not self._owed and self._frame_since_s is None and self._take_lone(data):
+            if (
+                not self._owed
+                and self._frame_since_s is None
+                and self._take_single(data)
+            ):
                 return
             if data:
                 self._connection.receive_data(data)
@@ -214,7 +218,7 @@ class Session:
         is_alone = not self._context.turns.is_busy
         return self._connection.buffer.missing_bytes if is_alone else 0
 
-    def _take_lone(self, data: bytes) -> bool:
+    def _take_single(self, data: bytes) -> bool:
         """Take a put that came alone, nothing else being under way on this connection.
 
         Or a batch of one. Most connections send nothing else, so it goes without what
@@ -223,12 +227,12 @@ class Session:
         load = self._context.load
         if self._channel.queued_bytes or load.is_full:
             return False
-        size_bytes = self._hot.take_lone(data)
+        size_bytes = self._hot.take_single(data)
         if size_bytes:
             self._owed += 1
             self._in_flight_bytes += size_bytes
             load.hold(size_bytes)
-        elif not self._hot.take_lone_batch(data):
+        elif not self._hot.take_batch(data):
             return False
         if self._in_flight_bytes >= self._in_flight_max or load.is_full:
             self._pause()
@@ -237,7 +241,7 @@ class Session:
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""
         connection, now_s = self._connection, self._context.clock.monotonic_s
-        turn_ends_s = self._hot.turn_ends_s = now_s() + TURN_S
+        turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
                 # Before any bound is looked at: going on is what frees its bytes.

@@ -14,6 +14,7 @@ Source: broker spec 8.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final, Protocol
 
 from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, BrokerId, MessageId, Millis
@@ -67,6 +68,11 @@ def id_runs(first: MessageId, count: int) -> Iterator[range]:
         size = min(SEQUENCE_MASK + 1 - (start & SEQUENCE_MASK), count - done)
         yield range(start, start + size)
         done += size
+
+
+def ids_from(first: MessageId, count: int) -> list[int]:
+    """Return the ids of `count` records from `first` on: `id_after` of 0, 1, ..."""
+    return list(chain.from_iterable(id_runs(first, count)))
 
 
 class IdGenerator:

@@ -1,7 +1,9 @@
 """The hot path does what the general path does, only faster."""
 
 import asyncio
+import inspect
 import itertools
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +16,10 @@ from hypothesis import strategies as st
 
 from metaq.broker.hot_puts import (
     ANY_READS_MAX,
-    PREFIXES_MAX,
     TAKEN_MAX,
-    UNIFORM_MAX,
     HotPuts,
-    read_opaque,
+    read_i32,
 )
-from metaq.broker.uniform_puts import UNIFORM_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record
@@ -97,21 +96,24 @@ OTHERS = st.sampled_from(
         b"offset test g 0 0 5\r\n",
     ]
 )
-UNIFORM_RUNS = st.builds(
+ALIKE_MIN = 32
+"""Fewest puts of a long run of puts that are alike."""
+
+ALIKE = st.builds(
     lambda opaques, payload, form: b"".join(
         put(payload=payload, opaque=o, **form) for o in opaques
     ),
     st.lists(
-        st.integers(-(2**31), 2**31 - 1), min_size=UNIFORM_MIN, max_size=2 * UNIFORM_MIN
+        st.integers(-(2**31), 2**31 - 1), min_size=ALIKE_MIN, max_size=2 * ALIKE_MIN
     ),
     st.sampled_from([b"", b"hello", b"\r\nput test 0 5 0 907060870 7\r\nhello"]),
     st.sampled_from([{}, {"checksum": -1}, {"partition": -1}, {"flag": 3}]),
 )
-"""Many puts with one request prefix."""
+"""Many puts that differ in their opaques alone."""
 
 FRAMES = st.builds(
     lambda frames, last: [*frames, *last],
-    st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS | UNIFORM_RUNS, max_size=30),
+    st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS | ALIKE, max_size=30),
     st.lists(BROKEN, max_size=1),
 )
 
@@ -217,11 +219,14 @@ ODD_ONES = [
     put(partition=2),
     put(flag="2147483648"),
     put(flag="+7"),
+    put(flag=""),
     put(length=-1),
     put(length="05"),
     put(topic=""),
     put(topic="nosuch"),
     b"\r\n",
+    b" 5 0 907060870 7\r\nhello",
+    b"  5 0 907060870 7\r\nhello",
     b"put  0 5 0 907060870 7\r\nhello",
     b"put test 0 5 0 907060870 7 \r\nhello",
     b"put test 0 5 0 907060870 7\nhello",
@@ -273,104 +278,56 @@ def test_each_oddity_is_treated_the_same(is_alone: bool, tmp_path: Path) -> None
         b"put test 0 5 0 907060870 7\nhello",
     ],
 )
-def test_an_oddity_in_a_uniform_run_is_treated_the_same(
+def test_an_oddity_in_a_long_run_is_treated_the_same(
     frame: bytes, tmp_path: Path
 ) -> None:
-    """A uniform run, one with an odd frame inside, and a frame that is cut in two."""
-    uniform = b"".join(put(opaque=o) for o in range(UNIFORM_MIN))
+    """Many puts alike, an odd frame between such, and a frame that is cut in two."""
+    alike = b"".join(put(opaque=o) for o in range(ALIKE_MIN))
     pieces = [
         put(),
         put(partition=1),
         put(topic="meta-test"),
-        uniform,
-        uniform + frame + uniform,
+        alike,
+        alike + frame + alike,
     ]
-    pieces += [uniform + put()[:-2], put()[-2:] + uniform]
+    pieces += [alike + put()[:-2], put()[-2:] + alike]
     hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
     general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
     assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
     assert hot[1:] == general[1:]
 
 
-def test_a_uniform_run_is_taken_as_one(tmp_path: Path) -> None:
-    """A uniform run's pattern is used for the next one, and forgotten with prefixes."""
+def test_a_long_read_is_taken_in_bounded_steps(tmp_path: Path) -> None:
+    """Each is one append, and the session hears that there may be more."""
 
     async def scenario() -> None:
-        clock = ManualClock(wall_ms=NOW_MS)
-        async with (
-            running_broker(tmp_path / "data", clock=clock) as broker,
-            Peer(broker) as peer,
-        ):
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
             await peer.ask(put())
-            hot = hot_puts_of(peer.session)
-            hot.turn_ends_s = clock.monotonic_s() + 1
-            uniform = b"".join(put(opaque=o) for o in range(LONG_RUN))
-            for _ in range(2):
-                assert take_all(hot, uniform) == [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
-                assert take_all(hot, uniform) == [LONG_RUN]
-                assert take_all(hot, put(flag=1) * TAKEN_MAX) == [TAKEN_MAX]
-            broker.context.topics.close_partitions("test", start=0, end=0)
-            assert take_all(hot, uniform) == []
+            log = broker.context.topics.find_log("test", 0)
+            assert log is not None
+            hot, before = hot_puts_of(peer.session), log.statistics().append_count
+            data = b"".join(put(payload=b"x" * (k % 9)) for k in range(LONG_RUN))
+            buffer = Received(data)
+            assert [hot.take(buffer), hot.has_more] == [TAKEN_MAX, True]
+            assert [hot.take(buffer), hot.has_more] == [LONG_RUN - TAKEN_MAX, False]
             await until(lambda: not peer.session.owed)
+            assert log.statistics().append_count == before + 2
+            broker.context.topics.close_partitions("test", start=0, end=0)
+            assert take_all(hot, data) == []
 
     asyncio.run(scenario())
 
 
-LONG_RUN = 2 * TAKEN_MAX
-"""More puts than are taken one by one at once."""
+LONG_RUN = 2 * TAKEN_MAX - 1
+"""More puts than are taken in one step."""
 
 
 def take_all(hot: HotPuts, data: bytes) -> list[int]:
-    """Return how many puts were taken at once, again and again."""
+    """Return how many puts were taken in each step."""
     buffer, counts = Received(data), list[int]()
     while buffer.position < len(data) and (count := hot.take(buffer)):
         counts.append(count)
     return counts
-
-
-def test_uniform_runs_of_one_turn_are_one_append(tmp_path: Path) -> None:
-    """The clock stands still, so no time-out parts them; each has its own receipt."""
-    count = 2 * UNIFORM_MAX + UNIFORM_MIN
-
-    async def scenario() -> None:
-        clock = ManualClock(wall_ms=NOW_MS)
-        async with (
-            running_broker(tmp_path / "data", clock=clock) as broker,
-            Peer(broker) as peer,
-        ):
-            await peer.ask(put(payload=b"") * (2 * UNIFORM_MIN))
-            log = broker.context.topics.find_log("test", 0)
-            assert log is not None
-            hot = hot_puts_of(peer.session)
-            hot.turn_ends_s = clock.monotonic_s() + 1
-            before = log.statistics().append_count
-            buffer = Received(
-                b"".join(put(payload=b"", opaque=o) for o in range(count))
-            )
-            assert hot.take(buffer) == count
-            await until(lambda: not peer.session.owed)
-            assert log.statistics().append_count == before + 1
-            assert log.record_count == 2 * UNIFORM_MIN + count
-
-    asyncio.run(scenario())
-
-
-def test_a_turn_that_is_over_ends_the_uniform_run(tmp_path: Path) -> None:
-    """The rest waits for the next turn, and the session is told that there is some."""
-
-    async def scenario() -> None:
-        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
-            await peer.ask(put(payload=b"") * (2 * UNIFORM_MIN))
-            hot, buffer = (
-                hot_puts_of(peer.session),
-                Received(put(payload=b"") * (3 * UNIFORM_MAX)),
-            )
-            hot.turn_ends_s = 0.0
-            for _ in range(3):
-                assert hot.take(buffer) == UNIFORM_MAX
-                assert hot.has_more
-
-    asyncio.run(scenario())
 
 
 class Received:
@@ -408,11 +365,11 @@ def test_opaques_are_read_as_the_general_path_reads_them(
     token: bytes, number: int | None
 ) -> None:
     """The careful reader takes exactly Java's 32-bit numbers in ASCII."""
-    assert read_opaque(token) == number
+    assert read_i32(token) == number
 
 
 def test_a_closed_partition_is_noticed_at_once(tmp_path: Path) -> None:
-    """A request prefix resolved before a partition was closed is not used after it."""
+    """What was resolved before a partition was closed is not used after it."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
@@ -445,16 +402,33 @@ def test_ids_of_a_run_carry_into_the_milliseconds(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
-    """Ever new request prefixes (flags here) do not fill the memory."""
+def test_a_session_remembers_topics_and_partitions_alone(tmp_path: Path) -> None:
+    """Thousands of lengths, flags and spellings of a partition leave nothing in it."""
+    forms = [
+        *(put(payload=b"x" * length) for length in range(4000)),
+        *(put(flag=flag) for flag in range(1000)),
+        *(put(partition="0" * zeros) for zeros in range(1, 50)),
+        *(put(partition=p) for p in (-1, 1)),
+    ]
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
-            await peer.ask(put())
-            count = PREFIXES_MAX + 10
-            replies = await peer.ask(b"".join(put(flag=f) for f in range(count)))
-            assert replies.count(b"result 200") == count
-            assert 0 < len(hot_puts_of(peer.session)._prefixes) <= PREFIXES_MAX
+            for partition in (0, 1):
+                await peer.ask(put(partition=partition))
+            hot = hot_puts_of(peer.session)
+            tracemalloc.start()
+            try:
+                for some in (forms[at : at + 100] for at in range(0, len(forms), 100)):
+                    replies = await peer.ask(b"".join(some))
+                    assert replies.count(b"result 200") == len(some)
+                snapshot = tracemalloc.take_snapshot()
+            finally:
+                tracemalloc.stop()
+            remembered = snapshot.filter_traces(
+                [tracemalloc.Filter(True, inspect.getfile(HotPuts))]
+            )
+            assert sum(each.size for each in remembered.traces) < 16 * 1024
+            assert len(hot._targets) == 3
 
     asyncio.run(scenario())
 
@@ -493,26 +467,20 @@ def test_every_form_is_taken_by_the_loop(
     asyncio.run(scenario())
 
 
-def test_uniform_runs_of_every_form_are_taken(tmp_path: Path) -> None:
+def test_long_reads_of_every_form_are_taken(tmp_path: Path) -> None:
     """Without checksum, and to any partition; all of one read go to one."""
 
     async def scenario() -> None:
-        clock = ManualClock(wall_ms=NOW_MS)
-        async with (
-            running_broker(tmp_path / "data", clock=clock) as broker,
-            Peer(broker) as peer,
-        ):
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
             for partition in (0, 1):
                 await peer.ask(put(partition=partition))
             hot = hot_puts_of(peer.session)
-            hot.turn_ends_s = clock.monotonic_s() + 1
             for form in ({"checksum": -1}, {"partition": -1}):
-                uniform = put(**form) * LONG_RUN
-                assert take_all(hot, uniform) == [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
-                assert take_all(hot, uniform) == [LONG_RUN]
+                steps = [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
+                assert take_all(hot, put(**form) * LONG_RUN) == steps
                 await until(lambda: not peer.session.owed)
             logs = broker.context.topics.logs()
-            assert [log.record_count for log in logs] == [1 + 2 * LONG_RUN] * 2
+            assert [log.record_count for log in logs] == [1 + LONG_RUN] * 2
 
     asyncio.run(scenario())
 
@@ -577,7 +545,7 @@ def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
             hot.take = take
             await peer.ask(put(opaque=-(2**31)) + put(opaque=2**31 - 1) + put(opaque=0))
             assert sum(taken) == 3
-            # A lone one does not even come so far.
+            # A single one does not even come so far.
             for form in ({}, {"checksum": -1}, {"opaque": -7}, {"partition": -1}):
                 await peer.ask(put(**form) + put(**form))
                 count = len(taken)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metaq.broker.health import describe_health
-from metaq.broker.lone_puts import LonePuts
 from metaq.broker.session import Session
+from metaq.broker.single_puts import SinglePuts
 from metaq.clock import SystemClock
 from metaq.errors import LogDirLockedError, TransactionError
 from metaq.net.channel import Channel
@@ -268,9 +268,9 @@ def test_a_transaction_in_one_piece_has_one_reply(data_dir: Path) -> None:
         loop = asyncio.get_running_loop()
         async with running_broker(data_dir) as broker:
             channel = Channel(ours, loop=loop, clock=SystemClock(), room_bytes=1 << 20)
-            lone_puts = LonePuts(broker.context, loop.call_soon)
+            single_puts = SinglePuts(broker.context, loop.call_soon)
             session = Session(
-                channel, broker.context, lone_puts, on_closed=lambda _session: None
+                channel, broker.context, single_puts, on_closed=lambda _session: None
             )
             session.start()
 

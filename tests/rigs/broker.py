@@ -160,8 +160,8 @@ def take_nothing(session: Session) -> None:
     """Leave all puts of a session to the general path."""
     hot: Any = hot_puts_of(session)
     hot.take = lambda _buffer: 0
-    hot.take_lone = lambda _data: 0
-    hot.take_lone_batch = lambda _data: False
+    hot.take_single = lambda _data: 0
+    hot.take_batch = lambda _data: False
 
 
 def reset_on_close(sock: socket.socket) -> None:

@@ -132,13 +132,13 @@ def test_an_ordinary_batch_of_one_goes_the_short_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the first to its partition, whose log is made by the general path."""
-    taken, take = [], HotPuts.take_lone_batch
+    taken, take = [], HotPuts.take_batch
 
     def note(hot: HotPuts, data: bytes) -> bool:
         taken.append(take(hot, data))
         return taken[-1]
 
-    monkeypatch.setattr(HotPuts, "take_lone_batch", note)
+    monkeypatch.setattr(HotPuts, "take_batch", note)
     pieces = [mput(record(), sequence=number) for number in range(3)]
     asyncio.run(run(tmp_path, pieces, is_hot=True))
     assert taken == [False, True, True]

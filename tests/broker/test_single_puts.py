@@ -1,4 +1,4 @@
-"""Lone puts of many connections are one append, and each is answered for itself."""
+"""Single puts of many connections are one append, and each is answered for itself."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker import lone_puts
+from metaq.broker import single_puts
 from metaq.broker.app import Broker
-from metaq.broker.lone_puts import LONE_OVERHEAD_BYTES, RUN_MAX, LonePuts
+from metaq.broker.single_puts import RUN_MAX, SINGLE_OVERHEAD_BYTES, SinglePuts
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
 from tests.rigs.broker import Peer, running_broker
@@ -25,10 +25,10 @@ class Session:
         self.is_out = False
 
     def hold(self, *, count: int, size_bytes: int) -> None:
-        raise AssertionError("lone puts are held by their session", count, size_bytes)
+        raise AssertionError("single puts are held by their session", count, size_bytes)
 
     def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
-        assert (count, size_bytes) == (1, LONE_OVERHEAD_BYTES + len(PAYLOAD))
+        assert (count, size_bytes) == (1, SINGLE_OVERHEAD_BYTES + len(PAYLOAD))
         self.replies.append(replies)
 
     def run_out(self) -> None:
@@ -36,17 +36,17 @@ class Session:
 
 
 class Rig:
-    """Lone puts of a broker whose passes end when a test says so."""
+    """Single puts of a broker whose passes end when a test says so."""
 
     def __init__(self, broker: Broker, log: PartitionLog) -> None:
         self.broker, self.log = broker, log
         self.asked: list[Callable[[], None]] = []
-        self.lone = LonePuts(broker.context, self.asked.append)
+        self.single = SinglePuts(broker.context, self.asked.append)
 
     def put(self, opaque: int) -> Session:
         session = Session()
-        put = (session, b"%d" % opaque, checksum(PAYLOAD), 0, PAYLOAD)
-        self.lone.add(self.log, put)
+        put = (session, PAYLOAD, checksum(PAYLOAD), 0, b"%d" % opaque)
+        self.single.add(self.log, put)
         return session
 
     def end_pass(self) -> None:
@@ -164,7 +164,7 @@ def test_what_finds_no_memory_is_refused(
     """Nothing of the run is stored, and its connections go on."""
 
     async def scenario(rig: Rig) -> None:
-        monkeypatch.setattr(lone_puts, "count_puts", lack)
+        monkeypatch.setattr(single_puts, "count_puts", lack)
         offset, sessions = rig.log.next_offset, [rig.put(7), rig.put(8)]
         rig.end_pass()
         assert rig.log.next_offset == offset
@@ -183,8 +183,8 @@ def test_without_memory_for_a_refusal_each_connection_ends(
     """Nothing stays in flight."""
 
     async def scenario(rig: Rig) -> None:
-        monkeypatch.setattr(lone_puts, "count_puts", lack)
-        monkeypatch.setattr(lone_puts, "refuse_put", lack)
+        monkeypatch.setattr(single_puts, "count_puts", lack)
+        monkeypatch.setattr(single_puts, "refuse_put", lack)
         sessions = [rig.put(7), rig.put(8)]
         rig.end_pass()
         assert all(session.is_out for session in sessions)
@@ -199,7 +199,7 @@ def test_a_reply_without_memory_ends_its_connection_alone(
 ) -> None:
     """The others of the run are answered, and nothing stays in flight."""
     name = "encode_put_replies_apart" if is_stored else "encode_result"
-    encode, calls = getattr(lone_puts, name), list[object]()
+    encode, calls = getattr(single_puts, name), list[object]()
 
     def lack_some(*arguments: object) -> object:
         # All replies at once, or two of three by themselves.
@@ -209,7 +209,7 @@ def test_a_reply_without_memory_ends_its_connection_alone(
         return encode(*arguments)
 
     async def scenario(rig: Rig) -> None:
-        monkeypatch.setattr(lone_puts, name, lack_some)
+        monkeypatch.setattr(single_puts, name, lack_some)
         sessions = [rig.put(7), rig.put(8), rig.put(9)]
         if not is_stored:
             rig.log.begin_close()

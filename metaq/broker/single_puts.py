@@ -1,4 +1,4 @@
-"""Puts that come alone, one on each of many connections, appended together.
+"""Single puts, one on each of many connections, appended together.
 
 Theory of operation. Most clients have one put under way each. Every one of them is a
 read and a reply of its own; to be an append, a ticket and a request to the storage
@@ -13,8 +13,6 @@ readable: one run for each log, with one ticket, whatever connections its puts c
 Ids and offsets are given out when the run is appended, so they have the order of the
 log; a put that comes another way meanwhile is before it or behind it. A connection has
 one put in a run at most, so there is no order to keep within.
-
-The loops here are flat on purpose, as in `hot_puts.py`.
 """
 
 import logging
@@ -24,31 +22,30 @@ from typing import Final, TypeAlias
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, count_puts, refuse_put
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, NoSpaceError, ServerError, StorageError
-from metaq.model import MessageId
+from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies_apart, encode_result
-from metaq.record.ids import CARRY, SEQUENCE_MASK
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.ids import ids_from
+from metaq.record.layout import HEADER_BYTES, encode_records, record_starts
 from metaq.storage.partition_log import PartitionLog
 
-LONE_PAYLOAD_BYTES_MAX: Final = 8 * 1024
-"""Largest payload that is gathered, bytes: there is little to share with a larger
-one."""
+SINGLE_BYTES_MAX: Final = 8 * 1024
+"""Largest put that is gathered, bytes: there is little to share with a larger one."""
 
 RUN_MAX: Final = 128
 """Most puts of a run, 1 MiB: no more than what the disk takes in one turn."""
 
-LONE_OVERHEAD_BYTES: Final = HEADER_BYTES + PUT_OVERHEAD_BYTES
+SINGLE_OVERHEAD_BYTES: Final = HEADER_BYTES + PUT_OVERHEAD_BYTES
 """Bytes counted for a put in the in-flight bounds besides its payload."""
 
 _log = logging.getLogger(__name__)
 
-LonePut: TypeAlias = tuple[Answerer, bytes, int, int, bytes]
-"""Session, opaque as replies have it, checksum, flag, payload. A plain tuple: one is
+SinglePut: TypeAlias = tuple[Answerer, bytes, int, int, bytes]
+"""Session, payload, checksum, flag, opaque as replies have it. A plain tuple: one is
 made for each put."""
 
 
-class LonePuts:
+class SinglePuts:
     """The puts that were gathered in this pass. Used on the loop's thread."""
 
     def __init__(
@@ -64,13 +61,13 @@ class LonePuts:
         """
         self._context = context
         self._call_at_end = call_at_end
-        self._gathered: dict[PartitionLog, list[LonePut]] = {}
+        self._gathered: dict[PartitionLog, list[SinglePut]] = {}
 
-    def add(self, log: PartitionLog, put: LonePut) -> None:
+    def add(self, log: PartitionLog, put: SinglePut) -> None:
         """Gather a put whose payload has its checksum.
 
         It is answered in each case, by `Answerer.answer`, but not within this call. Its
-        session holds LONE_OVERHEAD_BYTES and its payload until then.
+        session holds SINGLE_OVERHEAD_BYTES and its payload until then.
         """
         puts = self._gathered.get(log)
         if puts is None:
@@ -85,24 +82,27 @@ class LonePuts:
             for first in range(0, len(puts), RUN_MAX):
                 self._append(log, puts[first : first + RUN_MAX])
 
-    def _append(self, log: PartitionLog, puts: Sequence[LonePut]) -> None:
+    def _append(self, log: PartitionLog, puts: Sequence[SinglePut]) -> None:
         """Append a run; what is refused is answered now."""
-        ids, offsets = list[int](), list[int]()
-        ticket = LoneTicket(self._context, log, puts, ids, offsets)
+        count, offset = len(puts), log.next_offset
+        ticket = SingleTicket(self._context, log, puts)
         try:
-            chunks = self._stamp(puts, log.next_offset, ids, offsets)
-            size_bytes = sum(map(len, chunks))
+            _, payloads, checksums, flags, _ = zip(*puts, strict=True)
+            ticket.ids = ids_from(self._context.ids.reserve(count), count)
+            records = encode_records(payloads, checksums, ticket.ids, flags)
+            ticket.offsets = record_starts(payloads, offset)
+            size_bytes = ticket.offsets.pop() - offset
             count_puts(
                 self._context,
                 log.log_id.topic,
-                count=len(puts),
-                payload_bytes=size_bytes - HEADER_BYTES * len(puts),
+                count=count,
+                payload_bytes=size_bytes - HEADER_BYTES * count,
             )
             log.append(
-                chunks,
-                size_bytes=size_bytes,
-                record_count=len(puts),
-                last_id=MessageId(ids[-1]),
+                [records],
+                size_bytes=SizeBytes(size_bytes),
+                record_count=count,
+                last_id=MessageId(ticket.ids[-1]),
                 ticket=ticket,
                 is_light=True,  # nothing else of its connections is under way
             )
@@ -118,62 +118,41 @@ class LonePuts:
             )
             ticket.on_failed(ServerError(texts.INTERNAL_ERROR))
 
-    def _stamp(
-        self,
-        puts: Sequence[LonePut],
-        offset: int,
-        ids: list[int],
-        offsets: list[int],
-    ) -> list[bytes]:
-        """Return the records of a run; their ids and offsets go into the columns."""
-        next_id, pack = int(self._context.ids.reserve(len(puts))), HEADER.pack
-        chunks: list[bytes] = []
-        for _, _, crc, flag, payload in puts:
-            chunks += (pack(len(payload), crc, next_id, flag), payload)
-            ids.append(next_id)
-            offsets.append(offset)
-            offset += HEADER_BYTES + len(payload)
-            next_id += 1
-            if not next_id & SEQUENCE_MASK:
-                next_id += CARRY
-        return chunks
 
+class SingleTicket:
+    """A run of single puts that waits for the disk.
 
-class LoneTicket:
-    """A run of lone puts that waits for the disk. Called once, on the loop's thread."""
+    Called once, on the loop's thread.
+    """
 
-    __slots__ = ("_appended_s", "_context", "_ids", "_log", "_offsets", "_puts")
+    __slots__ = ("_appended_s", "_context", "_log", "_puts", "ids", "offsets")
 
     def __init__(
-        self,
-        context: BrokerContext,
-        log: PartitionLog,
-        puts: Sequence[LonePut],
-        ids: Sequence[int],
-        offsets: Sequence[int],
+        self, context: BrokerContext, log: PartitionLog, puts: Sequence[SinglePut]
     ) -> None:
         self._context = context
         self._log = log
         self._puts = puts
-        self._ids = ids
-        self._offsets = offsets
+        self.ids: list[int] = []
+        """Of the puts, given when they are appended; their offsets likewise."""
+        self.offsets: list[int] = []
         self._appended_s = context.clock.monotonic_s()
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
         context, puts = self._context, self._puts
-        ids, offsets = self._ids, self._offsets
+        ids, offsets = self.ids, self.offsets
         partition = self._log.log_id.partition
         waited_s = context.clock.monotonic_s() - self._appended_s
         context.put_latency.record(waited_s, len(puts))
         try:
             replies = encode_put_replies_apart(
-                partition, [put[1] for put in puts], ids, offsets
+                partition, [put[-1] for put in puts], ids, offsets
             )
         except MemoryError:
             self._answer_each(
                 lambda k: encode_put_replies_apart(
-                    partition, [puts[k][1]], ids[k : k + 1], offsets[k : k + 1]
+                    partition, [puts[k][-1]], ids[k : k + 1], offsets[k : k + 1]
                 )[0]
             )
             return
@@ -196,7 +175,7 @@ class LoneTicket:
                 answerer.run_out()
             self._answer([b""] * len(puts))
             return
-        self._answer_each(lambda k: encode_result(status, body, int(puts[k][1])))
+        self._answer_each(lambda k: encode_result(status, body, int(puts[k][-1])))
 
     def _answer_each(self, encode: Callable[[int], bytes]) -> None:
         """Answer one after the other; what finds no memory ends its connection."""
@@ -213,6 +192,6 @@ class LoneTicket:
         self._answer(replies())
 
     def _answer(self, replies: Iterable[bytes]) -> None:
-        for (answerer, *_, payload), reply in zip(self._puts, replies, strict=True):
-            size_bytes = LONE_OVERHEAD_BYTES + len(payload)
+        for (answerer, payload, *_), reply in zip(self._puts, replies, strict=True):
+            size_bytes = SINGLE_OVERHEAD_BYTES + len(payload)
             answerer.answer(reply, count=1, size_bytes=size_bytes)
