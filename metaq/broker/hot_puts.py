@@ -39,7 +39,7 @@ Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
 from metaq.broker.context import BrokerContext
@@ -50,7 +50,7 @@ from metaq.broker.single_puts import (
 )
 from metaq.broker.transactions import put_run
 from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, WireError
-from metaq.model import MessageId, SizeBytes
+from metaq.model import RANDOM_PARTITION, MessageId, SizeBytes
 from metaq.protocol.codec import parse_producer
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.decimals import parse_i32
@@ -77,8 +77,6 @@ _DIGITS_END: Final = b":"
 """Sorts after every number, and before the key of every transaction."""
 _PLAIN_DIGITS_MAX: Final = 9
 """Digits of numbers that have 32 bits, whichever they are."""
-_ANY: Final = b" -1"
-"""End of the name of puts to any partition."""
 _PARTS: Final = 5
 """Parts of a put; see `_to_five`."""
 _BATCH_WORDS: Final = 9
@@ -96,53 +94,51 @@ class UnparsedBytes(Protocol):
     """Start of the first frame that was not taken yet."""
 
 
-_Columns: TypeAlias = tuple[list[bytes], list[int], list[int], list[bytes]]
-"""Payloads, their checksums, flags, and opaques as replies write them."""
-
-
-def _columns() -> _Columns:
-    return [], [], [], []
-
-
 class _Run:
-    """Puts of one session to one log, in one transaction or in none, in one pass."""
+    """Puts of one session to one log, in one transaction or in none, in one pass.
 
-    __slots__ = ("columns", "ids", "journal_lines", "log", "transaction")
+    That of a log is used for pass after pass; that of a transaction is made for one.
+    """
+
+    __slots__ = ("columns", "ids", "journal_lines", "log", "name", "transaction")
 
     def __init__(
-        self, log: PartitionLog, transaction: BrokerTransaction | None
+        self,
+        name: bytes,
+        log: PartitionLog,
+        transaction: BrokerTransaction | None = None,
     ) -> None:
+        self.name = name
+        """ "put topic partition"."""
         self.log = log
         self.transaction = transaction
-        self.columns = _columns()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with no puts; what was gathered belongs to others now."""
+        self.columns: tuple[list[bytes], list[int], list[int], list[bytes]]
+        self.columns = [], [], [], []
+        """Payloads, their checksums, flags, and opaques as replies write them."""
         self.ids: list[int] = []
         self.journal_lines: list[bytes] = []
         """The eight-word form of each, where it is in a transaction."""
 
 
-class _Pass(NamedTuple):
-    """What one pass over received bytes has gathered."""
-
-    runs: list[_Run]
-    """Each log and transaction once; the last one may have no put."""
-    turns: list[tuple[int, _Run]]
-    """Number of the first put of each piece of a run, in the order of arrival."""
-    put_count: int
-    """Of all runs."""
-    end: int
-    """Position after the last of them."""
+_Turns: TypeAlias = list[tuple[int, _Run]]
+"""Number of the first put of each piece of a run, in the order of arrival. A run may
+come more than once, and a piece may have no put."""
 
 
 class _AnyPartition:
-    """The open partitions of a topic, and the log chosen for this read."""
+    """The open partitions of a topic, and the run chosen for this read."""
 
-    __slots__ = ("log", "partitions", "read_number", "topic")
+    __slots__ = ("partitions", "read_number", "run", "topic")
 
-    def __init__(self, topic: str, partitions: Sequence[int]) -> None:
+    def __init__(self, topic: bytes, partitions: Sequence[int]) -> None:
         self.topic = topic
         self.partitions = partitions
         self.read_number = -1
-        self.log: PartitionLog | None = None
+        self.run: _Run | None = None
 
 
 class HotPuts:
@@ -154,9 +150,11 @@ class HotPuts:
         self._answerer = answerer
         self._context = context
         self._single_puts = single_puts
-        self._targets: dict[bytes, PartitionLog | _AnyPartition] = {}
+        self._targets: dict[bytes, _Run | _AnyPartition] = {}
         """Where puts named "put topic partition" go. Each has a log, and a partition is
         written in one way, so there are no more than logs and topics."""
+        self._last: _Run | None = None
+        """Run of the last put that named its partition: the next is likely alike."""
         self._version = 0
         self._read_number = 0
         self._kept_reads = 0
@@ -186,16 +184,19 @@ class HotPuts:
         Returns:
             The number of puts taken; each is answered by its run's ticket.
         """
-        found = self._gather(buffer.data, buffer.position, TAKEN_MAX)
-        self.has_more = found.put_count == TAKEN_MAX
-        if not found.put_count:
+        turns, count, end = self._gather(buffer.data, buffer.position, TAKEN_MAX)
+        self.has_more = count == TAKEN_MAX
+        if not count:
             return 0
-        buffer.position = found.end
-        self._give_ids(found)
-        for run in found.runs:
+        buffer.position = end
+        ids = ids_from(self._context.ids.reserve(count), count)
+        ends = [first for first, _ in turns[1:]]
+        for (first, run), end in zip(turns, [*ends, count], strict=True):
+            run.ids += ids[first:end]
+        for _, run in turns:
             if run.ids:
                 self._append(run)
-        return found.put_count
+        return count
 
     def take_single(self, data: bytes) -> int:
         """Gather a put that was received alone, if it is an ordinary one.
@@ -208,15 +209,17 @@ class HotPuts:
         """
         if len(data) > SINGLE_BYTES_MAX or not data.startswith(b"put "):
             return 0
-        found = self._gather(data, 0, 1)
-        if not found.put_count or found.end < len(data):
+        turns, count, end = self._gather(data, 0, 1)
+        if not count:
             return 0
-        (run,) = found.runs
-        if run.transaction is not None:
+        run = turns[-1][1]
+        payloads, checksums, flags, opaques = run.columns
+        run.clear()
+        if end < len(data) or run.transaction is not None:
             return 0
-        (payload,), (crc,), (flag,), (opaque,) = run.columns
-        self._single_puts.add(run.log, (self._answerer, payload, crc, flag, opaque))
-        return SINGLE_OVERHEAD_BYTES + len(payload)
+        put = self._answerer, payloads[0], checksums[0], flags[0], opaques[0]
+        self._single_puts.add(run.log, put)
+        return SINGLE_OVERHEAD_BYTES + len(payloads[0])
 
     def take_batch(self, data: bytes) -> bool:
         """Append a batch of one message that was received alone, if all is ordinary.
@@ -235,10 +238,11 @@ class HotPuts:
             return False
         _, topic, partition, length, _, token, producer, number, opaque_word = words
         name, record = b"put %b %b" % (topic, partition), data[line_end + 2 :]
-        log = self._find_log(name)
+        self._forget_outdated()
+        run = self._find_log_run(name)
         if (
-            log is None
-            or name.endswith(_ANY)
+            run is None
+            or name != run.name
             or length != b"%d" % len(record)
             or not HEADER_BYTES <= len(record) <= self._batch_max
             or (opaque := read_i32(opaque_word)) is None
@@ -246,7 +250,7 @@ class HotPuts:
             or (writer := parse_producer(producer)) is None
         ):
             return False
-        payload = record[HEADER_BYTES:]
+        payload, log = record[HEADER_BYTES:], run.log
         payload_bytes, crc, _, flag = HEADER.unpack_from(record)
         whole = crc32(record) & CHECKSUM_MASK
         if (
@@ -278,15 +282,25 @@ class HotPuts:
         )
         return True
 
-    def _gather(self, data: bytes, position: int, count_max: int) -> _Pass:
-        """Parse the ordinary puts from a position on, and append none of them."""
+    def _gather(
+        self, data: bytes, position: int, count_max: int
+    ) -> tuple[_Turns, int, int]:
+        """Parse the ordinary puts from a position on into runs, and append none.
+
+        Returns:
+            The runs, the number of puts, the position after the last of them.
+        """
+        self._forget_outdated()
         size, length_max = len(data), self._length_max
-        runs: dict[tuple[PartitionLog, bytes], _Run] = {}
-        turns: list[tuple[int, _Run]] = []
+        turns: _Turns = []
+        made: dict[tuple[bytes, bytes], _Run] = {}
         # What the words of the put before this one were: most are alike. At first that
         # is what no word can be.
         last_name, last_key, last_flag, flag = _LINE_END, b"", _LINE_END, 0
-        payloads, checksums, flags, opaques = _columns()
+        if self._last is not None:
+            last_name = self._last.name
+            turns.append((0, self._last))
+            payloads, checksums, flags, opaques = self._last.columns
         for number in range(count_max):
             line_end = data.find(_LINE_END, position)
             if line_end < 0:
@@ -296,7 +310,7 @@ class HotPuts:
                 words, key = _to_five(words)
                 name = words[0]
                 if name != last_name or key != last_key:
-                    run = self._find_run(name, key, runs)
+                    run = self._find_run(name, key, made)
                     if run is None:
                         break
                     last_name, last_key = name, key
@@ -338,94 +352,88 @@ class HotPuts:
             position = end
         else:
             number = count_max
-        return _Pass(list(runs.values()), turns, number, position)
+        return turns, number, position
+
+    def _forget_outdated(self) -> None:
+        """Forget what was resolved before topics or partitions changed."""
+        if self._version != self._context.topics.version:
+            self._targets.clear()
+            self._version, self._last = self._context.topics.version, None
 
     def _find_run(
-        self, name: bytes, key: bytes, runs: dict[tuple[PartitionLog, bytes], _Run]
+        self, name: bytes, key: bytes, made: dict[tuple[bytes, bytes], _Run]
     ) -> _Run | None:
-        """Return the run of this pass for a put; None: the general path must look.
+        """Return the run of a put; None: the general path must look.
 
         Args:
             name: "put topic partition", as sent.
             key: of its transaction, or empty.
-            runs: of this pass; one more, where it is new.
+            made: the runs of transactions in this pass; one more, where it is new.
         """
-        log = self._find_log(name)
-        if log is None or (key and name.endswith(_ANY)):
-            return None
-        run = runs.get((log, key))
-        if run is None:
-            transaction = None
-            if key:
-                try:
-                    # Transactions are kept under their keys as MetaQ spells them.
-                    transaction = self._context.transactions.find_for_put(
-                        key.decode(), self._answerer
-                    )
-                except (UnicodeDecodeError, TransactionError):
-                    return None
-            run = runs[log, key] = _Run(log, transaction)
-        return run
+        run = self._find_log_run(name)
+        if run is None or name != run.name:
+            return None if key else run
+        if not key:
+            self._last = run
+            return run
+        if (name, key) not in made:
+            try:
+                # Transactions are kept under their keys as MetaQ spells them.
+                transaction = self._context.transactions.find_for_put(
+                    key.decode(), self._answerer
+                )
+            except (UnicodeDecodeError, TransactionError):
+                return None
+            made[name, key] = _Run(name, run.log, transaction)
+        return made[name, key]
 
-    def _find_log(self, name: bytes) -> PartitionLog | None:
-        """Return the log that a put goes to; None: the general path must look.
-
-        Args:
-            name: as for `_find_run`.
-        """
-        if self._version != self._context.topics.version:
-            self._targets.clear()
-            self._version = self._context.topics.version
+    def _find_log_run(self, name: bytes) -> _Run | None:
+        """Return the run of the log that a put goes to; otherwise as `_find_run`."""
         target = self._targets.get(name)
-        is_new = target is None
-        if target is None:
-            target = self._resolve(name)
-        log = self._choose(target) if isinstance(target, _AnyPartition) else target
-        if is_new and log is not None and target is not None:
-            self._targets[name] = target
-        return log
-
-    def _resolve(self, name: bytes) -> PartitionLog | _AnyPartition | None:
-        """Return what topic and partition stand for; None as `_find_log`."""
+        if isinstance(target, _Run):
+            return target
+        if target is not None:
+            return self._choose(target)
         words = name.split(b" ")
         if len(words) != 3 or words[0] != b"put":
             return None
+        topics = self._context.topics
         try:
             topic, asked = words[1].decode(), parse_i32(words[2], "partition")
             if not topic or words[2] != b"%d" % asked:
                 return None
-            choices = self._context.topics.open_for_put(topic, asked)
+            choices = topics.open_for_put(topic, asked)
         except (RemoteProtocolError, UnicodeDecodeError, WireError):
             return None
-        if len(choices) > 1:
-            return _AnyPartition(topic, choices)
-        # None before the log's first put, which makes it.
-        return self._context.topics.find_log(topic, choices[0])
+        if asked == RANDOM_PARTITION:
+            any_ = _AnyPartition(words[1], choices)
+            run = self._choose(any_)
+            if run is not None:
+                self._targets[name] = any_
+            return run
+        log = topics.find_log(topic, asked)
+        if log is None:
+            return None  # before the log's first put, which makes it
+        run = self._targets[name] = _Run(name, log)
+        return run
 
-    def _choose(self, chosen: _AnyPartition) -> PartitionLog | None:
+    def _choose(self, chosen: _AnyPartition) -> _Run | None:
         """Return where puts to any partition go in this read; None: no log is there."""
         if chosen.read_number != self._read_number:
-            topics, partitions = self._context.topics, chosen.partitions
             chosen.read_number = self._read_number
-            number = partitions[topics.choose(len(partitions))]
-            chosen.log = topics.find_log(chosen.topic, number)
-        return chosen.log
-
-    def _give_ids(self, found: _Pass) -> None:
-        """Give each put its id, in the order of arrival."""
-        ids = ids_from(self._context.ids.reserve(found.put_count), found.put_count)
-        ends = [first for first, _ in found.turns[1:]]
-        for (first, run), end in zip(
-            found.turns, [*ends, found.put_count], strict=True
-        ):
-            run.ids += ids[first:end]
+            number = self._context.topics.choose(len(chosen.partitions))
+            words = chosen.topic, chosen.partitions[number]
+            chosen.run = self._find_log_run(b"put %b %d" % words)
+        return chosen.run
 
     def _append(self, run: _Run) -> None:
-        """Append a run to its log, or to its transaction."""
-        payloads, checksums, flags, opaques = run.columns
+        """Append what a run has gathered to its log, or to its transaction."""
+        (payloads, checksums, flags, opaques), ids = run.columns, run.ids
+        lines = run.journal_lines
+        run.clear()
         offsets = record_starts(payloads, run.log.next_offset)
         count, size_bytes = len(payloads), offsets.pop() - run.log.next_offset
-        records = encode_records(payloads, checksums, run.ids, flags)
+        records = encode_records(payloads, checksums, ids, flags)
         count_puts(
             self._context,
             run.log.log_id.topic,
@@ -440,14 +448,12 @@ class HotPuts:
                 self._context,
                 size_bytes=size_bytes,
                 record_count=count,
-                last_id=MessageId(run.ids[-1]),
-                receipts=Receipts(opaques, run.ids, offsets),
+                last_id=MessageId(ids[-1]),
+                receipts=Receipts(opaques, ids, offsets),
             )
             return
         journalled: list[bytes] = []
-        for each, line, payload in zip(
-            run.ids, run.journal_lines, payloads, strict=True
-        ):
+        for each, line, payload in zip(ids, lines, payloads, strict=True):
             journalled += (
                 encode_put_head(each, len(line) + len(payload)),
                 line,
@@ -460,10 +466,10 @@ class HotPuts:
             [records],
             self._answerer,
             opaques=opaques,
-            ids=run.ids,
+            ids=ids,
             size_bytes=size_bytes,
             record_count=count,
-            last_id=MessageId(run.ids[-1]),
+            last_id=MessageId(ids[-1]),
             journalled=journalled,
         )
 
