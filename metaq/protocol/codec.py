@@ -54,7 +54,6 @@ from metaq.protocol.decimals import (
     I64_MIN,
     parse_i32,
     parse_i64,
-    split_decimals,
 )
 from metaq.protocol.transaction_ids import format_key, parse_key
 
@@ -490,7 +489,7 @@ def encode_put_replies(
     Args:
         partition: the partition that all of them went to.
         opaques: of each put, in decimal as replies have it.
-        ids: of each put; 0 or more, and growing. Cheapest if both are ranges.
+        ids: of each put; 0 or more, and growing.
         offsets: of each put; 0 or more, and growing.
 
     Returns:
@@ -504,8 +503,6 @@ def encode_put_replies(
         return b"result 200 %d %b\r\n%b" % (len(body), opaques[0], body)
     body_bytes = _put_body_bytes(partition, ids, offsets)
     if body_bytes:
-        if isinstance(ids, range) and isinstance(offsets, range):
-            return _join_put_replies(partition, opaques, ids, offsets, body_bytes)
         reply = _PUT_REPLY % (body_bytes, partition)
         values: list[bytes | int] = [0] * (3 * count)
         values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
@@ -544,22 +541,6 @@ def _put_body_bytes(
     if id_bytes != len(str(ids[-1])) or offset_bytes != len(str(offsets[-1])):
         return None
     return id_bytes + len(str(partition)) + offset_bytes + 2
-
-
-def _join_put_replies(
-    partition: int,
-    opaques: Sequence[bytes],
-    ids: range,
-    offsets: range,
-    body_bytes: int,
-) -> bytes:
-    """Return replies whose bodies are all of one length, joined from their pieces."""
-    id_texts = split_decimals(ids, b"\r\n")
-    offset_texts = split_decimals(offsets, b" %d " % partition)
-    pieces = [b"result 200 %d " % body_bytes] * (6 * len(opaques))
-    pieces[1::6], pieces[2::6], pieces[3::6] = opaques, *id_texts
-    pieces[4::6], pieces[5::6] = offset_texts
-    return b"".join(pieces)
 
 
 def _encode_question(question: Question) -> str:

@@ -1,22 +1,15 @@
-"""Numbers in decimal: read as Java reads them, and many of them written at once. Pure.
+"""Numbers in decimal, read as Java reads them. Pure.
 
-Reading. A number is an optional sign and decimal digits, of 32 or 64 bits: `+5`, `-0`
+A number is an optional sign and decimal digits, of 32 or 64 bits: `+5`, `-0`
 and leading zeros are numbers; an empty token, a lone sign, spaces, underscores,
 hexadecimal and anything out of range are not. Java also takes the decimal digits of
 other scripts; no client ever wrote one, and two spellings of one number would only
 confuse readers of a capture, so only ASCII digits count here.
 
-Writing. To write a long number in decimal costs as much as the rest of a reply. Of
-numbers that are spaced evenly the last four digits come from a table:
-
-    1700000000 4711     head  tail      the head is made once for all numbers that
-    1700000000 4712     head  tail      share it, the tails are a slice of the table
-
 Source: broker spec 1.2, rules 5 and 7.
 """
 
-from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from metaq.errors import RemoteProtocolError
 
@@ -32,8 +25,6 @@ _I64_PLAIN_MAX: Final = 18
 DIGITS_MAX: Final = 4096
 """Longest number that is looked at: Python's own limit for int() lies just above, and a
 longer one is either out of range or zeros only, which no client sends."""
-
-_TAIL_COUNT: Final = 10_000
 
 
 def parse_i32(token: bytes, what: str) -> int:
@@ -69,40 +60,3 @@ def _parse(token: bytes, what: str, low: int, high: int) -> int:
             f"{what}: expected {low}..{high}, got {token[:40].decode()}"
         )
     return number
-
-
-class Decimals(NamedTuple):
-    """Numbers in decimal, each in two pieces: columns of one length."""
-
-    heads: list[bytes]
-    """Prefix and all digits but the last four, one per number."""
-    tails: list[bytes]
-    """Last four digits; all digits of a shorter number."""
-
-
-def split_decimals(numbers: range, before: bytes) -> Decimals:
-    """Return the decimal texts of numbers that grow evenly.
-
-    Args:
-        numbers: 0 or more each, growing, all of as many digits; at least one.
-        before: prefix of each, in its head.
-    """
-    if numbers[-1] < _TAIL_COUNT:
-        return Decimals([before] * len(numbers), [b"%d" % each for each in numbers])
-    table, step, stop = _tails(), numbers.step, numbers[-1] + 1
-    heads: list[bytes] = []
-    tails: list[bytes] = []
-    number = numbers.start
-    while number < stop:
-        head, tail = divmod(number, _TAIL_COUNT)
-        some = table[tail : tail + stop - number : step]
-        heads += [b"%b%d" % (before, head)] * len(some)
-        tails += some
-        number += len(some) * step
-    return Decimals(heads, tails)
-
-
-@cache
-def _tails() -> list[bytes]:
-    """Return all texts of four digits; half a megabyte, made when first needed."""
-    return [b"%04d" % number for number in range(_TAIL_COUNT)]

@@ -24,11 +24,6 @@ WORKER_BITS: Final = 10
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
 
-CARRY: Final = (1 << ID_MS_SHIFT) - (1 << SEQUENCE_BITS)
-"""Added after the sequence ran over: takes the one back out of the worker bits and
-puts it into the milliseconds. A hot loop may write `id += 1; if not id &
-SEQUENCE_MASK: id += CARRY` in place of `id_after`."""
-
 MS_MAX: Final = 2**41 - 2**35
 """Latest millisecond that is believed, a year before the 41 bits run out (2080).
 A floor beyond it was made by no clock, and following it would leave no ids."""
@@ -99,11 +94,7 @@ class IdGenerator:
             self._next_tick = max(self._next_tick, _tick_of(floor) + 1)
 
     def peek(self) -> MessageId:
-        """Return the id that the next `reserve` would start with if time stood still.
-
-        A caller that stamps ids itself takes this as its first id and tells
-        `advance_to` the first id that it did not use.
-        """
+        """Return the id that `reserve` would start with now."""
         now = min(self._clock.wall_ms() - ID_ZERO_MS, MS_MAX) << SEQUENCE_BITS
         self._next_tick = max(self._next_tick, now)
         return self._id_of(self._next_tick)

@@ -170,26 +170,6 @@ def test_a_run_of_put_replies_equals_one_by_one(
         assert apart == single
 
 
-@given(
-    st.integers(-1, 12),
-    st.integers(0, 2**62),
-    st.integers(0, 2**40),
-    st.integers(1, 5000),
-    st.integers(1, 200),
-)
-def test_replies_to_an_even_run_equal_one_by_one(
-    partition: int, id_: int, offset: int, step: int, count: int
-) -> None:
-    """Ids and offsets that grow evenly, as those of a row of puts do."""
-    opaques = [b"%d" % -k for k in range(count)]
-    ids, offsets = range(id_, id_ + count), range(offset, offset + step * count, step)
-    single = [
-        encode_result(200, put_reply(ids[k], partition, offsets[k]).encode(), -k)
-        for k in range(count)
-    ]
-    assert encode_put_replies(partition, opaques, ids, offsets) == b"".join(single)
-
-
 def test_a_run_of_put_replies_splits_where_a_number_gains_a_digit() -> None:
     """Lengths are right on both sides of 9/10 and 99/100."""
     opaques = [b"%d" % -k for k in range(200)]
