@@ -151,7 +151,7 @@ class HotPuts:
         self._context = context
         self._single_puts = single_puts
         self._targets: dict[bytes, _Run | _AnyPartition] = {}
-        """Where puts named "put topic partition" go. Each has a log, and a partition is
+        """Runs for puts named "put topic partition". Each has a log, and a partition is
         written in one way, so there are no more than logs and topics."""
         self._last: _Run | None = None
         """Run of the last put that named its partition: the next is likely alike."""

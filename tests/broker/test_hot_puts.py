@@ -369,7 +369,7 @@ def test_opaques_are_read_as_the_general_path_reads_them(
 
 
 def test_a_closed_partition_is_noticed_at_once(tmp_path: Path) -> None:
-    """What was resolved before a partition was closed is not used after it."""
+    """A log found before its partition was closed is not used after it."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
