@@ -234,9 +234,11 @@ def check_parts(
 ) -> Iterator[Part]:
     """Check a segment from `start` on, part by part, until one reaches `end`.
 
+    The last part names the missing bytes of a segment that ends before `end`.
     Arguments are those of `check_part`.
     """
-    while start < end:
+    is_cut = False
+    while start < end and not is_cut:
         part = check_part(
             file,
             segment,
@@ -246,6 +248,7 @@ def check_parts(
             span_bytes_min=WINDOW_BYTES,
         )
         yield part
+        is_cut = any(each.next_good_offset is None for each in part.damage)
         start = part.end
 
 

@@ -26,7 +26,14 @@ from tests.storage.logs import (
     put_segment,
     record,
 )
-from tests.storage.recovering import BYTES, META, SPANS, UNCOVERED, disk_with_log
+from tests.storage.recovering import (
+    BYTES,
+    META,
+    SPANS,
+    UNCOVERED,
+    disk_with_log,
+    recover,
+)
 
 LOG = LogId("test", 0)
 ACTIVE = segment_file_name(Offset(len(BYTES)))
@@ -200,6 +207,32 @@ def test_names_and_holes_are_findings() -> None:
     missing = small()
     missing.unlink(DIRECTORY / ACTIVE)
     assert "is missing" in str(check(missing).findings[0])
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_an_active_segment_that_is_shorter_than_its_index_is_named_as_at_a_start(
+    in_use: bool,
+) -> None:
+    """At every length: the check ends, with the ranges at which a start stops the log.
+
+    Inside a span, at the end of one, and with nothing left.
+    """
+    for size in range(len(BYTES)):
+        disk = disk_with_log()
+        file = disk.open_append(DIRECTORY / META, create=False)
+        file.truncate(SizeBytes(size))
+        file.close()
+        report = check(disk, in_use=in_use)
+        assert set(kinds(report)) == {FindingKind.DAMAGE}
+        assert f"got {size}" in str(report.findings[-1])
+        stopped = recover(disk.snapshot())
+        assert [
+            (found.path, found.offset, found.next_good_offset, found.detail)
+            for found in report.findings
+        ] == [
+            (each.path, each.offset, each.next_good_offset, each.detail)
+            for each in stopped.damage
+        ]
 
 
 def test_an_entry_that_counts_wrongly_is_a_finding() -> None:
