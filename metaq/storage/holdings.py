@@ -5,7 +5,8 @@
     metaq-holdings 1 <CRC-32 of the next line, 8 hex digits>
     {"identity": "4be1…", "written_ms": …, "is_sealed": false, "is_accepted": false,
      "partitions": {"test-0": [log start, end], …},
-     "siblings": {"/other/data/path": ["90c2…", partition count], …}}
+     "siblings": {"/other/data/path": ["90c2…", partition count], …},
+     "lost": ["test-1", …]}                              (only where there are any)
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
 as if nothing had ever been there. This record tells them from new ones. It is
@@ -15,7 +16,8 @@ disk has. Differences without a loss:
 
 * a later end: appends since the record was written, ours or a Java broker's;
 * a later start: retention. Only between a seal and the next start is none of ours
-  possible; then a Java broker's is, and it leaves traces (see `find_losses`).
+  possible; then a Java broker's is, and it leaves traces (see `find_losses`). Nor does
+  ours touch a partition that a start has stopped for a loss: it is in `lost`.
 
 Deleting the file loses no record of a log, only this knowledge. If another data
 directory of the broker is gone as a whole, its claim here is all that is left of it.
@@ -85,20 +87,23 @@ class Holdings:
     """Directory name → offsets, for partitions that have or had any byte."""
     siblings: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
     """Path → claim about another data directory of the broker."""
+    lost: Collection[str] = ()
+    """Names in `partitions` that a start has stopped, for they hold less."""
 
 
 def encode_holdings(holdings: Holdings) -> bytes:
     """Return the file's content."""
-    body = json.dumps(
-        {
-            "identity": holdings.identity,
-            "written_ms": holdings.written_ms,
-            "is_sealed": holdings.is_sealed,
-            "is_accepted": holdings.is_accepted,
-            "partitions": dict(holdings.partitions),
-            "siblings": dict(holdings.siblings),
-        }
-    ).encode()
+    fields: dict[str, object] = {
+        "identity": holdings.identity,
+        "written_ms": holdings.written_ms,
+        "is_sealed": holdings.is_sealed,
+        "is_accepted": holdings.is_accepted,
+        "partitions": dict(holdings.partitions),
+        "siblings": dict(holdings.siblings),
+    }
+    if holdings.lost:
+        fields["lost"] = list(holdings.lost)
+    body = json.dumps(fields).encode()
     return b"%s%08x\n%s\n" % (_MAGIC, crc32(body), body)
 
 
@@ -130,6 +135,7 @@ def decode_holdings(data: bytes) -> Holdings:
                 path: Claim(str(identity), int(count))
                 for path, (identity, count) in fields["siblings"].items()
             },
+            lost=tuple(map(str, fields.get("lost", ()))),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StorageError(
@@ -192,8 +198,9 @@ def find_losses(
 ) -> dict[str, Damage]:
     """Return the losses by partition name.
 
-    A later start is a loss only behind a seal, and only where no other broker was at
-    work meanwhile: it has appended to some partition, made one, or `was_visited`.
+    A later start is a loss only after a seal, and only where no other broker was at
+    work meanwhile: it has appended to some partition, made one, or `was_visited`. Or
+    where a start has named it before.
 
     Args:
         path: the data directory.
@@ -216,7 +223,7 @@ def find_losses(
         elif extent.end < held.end:
             offset = extent.end
             detail = f"log ends too early: expected {held.end}, got {extent.end}"
-        elif is_exact and extent.start > held.start:
+        elif extent.start > held.start and (is_exact or name in record.lost):
             good = extent.start
             detail = (
                 f"first segments are missing: expected the log start {held.start},"

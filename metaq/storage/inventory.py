@@ -125,6 +125,36 @@ def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
     return None
 
 
+def losses_by_record(
+    fs: FileSystem,
+    path: Path,
+    record: Holdings,
+    found: Mapping[str, Extent | None],
+    transactions: Path,
+) -> dict[str, Damage]:
+    """Return which partitions of a data directory hold less than its record says.
+
+    Args:
+        fs: the disk.
+        path: the data directory.
+        record: its record.
+        found: name → its extent after recovery; None: a partition without a segment.
+        transactions: where a Java broker on this directory has its journal.
+
+    Raises:
+        StorageError: a disk refuses.
+    """
+    changed_ms = last_java_stop_ms(fs, transactions)
+    was_visited = changed_ms is not None and changed_ms > record.written_ms
+    return find_losses(path, record, found, was_visited=was_visited)
+
+
+def with_cure(path: Path, loss: Damage) -> Damage:
+    """Return a loss whose text names the record of a data directory and the remedy."""
+    by = f"(by {path / HOLDINGS_FILE}): {CURE.format(path)}"
+    return replace(loss, detail=f"{loss.detail} {by}")
+
+
 class Inventory:
     """Contents records of one broker's data directories. Owner: the log manager."""
 
@@ -150,8 +180,9 @@ class Inventory:
         self._records: dict[Path, Holdings | None] = {}
         self._found: dict[Path, Collection[str]] = {}
         self._identities: dict[Path, str] = {}
-        # Stopped logs: their extents before.
+        # Stopped logs: their extents before; and which of them hold less.
         self._kept: dict[LogId, Extent] = {}
+        self._lost: set[str] = set()
 
     # -- at the start
 
@@ -242,22 +273,14 @@ class Inventory:
         record = self._records[path]
         if record is None:
             return {}
-        changed_ms = last_java_stop_ms(self._fs, self._transactions)
-        losses = find_losses(
-            path,
-            record,
-            {str(log_id): extent for log_id, extent in found.items()},
-            was_visited=changed_ms is not None and changed_ms > record.written_ms,
-        )
+        extents = {str(log_id): extent for log_id, extent in found.items()}
+        losses = losses_by_record(self._fs, path, record, extents, self._transactions)
         if record.is_accepted:
             for name, loss in losses.items():
                 _log.warning("loss accepted: partition=%s %s", name, loss)
             return {}
-        by = f"(by {path / HOLDINGS_FILE}): {CURE.format(path)}"
-        return {
-            name: replace(loss, detail=f"{loss.detail} {by}")
-            for name, loss in losses.items()
-        }
+        self._lost.update(losses)
+        return {name: with_cure(path, loss) for name, loss in losses.items()}
 
     def held(self, path: Path, name: str) -> Extent | None:
         """Return the recorded extent of a partition before this start."""
@@ -271,6 +294,7 @@ class Inventory:
     def forget(self, log_id: LogId) -> None:
         """Drop the former extent of a log."""
         self._kept.pop(log_id, None)
+        self._lost.discard(str(log_id))
 
     def write_all(self, records: Mapping[Path, Holdings]) -> None:
         """Write the first records of a run, on the thread that opens the directories.
@@ -337,6 +361,7 @@ class Inventory:
                     for other, claim in claims.items()
                     if other != path
                 },
+                lost=tuple(sorted(self._lost & held.keys())),
             )
             for path, held in partitions.items()
         }

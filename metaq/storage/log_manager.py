@@ -639,7 +639,7 @@ class LogManager:
                 losses.pop(name, None)
                 if held is not None and (loss is not None or each.found.damage):
                     inventory.keep(each.log_id, held)
-                if loss is None or each.found.damage:
+                if loss is None or not each.found.segments:
                     result.append(each)
                 else:
                     result.append(stop_for(each, loss))

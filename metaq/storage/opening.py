@@ -21,7 +21,9 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.record.ids import id_after
 from metaq.stats import Histogram
+from metaq.storage.damage import apart
 from metaq.storage.holdings import Extent
+from metaq.storage.listing import check_names
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import (
     PRODUCERS_NAME,
@@ -206,16 +208,34 @@ def extent_of(segments: Sequence[Segment]) -> Extent | None:
     return Extent(segments[0].base_offset, segments[-1].end_offset)
 
 
+def listed_extents(
+    fs: FileSystem, data_path: Path, names: Iterable[str]
+) -> dict[str, Extent | None]:
+    """Return the offsets of partition directories by names and sizes of their files.
+
+    Names of no directory are left out.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    return {
+        name: extent_of(check_names(fs, data_path / name).segments)
+        for name in names
+        if fs.is_directory(data_path / name)
+    }
+
+
 def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
     """Close a partition with missing data and return it as stopped.
 
     Args:
-        each: result of recovery: segments, and no damage.
+        each: result of recovery, with segments.
         loss: the missing data.
     """
     _log.error("log stopped: %s", loss)
     each.writer.abandon()
-    return replace(each, found=replace(each.found, spans=None, damage=(loss,)))
+    damage = apart((*each.found.damage, loss))
+    return replace(each, found=replace(each.found, spans=None, damage=damage))
 
 
 def missing_partition(

@@ -5,6 +5,9 @@ are held against each other. Faults come back as values: the caller prints them.
 Where there is no index (a Java broker wrote the segment), the checksum of each payload
 is all there is: ids and flags of such records are covered by nothing.
 
+What is there is compared with the record of what the directory has held, as at a
+start.
+
 A directory that a broker is using can be checked too. Then a flaw behind the last
 entry of an active segment's index is a write under way, as long as a crash would
 explain it; a segment that is gone when its turn comes was deleted by retention; and
@@ -12,7 +15,7 @@ a fault in a partition has to be there at a second look too.
 """
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,8 +24,20 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.damage import Part, apart, check_parts, check_tail
+from metaq.storage.holdings import Extent, Holdings
+from metaq.storage.inventory import (
+    TRANSACTIONS,
+    losses_by_record,
+    read_holdings,
+    with_cure,
+)
 from metaq.storage.listing import check_names
-from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.opening import (
+    extent_of,
+    listed_extents,
+    parse_log_directory_name,
+    partition_names,
+)
 from metaq.storage.producer_file import PRODUCERS_NAME, read_notes
 from metaq.storage.segment import META_SUFFIX, Damage, Segment
 from metaq.storage.span_index import (
@@ -136,22 +151,34 @@ def verify_directory(
             a finding.
     """
     findings: list[Finding] = []
-    log_count = segment_count = record_count = checked_bytes = 0
+    segment_count = record_count = checked_bytes = 0
+    itself = _partition_of(directory, fs.list_directory(directory))
+    root = directory if itself is None else directory.parent
+    # Read first: what it names was synced by then.
+    record = read_holdings(fs, root)
+    looks: dict[LogId, _Look] = {}
     for log_id, path in list_logs(fs, directory):
         look = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
         look.run(on_progress, checked_bytes)
         if in_use and look.findings:
             again = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
             again.run(lambda _progress: None, 0)
-            seen = {each.place for each in look.findings}
-            look.findings = [each for each in again.findings if each.place in seen]
-        findings += look.findings
-        log_count += 1
+            again.keep({each.place for each in look.findings})
+            look = again
+        looks[log_id] = look
         segment_count += look.segment_count
         record_count += look.record_count
         checked_bytes += look.checked_bytes
+    losses = {} if record is None else _find_losses(fs, root, record, looks, in_use)
+    for log_id, look in looks.items():
+        loss = losses.pop(log_id, None)
+        if loss is not None and not look.is_refused:
+            look.damage = apart((*look.damage, loss))
+        findings += look.findings
+    if itself is None:
+        findings += [_damage_finding(log_id, loss) for log_id, loss in losses.items()]
     return VerifyReport(
-        log_count,
+        len(looks),
         segment_count,
         SizeBytes(checked_bytes),
         record_count,
@@ -159,17 +186,65 @@ def verify_directory(
     )
 
 
+def _find_losses(
+    fs: FileSystem,
+    root: Path,
+    record: Holdings,
+    looks: Mapping[LogId, "_Look"],
+    in_use: bool,
+) -> dict[LogId, Damage]:
+    """Return which partitions hold less than the record of their data directory says.
+
+    Beside a broker a topic may be deleted, and made again: its record has to say so at
+    a second look too.
+    """
+    if record.is_accepted:
+        return {}
+    others = set(partition_names(fs, root)) - set(map(str, looks))
+    found = listed_extents(fs, root, others)
+    found |= {str(log_id): look.extent for log_id, look in looks.items()}
+    losses = losses_by_record(fs, root, record, found, root / TRANSACTIONS)
+    if in_use and losses:
+        record = read_holdings(fs, root) or record
+        lost = {name: extent for name, extent in found.items() if name not in losses}
+        lost |= listed_extents(fs, root, losses)
+        again = losses_by_record(fs, root, record, lost, root / TRANSACTIONS)
+        losses = {name: loss for name, loss in losses.items() if name in again}
+    return {
+        log_id: with_cure(root, loss)
+        for name, loss in losses.items()
+        if (log_id := parse_log_directory_name(name)) is not None
+    }
+
+
+def _damage_finding(log_id: LogId, found: Damage) -> Finding:
+    return Finding(
+        FindingKind.DAMAGE,
+        log_id,
+        found.path,
+        found.offset,
+        found.next_good_offset,
+        found.detail,
+    )
+
+
 def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
     """Yield the partition directories of a data directory, by name."""
     names = fs.list_directory(directory)
-    itself = parse_log_directory_name(directory.name)
-    if itself is not None and any(name.endswith(META_SUFFIX) for name in names):
+    itself = _partition_of(directory, names)
+    if itself is not None:
         yield itself, directory
         return
     for name in names:
         log_id = parse_log_directory_name(name)
         if log_id is not None and fs.is_directory(directory / name):
             yield log_id, directory / name
+
+
+def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:
+    """Return the partition that a directory with these names is; None for others."""
+    has_segment = any(name.endswith(META_SUFFIX) for name in names)
+    return parse_log_directory_name(directory.name) if has_segment else None
 
 
 class _Look:
@@ -189,10 +264,31 @@ class _Look:
         self._in_use = in_use
         self._unsynced_bytes_max = unsynced_bytes_max
         self._damage: list[Damage] = []
-        self.findings: list[Finding] = []
+        self._others: list[Finding] = []
+        self.damage: tuple[Damage, ...] = ()
+        """Damaged ranges, apart and in order."""
+        self.extent: Extent | None = None
+        """Offsets that a start would find; None without a segment."""
+        self.is_refused = False
+        """Nothing of the partition can be read, and `findings` say why."""
         self.segment_count = 0
         self.record_count = 0
         self.checked_bytes = 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong."""
+        damage = [_damage_finding(self._log_id, each) for each in self.damage]
+        return self._others + damage
+
+    def keep(self, places: Collection[object]) -> None:
+        """Leave out what was found at no other of these places."""
+        self._others = [each for each in self._others if each.place in places]
+        self.damage = tuple(
+            each
+            for each in self.damage
+            if _damage_finding(self._log_id, each).place in places
+        )
 
     def run(
         self, on_progress: Callable[[CheckProgress], None], before_bytes: int
@@ -206,9 +302,12 @@ class _Look:
         self._on_progress, self._before_bytes = on_progress, before_bytes
         names = check_names(self._fs, self._directory, in_use=self._in_use)
         if names.bad_name:
+            self.is_refused = True
             self._add(FindingKind.NAME, self._directory, names.bad_name)
             return
         self._damage += names.damage
+        self.is_refused = bool(names.damage) and not names.segments
+        self.extent = extent_of(names.segments)
         if not self._in_use:
             flaw = read_notes(self._fs, self._directory).flaw
             if flaw:
@@ -224,17 +323,7 @@ class _Look:
                     self._damage.append(Damage(segment.path, start, end, str(error)))
                 elif not (self._in_use and error.errno_name == "ENOENT"):
                     raise
-        self.findings += [
-            Finding(
-                FindingKind.DAMAGE,
-                self._log_id,
-                found.path,
-                found.offset,
-                found.next_good_offset,
-                found.detail,
-            )
-            for found in apart(self._damage)
-        ]
+        self.damage = apart(self._damage)
 
     def _check_segment(self, segment: Segment, *, is_active: bool) -> None:
         index = self._read_index(segment, is_settled=not (self._in_use and is_active))
@@ -278,6 +367,8 @@ class _Look:
             time_ms=file.mtime_ms(),
         )
         self._damage += tail.damage
+        assert self.extent is not None, segment
+        self.extent = self.extent._replace(end=tail.end)
         if self._in_use:
             return
         if tail.flaw is not None:
@@ -327,4 +418,4 @@ class _Look:
     def _add(
         self, kind: FindingKind, path: Path, text: str, offset: Offset | None = None
     ) -> None:
-        self.findings.append(Finding(kind, self._log_id, path, offset, None, text))
+        self._others.append(Finding(kind, self._log_id, path, offset, None, text))

@@ -34,6 +34,11 @@ def test_a_loss_is_shown_asked_about_and_taken_once(data_dir: Path) -> None:
     (answer,) = asyncio.run(ask(data_dir, PUT))
     assert answer.startswith(b"result 500 ")
     assert f"'metaq accept-loss {data_dir}' once".encode() in answer
+    checked = run("verify", str(data_dir))
+    assert checked.exit_code == 1
+    assert "test-0: partition" not in checked.stdout
+    assert "partition is missing: expected offsets 0 to 50 (by" in checked.stdout
+    assert checked.stdout.endswith(": 1 problem\n")
     refused = run("accept-loss", str(data_dir))
     assert refused.exit_code == 1
     assert "test-0: partition is missing: expected offsets 0 to 50\n" in refused.stdout

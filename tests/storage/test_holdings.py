@@ -30,9 +30,12 @@ from metaq.storage.holdings import (
 from metaq.storage.inventory import read_holdings, write_holdings
 from metaq.storage.log_dir import RECORD_INTERVAL_S
 from metaq.storage.log_state import LogState
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
+from metaq.storage.verify import verify_directory
 from metaq.testing.clock import ManualClock
 from tests.rigs.fs import (
     FaultyFileSystem,
+    Operation,
     crash_points,
     keep_all,
     keep_none,
@@ -348,6 +351,100 @@ def test_a_partition_that_holds_less_is_stopped(
         put(bench, OTHER)
         bench.close()
         assert fs.open_paths() == []
+
+
+def drop_a_middle_and_the_last(fs: FaultyFileSystem) -> None:
+    remove(fs, 120)
+    drop_last_segments(fs)
+
+
+Named = list[tuple[LogId, Path, Offset | None, Offset | None, str]]
+
+
+def checked(
+    fs: FaultyFileSystem, directory: Path = DATA, *, in_use: bool = False
+) -> Named:
+    """Return what `metaq verify` names."""
+    report = verify_directory(
+        fs, directory, in_use=in_use, unsynced_bytes_max=UNSYNCED_BYTES_MAX
+    )
+    return [
+        (each.log_id, each.path, each.offset, each.next_good_offset, each.detail)
+        for each in report.findings
+    ]
+
+
+def stopped_for(bench: StorageBench) -> Named:
+    """Return what a start names."""
+    return [
+        (log.log_id, each.path, each.offset, each.next_good_offset, each.detail)
+        for log in bench.manager.logs().values()
+        for each in log.damage
+    ]
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        drop_partition,
+        drop_first_segment,
+        drop_last_segments,
+        drop_all_segments,
+        drop_a_middle_and_the_last,
+    ],
+)
+def test_a_check_names_what_a_start_does(
+    fs: FaultyFileSystem, drop: Callable[[FaultyFileSystem], None]
+) -> None:
+    """Before the start, beside the broker, when it is killed and at the start after it:
+    the same ranges, for the data directory as for the partition; none for the others.
+    """
+    filled(fs)
+    drop(fs)
+    before = checked(fs)
+    assert len(before) == (2 if drop is drop_a_middle_and_the_last else 1)
+    bench = opened(fs)
+    assert before == stopped_for(bench)
+    put(bench, OTHER)
+    assert checked(fs, in_use=True) == before
+    if drop not in {drop_partition, drop_all_segments}:
+        assert checked(fs, DATA / "test-0", in_use=True) == before
+    assert checked(fs, DATA / "test-1", in_use=True) == []
+    killed = fs.crash(keep_none)
+    assert checked(killed) == before
+    again = opened(killed)
+    assert stopped_for(again) == before
+    again.close()
+    bench.close()
+    assert checked(fs) == before
+    accept(fs)
+    accepted = [each for each in checked(fs) if "by /data/holdings" in each[-1]]
+    assert accepted == []
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_during_a_check_is_no_loss(
+    fs: FaultyFileSystem, is_made_again: bool
+) -> None:
+    """The record that was read still names it; its log may begin at 0 again."""
+    filled(fs)
+    bench = opened(fs)
+
+    def delete(operation: Operation) -> None:
+        if operation.name == "read" and operation.path == FILE:
+            fs.on_call(None)
+            bench.manager.forget([LOG], lambda _error: None)
+            bench.run()
+            fs.rename(DATA / "test-0", AWAY)
+            if is_made_again:
+                put(bench)
+
+    fs.on_call(delete)
+    report = verify_directory(
+        fs, DATA, in_use=True, unsynced_bytes_max=UNSYNCED_BYTES_MAX
+    )
+    assert (report.log_count, report.findings) == (1 + is_made_again, ())
+    bench.close()
 
 
 def accept(fs: FaultyFileSystem) -> None:
