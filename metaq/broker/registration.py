@@ -114,6 +114,32 @@ def make_snapshot(
     )
 
 
+def witness_of(node: str) -> str:
+    """Return how texts name a record of data directories in ZooKeeper."""
+    return f"ZooKeeper {node}"
+
+
+async def read_claims(
+    coordinator: Coordinator, node: str, clock: Clock, *, deadline_s: float = math.inf
+) -> dict[str, tuple[str, int]]:
+    """Return a broker's record of its data directories, when ZooKeeper answers.
+
+    Raises:
+        CoordinationError: it did not until the deadline.
+    """
+
+    async def read() -> Node | None:
+        until_s = min(clock.monotonic_s() + OPERATION_TIMEOUT_S, deadline_s)
+        return await coordinator.get(node, deadline_s=until_s)
+
+    found = await retry(read, backoff=BACKOFF, deadline_s=deadline_s, clock=clock)
+    try:
+        return {} if found is None else decode_directories(found.data)
+    except PayloadError as error:
+        log.warning("record of data directories ignored: %s", error)
+        return {}
+
+
 class Directories(Protocol):
     """Contents of the broker's data directories; implemented by `LogManager`."""
 
@@ -241,16 +267,8 @@ class Registration(Service):
         Raises:
             DataMissingError: one of them holds less.
         """
-        node = await retry(
-            self._read_node, backoff=BACKOFF, deadline_s=math.inf, clock=self._clock
-        )
-        if node is not None:
-            try:
-                claims = decode_directories(node.data)
-            except PayloadError as error:
-                log.warning("record of data directories ignored: %s", error)
-            else:
-                self._directories.check_claims(f"ZooKeeper {self._node}", claims)
+        claims = await read_claims(self._coordinator, self._node, self._clock)
+        self._directories.check_claims(witness_of(self._node), claims)
 
     async def _prepare(self, wait_definitions: Callable[[], Awaitable[None]]) -> None:
         """Wait until the broker may be registered; raises as `_check`."""
@@ -269,10 +287,6 @@ class Registration(Service):
             return
         assert self._snapshot is not None
         self._registry.update(self._snapshot)
-
-    async def _read_node(self) -> Node | None:
-        deadline_s = self._clock.monotonic_s() + OPERATION_TIMEOUT_S
-        return await self._coordinator.get(self._node, deadline_s=deadline_s)
 
     async def _end_session(self) -> None:
         await self._coordinator.stop(deadline_s=self._clock.monotonic_s() + 3.0)

@@ -1,12 +1,11 @@
-"""`metaq dump`, `verify` and `accept-loss`: commands on files.
+"""`metaq dump` and `verify`: commands that read files.
 
-None needs a broker. The first two only read, and disturb no broker: a file that is
-being written is read up to its present end. The third writes one file, the record of a
-data directory's contents, and only where no broker runs.
+Neither needs a broker nor disturbs one: a file that is being written is read up to its
+present end.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,15 +21,12 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
-from metaq.model import Millis, Offset, Position, SizeBytes, id_time
+from metaq.model import Offset, Position, SizeBytes, id_time
 from metaq.record.flags import TEXT_AT, Decoded, decode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import Corrupt, Incomplete, read_record
-from metaq.storage.holdings import HOLDINGS_FILE, Extent, Holdings, find_losses
-from metaq.storage.inventory import read_holdings, write_holdings
-from metaq.storage.listing import check_names
+from metaq.storage.holdings import HOLDINGS_FILE
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
-from metaq.storage.opening import extent_of, partition_names
 from metaq.storage.retention_run import ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.segment_source import SegmentSource, open_source, unpacked_size
@@ -253,49 +249,8 @@ def _report_damage(
     render.say(f"damaged record at offset {offset}: {damage.detail}; {next_good}")
 
 
-def accept_loss(directory: Path, *, is_sure: bool) -> None:
-    """Have the next start accept what a data directory has lost.
-
-    Prints the losses by its record, and asks. Only that one start: it makes a
-    new record.
-
-    Raises:
-        LogDirLockedError: a broker is running in it.
-        StorageError: the disk refuses, or no broker was ever started on it.
-        click.Abort: the answer is no.
-    """
-    fs = SystemFileSystem()
-    logs = (directory / name for name in partition_names(fs, directory))
-    if not _list_segments(fs, filter(fs.is_directory, logs)):
-        # A broker that misses its disk leaves a lock file on what is there instead.
-        _require_data_directory(fs, directory)
-    lock = fs.lock_directory(directory)
-    try:
-        record = read_holdings(fs, directory)
-        found: dict[str, Extent | None] = {}
-        for name in partition_names(fs, directory):
-            found[name] = extent_of(check_names(fs, directory / name).segments)
-        if record is None:
-            click.echo(f"{directory}: {len(found)} partitions, and no record of others")
-            record = Holdings(identity="", written_ms=Millis(0))
-        else:
-            losses = find_losses(directory, record, found, was_visited=False)
-            for name, loss in losses.items():
-                click.echo(f"{name}: {loss.detail}")
-            click.echo(
-                f"{directory}: expected {len(record.partitions)} partitions,"
-                f" {len(losses)} of them hold less"
-            )
-        question = "Take what is there for all that there is, at the next start?"
-        if not is_sure:
-            click.confirm(question, abort=True)
-        write_holdings(fs, directory, replace(record, is_accepted=True))
-    finally:
-        lock.release()
-    click.echo("accepted, once: start the broker")
-
-
-def _list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
+def list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
+    """Return the segments in some partition directories."""
     return [
         path / name
         for path in logs
@@ -304,9 +259,17 @@ def _list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
     ]
 
 
-def _require_data_directory(fs: FileSystem, directory: Path) -> None:
+def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") -> None:
+    """Raise StorageError where no broker was ever started on a directory.
+
+    Args:
+        fs: the disk.
+        directory: one without a segment.
+        advice: the end of the sentence.
+    """
     if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
-        raise StorageError(f"no data directory of a broker: directory={directory}")
+        text = f"no data directory of a broker: directory={directory}{advice}"
+        raise StorageError(text)
 
 
 def verify(directory: Path, *, as_json: bool) -> bool:
@@ -319,9 +282,9 @@ def verify(directory: Path, *, as_json: bool) -> bool:
         StorageError: the disk refused a read, or no broker ever stored anything here.
     """
     fs = SystemFileSystem()
-    segments = _list_segments(fs, (path for _id, path in list_logs(fs, directory)))
+    segments = list_segments(fs, (path for _id, path in list_logs(fs, directory)))
     if not segments:
-        _require_data_directory(fs, directory)
+        require_data_directory(fs, directory)
     total_bytes = sum(map(fs.size_of, segments))
     with render.progress("verify", total_bytes) as advance:
         report = verify_directory(

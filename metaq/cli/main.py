@@ -16,14 +16,16 @@ import click
 
 from metaq import __version__
 from metaq.cli import admin, logs, render, serve
+from metaq.cli.accept_loss import accept_loss
 from metaq.cli.brokers import stats
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
-from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
+from metaq.cli.inspect_log import DumpOptions, dump, verify
 from metaq.cli.options import example, json_option, takes, target_options, yes_option
 from metaq.cli.pipeline import pipeline
 from metaq.cli.topics import topics_group
 from metaq.cli.transactions import txn
+from metaq.config.load import load_config
 from metaq.errors import MetaqError
 from metaq.model import printable
 
@@ -199,13 +201,22 @@ def verify_command(directory: Path, as_json: bool) -> bool:
 @main.command(
     "accept-loss",
     short_help="Let a broker start on less than it had.",
-    epilog=example("metaq accept-loss /var/lib/metaq"),
+    epilog=example(
+        "metaq accept-loss /var/lib/metaq",
+        "metaq accept-loss /var/lib/metaq --config config/server.ini",
+    ),
 )
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Settings of the broker: shows what its other data directories and ZooKeeper"
+    " know of this one, and accepts a new disk.",
+)
 @yes_option
-def accept_loss_command(directory: Path, is_sure: bool) -> None:
+def accept_loss_command(directory: Path, config: Path | None, is_sure: bool) -> None:
     """Go on without what is missing from the data directory DIRECTORY, for good.
 
     For a broker that refuses to start, or stopped a partition, because DIRECTORY
@@ -213,7 +224,8 @@ def accept_loss_command(directory: Path, is_sure: bool) -> None:
     is missing and asks; the next start takes what is there for all that there is, and
     later ones compare with that. The broker must not be running.
     """
-    accept_loss(directory, is_sure=is_sure)
+    settings = None if config is None else load_config(str(config), serve.read_bytes)
+    accept_loss(directory, settings, is_sure=is_sure)
 
 
 @main.command(

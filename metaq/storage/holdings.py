@@ -6,7 +6,8 @@
     {"identity": "4be1…", "written_ms": …, "is_sealed": false, "is_accepted": false,
      "partitions": {"test-0": [log start, end], …},
      "siblings": {"/other/data/path": ["90c2…", partition count], …},
-     "lost": ["test-1", …]}                              (only where there are any)
+     "lost": ["test-1", …],                              (only where there are any)
+     "refused_by": {"ZooKeeper /meta/…": ["90c2…", partition count], …}}      (likewise)
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
 as if nothing had ever been there. This record tells them from new ones. It is
@@ -25,7 +26,7 @@ This module is values and judgement; `inventory.py` reads and writes.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +90,11 @@ class Holdings:
     """Path → claim about another data directory of the broker."""
     lost: Collection[str] = ()
     """Names in `partitions` that a start has stopped, for they hold less."""
+    refused_by: Mapping[str, Claim] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Witness → its claim about this directory, where the last start was refused for
+    it. Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
 
 
 def encode_holdings(holdings: Holdings) -> bytes:
@@ -103,6 +109,8 @@ def encode_holdings(holdings: Holdings) -> bytes:
     }
     if holdings.lost:
         fields["lost"] = list(holdings.lost)
+    if holdings.refused_by:
+        fields["refused_by"] = dict(holdings.refused_by)
     body = json.dumps(fields).encode()
     return b"%s%08x\n%s\n" % (_MAGIC, crc32(body), body)
 
@@ -131,16 +139,21 @@ def decode_holdings(data: bytes) -> Holdings:
                 name: Extent(Offset(int(start)), Offset(int(end)))
                 for name, (start, end) in fields["partitions"].items()
             },
-            siblings={
-                path: Claim(str(identity), int(count))
-                for path, (identity, count) in fields["siblings"].items()
-            },
+            siblings=_decode_claims(fields["siblings"]),
             lost=tuple(map(str, fields.get("lost", ()))),
+            refused_by=_decode_claims(fields.get("refused_by", {})),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StorageError(
             f"expected the fields of version 1, got {error!r}"
         ) from error
+
+
+def _decode_claims(fields: Mapping[str, Sequence[object]]) -> dict[str, Claim]:
+    return {
+        name: Claim(str(identity), int(str(count)))
+        for name, (identity, count) in fields.items()
+    }
 
 
 # -- a whole directory ----------------------------------------------------------------
@@ -154,17 +167,31 @@ def check_directory(
 ) -> None:
     """Refuse a data directory that is empty, or another one, where one was known.
 
+    Raises:
+        DataMissingError: it holds less and that is not accepted; the text tells the
+            remedy.
+    """
+    if record is not None and record.is_accepted:
+        return
+    fault = find_fault(path, record, found, claims)
+    if fault:
+        raise DataMissingError(f"{fault}: {CURE.format(path)}")
+
+
+def find_fault(
+    path: Path,
+    record: Holdings | None,
+    found: Collection[str],
+    claims: Mapping[str, Claim],
+) -> str:
+    """Return why a data directory is not the one that was known; "" where it is.
+
     Args:
         path: the directory.
         record: its own record; None: none that is valid.
         found: names of the partition directories that are there.
         claims: source (another data directory, ZooKeeper) → its claim.
-
-    Raises:
-        DataMissingError: it holds less; the text tells the remedy.
     """
-    if record is not None and record.is_accepted:
-        return
     for witness, claim in claims.items():
         if record is not None and record.identity == claim.identity:
             continue
@@ -172,18 +199,18 @@ def check_directory(
         # no more than knowledge.
         if record is not None or len(found) < claim.partition_count:
             got = "no record" if record is None else f"identity {record.identity}"
-            raise DataMissingError(
+            return (
                 f"data directory is not what it was: directory={path} expected"
                 f" identity {claim.identity} with {claim.partition_count} partitions"
-                f" (by {witness}), got {got} and {len(found)} partitions:"
-                f" {CURE.format(path)}"
+                f" (by {witness}), got {got} and {len(found)} partitions"
             )
     held = record.partitions if record is not None else {}
     if held and not held.keys() & set(found):
-        raise DataMissingError(
+        return (
             f"data directory is empty: directory={path} expected {len(held)} partitions"
-            f" (by its record), got none of them: {CURE.format(path)}"
+            f" (by its record), got none of them"
         )
+    return ""
 
 
 # -- one partition --------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.errors import DataMissingError, DiskError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Millis
 from metaq.storage.holdings import (
@@ -125,6 +125,38 @@ def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
     return None
 
 
+def started(record: Holdings | None) -> Holdings | None:
+    """Return a record if it counts: one that only keeps a refusal is none."""
+    is_known = record is not None and (record.identity or record.is_accepted)
+    return record if is_known else None
+
+
+def claims_of_siblings(
+    path: Path, records: Mapping[Path, Holdings | None]
+) -> dict[str, Claim]:
+    """Return what the records of a broker's data directories say of one of them."""
+    return {
+        str(other / HOLDINGS_FILE): record.siblings[str(path)]
+        for other, record in records.items()
+        if record is not None and str(path) in record.siblings
+    }
+
+
+def claims_of_zookeeper(
+    path: Path,
+    found: Collection[str],
+    witness: str,
+    claims: Mapping[str, tuple[str, int]],
+) -> dict[str, Claim]:
+    """Return what ZooKeeper says of a data directory, where that is more than `found`.
+
+    It may be older than a record that was made again: a directory with as many
+    partitions is accepted.
+    """
+    claim = claims.get(str(path))
+    return {witness: Claim(*claim)} if claim and len(found) < claim[1] else {}
+
+
 def losses_by_record(
     fs: FileSystem,
     path: Path,
@@ -183,6 +215,7 @@ class Inventory:
         # Stopped logs: their extents before; and which of them hold less.
         self._kept: dict[LogId, Extent] = {}
         self._lost: set[str] = set()
+        self._refused_by: dict[Path, Mapping[str, Claim]] = {}
 
     # -- at the start
 
@@ -202,15 +235,15 @@ class Inventory:
         """
         self._found = dict(found)
         for path in found:
-            record = read_holdings(self._fs, path)
+            record = started(read_holdings(self._fs, path))
             self._records[path] = record and _without_topics(record, left_out)
         for path, names in found.items():
-            claims = {
-                str(other / HOLDINGS_FILE): record.siblings[str(path)]
-                for other, record in self._records.items()
-                if record is not None and str(path) in record.siblings
-            }
-            check_directory(path, self._records[path], names, claims)
+            claims = claims_of_siblings(path, self._records)
+            try:
+                check_directory(path, self._records[path], names, claims)
+            except DataMissingError:
+                self._keep_refusal(path, claims)
+                raise
         for path, record in self._records.items():
             if record is None and found[path]:
                 _log.info(
@@ -230,6 +263,17 @@ class Inventory:
                         other,
                         claim.partition_count,
                     )
+
+    def _keep_refusal(self, path: Path, claims: Mapping[str, Claim]) -> None:
+        """Note for `metaq accept-loss` by which claims a start is refused."""
+        if not claims:
+            return
+        now_ms = self._clock.wall_ms()
+        record = self._records[path] or Holdings(identity="", written_ms=now_ms)
+        try:
+            write_holdings(self._fs, path, replace(record, refused_by=claims))
+        except StorageError as error:
+            _log.warning("refusal not noted: directory=%s error=%s", path, error)
 
     def settle_accepted(self, path: Path, names: Collection[str]) -> None:
         """Let partitions whose loss is accepted begin where they ended.
@@ -320,17 +364,21 @@ class Inventory:
         Args:
             witness: source of the claims, for errors.
             claims: path → identity and number of partitions; paths of no data
-                directory of ours are passed over. It may be older than a record that
-                was made anew: a directory with as many partitions is accepted.
+                directory of ours are passed over.
 
         Raises:
             DataMissingError: one of them held less.
         """
         for path, names in self._found.items():
-            claim = claims.get(str(path))
-            if claim is not None and len(names) < claim[1]:
-                known = {witness: Claim(*claim)}
+            known = claims_of_zookeeper(path, names, witness, claims)
+            if not known:
+                continue
+            try:
                 check_directory(path, self._records[path], names, known)
+            except DataMissingError:
+                # The records that are written next keep it for `metaq accept-loss`.
+                self._refused_by[path] = known
+                raise
 
     def make_records(
         self, logs: Iterable[tuple[Path, LogId, Extent]]
@@ -362,6 +410,7 @@ class Inventory:
                     if other != path
                 },
                 lost=tuple(sorted(self._lost & held.keys())),
+                refused_by=self._refused_by.get(path, {}),
             )
             for path, held in partitions.items()
         }

@@ -36,6 +36,7 @@ from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
     RecoveredPartition,
+    data_paths,
     extent_of,
     log_directory_name,
     missing_partition,
@@ -142,7 +143,7 @@ class LogManager:
         recovered: list[RecoveredPartition] = []
         opened: list[LogDir] = []
         try:
-            for path in self._data_paths(self._config):
+            for path in data_paths(self._config):
                 directory = self._new_directory(path)
                 opened.append(directory)
                 directory.open()
@@ -677,12 +678,6 @@ class LogManager:
         """Raise ClosedError if opening was cancelled by a close."""
         if self._is_closing:
             raise ClosedError("the logs were called off while they were opened")
-
-    def _data_paths(self, config: BrokerConfig) -> list[Path]:
-        paths = [config.system.data_path]
-        paths += [topic.data_path for topic in config.topics.values()]
-        # A path has several spellings: a slash behind it makes it no other.
-        return list(dict.fromkeys(map(Path, paths)))
 
     def _new_directory(self, path: Path) -> LogDir:
         limits, system = self._config.limits, self._config.system

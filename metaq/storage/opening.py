@@ -192,6 +192,14 @@ def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
             )
 
 
+def data_paths(config: BrokerConfig) -> list[Path]:
+    """Return the data directories of a broker, that of `[system]` first."""
+    paths = [config.system.data_path]
+    paths += [topic.data_path for topic in config.topics.values()]
+    # A path has several spellings: a slash at its end makes it no other.
+    return list(dict.fromkeys(map(Path, paths)))
+
+
 def partition_names(fs: FileSystem, data_path: Path) -> tuple[str, ...]:
     """Return the names in a data directory that are partitions by their spelling."""
     return tuple(

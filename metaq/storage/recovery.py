@@ -53,6 +53,7 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.storage.damage import apart, check_tail, damage_in_spans
+from metaq.storage.holdings import Extent
 from metaq.storage.listing import check_names, index_of, walk_segment
 from metaq.storage.producer_file import PRODUCERS_NAME, torn_batch
 from metaq.storage.producers import StoredBatch
@@ -70,7 +71,7 @@ from metaq.storage.span_index import (
     without_index,
     write_index,
 )
-from metaq.storage.walk import MTIME_LAG_MS, walk_records
+from metaq.storage.walk import MTIME_LAG_MS, WINDOW_BYTES, walk_records
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +200,29 @@ def recover_log(
     last = replace(last, size_bytes=SizeBytes(active.end - last.base_offset))
     result = RecoveredLog((*sealed, last), spans, last_id, count, damage_found, torn)
     return _report(result)
+
+
+def find_extent(
+    fs: FileSystem, directory: Path, *, unsynced_bytes_max: SizeBytes, now_ms: Millis
+) -> Extent | None:
+    """Return the offsets that `recover_log` would find, by passes 1 and 3 alone.
+
+    None without a segment. Nothing is changed.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    names = check_names(fs, directory)
+    if names.bad_name or not names.segments:
+        return None
+    active = _check_active(
+        fs,
+        names.segments[-1],
+        unsynced_bytes_max=unsynced_bytes_max,
+        span_bytes_min=WINDOW_BYTES,
+        now_ms=now_ms,
+    )
+    return Extent(names.segments[0].base_offset, active.end)
 
 
 # -- pass 2: clear the way ------------------------------------------------------------

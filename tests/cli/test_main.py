@@ -66,7 +66,7 @@ COMMANDS = {
     "topics delete": {"--zookeeper", "--confirm", "--json"},
     "topics describe": {"--zookeeper", "--json"},
     "verify": {"--json"},
-    "accept-loss": {"--yes"},
+    "accept-loss": {"--config", "--yes"},
     "dump": {"--json"},
     "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},

@@ -1,0 +1,195 @@
+"""`metaq accept-loss`: have a start take what is there for all that there was.
+
+It shows what that start would be refused or stop partitions for, by the same functions,
+and writes one file, the record of a data directory's contents, only where no broker
+runs. What other witnesses know (the broker's other data directories, ZooKeeper) takes
+the settings of the broker, or a start that was refused: it left that in the record.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq.cli import render
+from metaq.cli.inspect_log import list_segments, require_data_directory
+from metaq.clock import Clock, SystemClock
+from metaq.config.settings import BrokerConfig
+from metaq.errors import ConfigError, CoordinationError
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.model import Millis
+from metaq.storage.holdings import Claim, Holdings, find_fault
+from metaq.storage.inventory import (
+    TRANSACTIONS,
+    claims_of_siblings,
+    claims_of_zookeeper,
+    losses_by_record,
+    read_holdings,
+    write_holdings,
+)
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
+from metaq.storage.opening import data_paths, partition_names
+from metaq.storage.recovery import find_extent
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.session import Coordinator
+
+STOP_S: Final = 3.0
+"""Time for the end of the session."""
+
+
+def accept_loss(
+    directory: Path,
+    config: BrokerConfig | None,
+    *,
+    is_sure: bool,
+    new_coordinator: Callable[[Clock], Coordinator] | None = None,
+) -> None:
+    """Have the next start accept what a data directory has lost.
+
+    Prints what that start would print, and asks. Only that one start: it makes a new
+    record.
+
+    Args:
+        directory: the data directory.
+        config: settings of its broker; None: only the directory itself is looked at.
+        is_sure: do not ask.
+        new_coordinator: substitute for ZooKeeper, for tests.
+
+    Raises:
+        ConfigError: `directory` is no data directory by the settings.
+        LogDirLockedError: a broker is running in it.
+        StorageError: the disk refuses, or no broker was ever started on it.
+        click.Abort: the answer is no.
+    """
+    fs = SystemFileSystem()
+    path = directory if config is None else _configured(directory, config)
+    names = [
+        name
+        for name in partition_names(fs, directory)
+        if fs.is_directory(directory / name)
+    ]
+    if config is None and not list_segments(fs, (directory / name for name in names)):
+        # A broker that misses its disk leaves a lock file on what is there instead.
+        advice = "; a new disk of a broker is accepted with --config, its settings"
+        require_data_directory(fs, directory, advice)
+    lock = fs.lock_directory(directory)
+    try:
+        record = read_holdings(fs, directory)
+        claims = dict(record.refused_by) if record is not None else {}
+        journal = directory / TRANSACTIONS
+        if config is not None:
+            journal = Path(config.system.data_log_path) / TRANSACTIONS
+            records = {each: read_holdings(fs, each) for each in data_paths(config)}
+            claims |= claims_of_siblings(path, records)
+            if config.zookeeper.is_enabled:
+                known = _ask_zookeeper(config, new_coordinator or _connect(config))
+                claims |= claims_of_zookeeper(path, names, *known)
+        _show(fs, directory, record, names, claims, journal)
+        if config is None:
+            click.echo(
+                "what its broker's other data directories and ZooKeeper know beyond"
+                " that is shown with --config"
+            )
+        question = "Take what is there for all that there is, at the next start?"
+        if not is_sure:
+            click.confirm(question, abort=True)
+        record = record or Holdings(identity="", written_ms=Millis(0))
+        write_holdings(fs, directory, replace(record, is_accepted=True, refused_by={}))
+    finally:
+        lock.release()
+    click.echo("accepted, once: start the broker")
+
+
+def _show(
+    fs: FileSystem,
+    directory: Path,
+    record: Holdings | None,
+    names: list[str],
+    claims: Mapping[str, Claim],
+    journal: Path,
+) -> None:
+    """Print what a start would object to."""
+    if record is not None and not record.identity:
+        record = None
+    fault = find_fault(directory, record, names, claims)
+    if record is not None and (record.partitions or not fault):
+        now_ms = SystemClock().wall_ms()
+        found = {
+            name: find_extent(
+                fs,
+                directory / name,
+                unsynced_bytes_max=UNSYNCED_BYTES_MAX,
+                now_ms=now_ms,
+            )
+            for name in names
+        }
+        losses = losses_by_record(fs, directory, record, found, journal)
+        for name, loss in losses.items():
+            click.echo(f"{name}: {loss.detail}")
+        click.echo(
+            f"{directory}: expected {len(record.partitions)} partitions,"
+            f" {len(losses)} of them hold less"
+        )
+    if fault:
+        click.echo(fault)
+    elif record is None:
+        click.echo(f"{directory}: {len(names)} partitions, and no record of others")
+
+
+def _configured(directory: Path, config: BrokerConfig) -> Path:
+    """Return a data directory as the settings spell it, and so do witnesses."""
+    for path in data_paths(config):
+        if path.resolve() == directory.resolve():
+            return path
+    expected = " or ".join(map(str, data_paths(config)))
+    raise ConfigError(f"{config.path}: expected dataPath {expected}, got {directory}")
+
+
+def _connect(config: BrokerConfig) -> Callable[[Clock], Coordinator]:
+    zookeeper = config.zookeeper
+
+    def connect(clock: Clock) -> Coordinator:
+        return KazooCoordinator(
+            zookeeper.connect,
+            session_timeout_ms=zookeeper.session_timeout_ms,
+            clock=clock,
+        )
+
+    return connect
+
+
+def _ask_zookeeper(
+    config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator]
+) -> tuple[str, Mapping[str, tuple[str, int]]]:
+    """Return what ZooKeeper knows of the data directories, and how texts name it.
+
+    A start does without it, and so does this; but it says so.
+    """
+    from metaq.broker.registration import read_claims, witness_of  # noqa: PLC0415  # as in serve.py
+
+    zookeeper = config.zookeeper
+    paths = NodePaths(normalize_root(zookeeper.root))
+    node = paths.recorded_directories(config.system.broker_id)
+
+    async def ask() -> Mapping[str, tuple[str, int]]:
+        clock = SystemClock()
+        coordinator = new_coordinator(clock)
+        coordinator.start()
+        try:
+            until_s = clock.monotonic_s() + zookeeper.connection_timeout_ms / 1000
+            return await read_claims(coordinator, node, clock, deadline_s=until_s)
+        finally:
+            await coordinator.stop(deadline_s=clock.monotonic_s() + STOP_S)
+
+    try:
+        return witness_of(node), asyncio.run(ask())
+    except CoordinationError as error:
+        render.say(
+            f"ZooKeeper at {zookeeper.connect} does not answer, and what it knows is"
+            f" not shown: {error}"
+        )
+        return witness_of(node), {}
