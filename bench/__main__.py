@@ -1,10 +1,15 @@
-"""Run the benchmarks: `scripts/bench [FIGURE ...] [--rounds N] [--json]`."""
+"""Run the benchmarks: `scripts/bench [FIGURE ...] [--rounds N] [--json]`.
+
+`--lines FILE...` names the log files whose lines are sent.
+"""
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from bench import (
@@ -22,27 +27,20 @@ from bench import (
     spark_wire,
     transactions,
 )
-from bench.figures import Figure
+from bench.figures import Figure, WithLines
+from bench.lines import find_lines
 from bench.report import machine_card, print_table
 from metaq.zk.embedded import EmbeddedZooKeeperError
 from tests.java.jars import NoJarsError
 
-FIGURES = {
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     **figures.FIGURES,
     **partitions.FIGURES,
     **fairness.FIGURES,
     **transactions.FIGURES,
-    "closed-loop-metaq": java_broker.closed_loop,
-    "send": producing.send_alone,
-    "send-many": producing.send_many,
-    "send-nowait": producing.send_nowait,
-    "send-nowait-async": producing.send_nowait_in_loop,
-    "send-nowait-metaq": java_broker.send_nowait,
-    "producer-cpu": producing.unanswered,
-    "iterate": consuming.iterate,
-    "iterate-async": consuming.iterate_in_loop,
-    "delivery": consuming.delivery,
-    "consumer-memory": consuming.consumer_memory,
+    **java_broker.FIGURES,
+    **producing.FIGURES,
+    **consuming.FIGURES,
     "spark-segments": spark_figures.segments,
     "spark-archive-first": spark_archive.first,
     "spark-archive-warm": spark_archive.warm,
@@ -71,12 +69,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
     parser.add_argument("--json", action="store_true", help="one object per figure")
     parser.add_argument("--directory", type=Path, help="on the disk to be measured")
+    parser.add_argument(
+        "--lines", nargs="+", type=Path, metavar="FILE", default=(),
+        help="log files to send; without them the machine's own",
+    )  # fmt: skip
     options = parser.parse_args()
     unknown = set(options.figures) - set(FIGURES)
     if unknown:
         parser.error(
             f"no figure {', '.join(sorted(unknown))}; have {', '.join(FIGURES)}"
         )
+    lines = find_lines(options.lines)
     done: list[Figure] = []
     for name in options.figures or FIGURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
@@ -84,7 +87,10 @@ def main() -> None:
             prefix="metaq-bench-", dir=options.directory
         ) as directory:
             try:
-                figure = FIGURES[name](Path(directory), options.rounds)
+                measure = FIGURES[name]
+                if isinstance(measure, WithLines):
+                    measure = partial(measure, lines=lines)
+                figure = measure(Path(directory), options.rounds)
             except (NoJarsError, EmbeddedZooKeeperError) as error:
                 print(f"skipped {name}: {error}", file=sys.stderr, flush=True)
                 continue
@@ -92,7 +98,7 @@ def main() -> None:
         if options.json:
             print(json.dumps({**asdict(figure), "ratio": figure.ratio}), flush=True)
     if not options.json:
-        print(machine_card())
+        print(f"{machine_card()}\n{lines}")
         print_table(done)
 
 

@@ -6,35 +6,39 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
 from bench import load
-from bench.figures import MIB, PAYLOAD, RECORD_BYTES, TOPIC, Figure
+from bench.figures import MIB, TOPIC, Figure, Turns, WithLines, batches
+from bench.lines import Payloads
 from bench.processes import ROOT, resident_bytes
+from bench.producing import with_keys
 from metaq.client import AsyncClient, Client
 from tests.rigs.process import BrokerProcess
 
 COUNT = 1_000_000
 GROUP = "bench-readers"
 BATCH = 4000
+RATE, DELIVERED = 2000, 10_000
 BACKLOG_BYTES = 10 * 1024 * MIB
 BACKLOG_PAYLOAD = bytes(1024)
 
 
-def fill(broker: BrokerProcess, count: int, payload: bytes = PAYLOAD) -> None:
-    """Put `count` messages, a multiple of BATCH."""
-    frame = load.mput_frame(TOPIC, payload, BATCH, 1)
-    work = load.Blocks([frame] * (count // BATCH), 1)
+def fill(broker: BrokerProcess, work: load.Blocks) -> None:
+    """Put batches."""
     load.pipeline(broker.port, work, 8, load.ok_counter())
 
 
-def read_and_check(port: int, count: int) -> float:
+def read_and_check(port: int) -> float:
     """Get the same bytes in a blocking loop, one checksum per record; seconds."""
     sock = load.connect(port)
-    wanted = count * RECORD_BYTES
-    offset, begin = 0, time.perf_counter()
-    while offset < wanted:
+    offset = count = 0
+    begin = time.perf_counter()
+    while count < COUNT:
         sock.sendall(f"get {TOPIC} g 0 {offset} {MIB} 1\r\n".encode())
         data = sock.recv(MIB)
         head, _, body = data.partition(b"\r\n")
@@ -46,10 +50,15 @@ def read_and_check(port: int, count: int) -> float:
             parts.append(piece)
             left -= len(piece)
         body = b"".join(parts)
-        records = size // RECORD_BYTES
-        for start in range(0, records * RECORD_BYTES, RECORD_BYTES):
-            crc32(body[start + 20 : start + RECORD_BYTES])
-        offset += records * RECORD_BYTES
+        start = 0
+        while start + load.HEADER.size <= size:
+            first = start + load.HEADER.size
+            end = first + int.from_bytes(body[start : start + 4])
+            if end > size:
+                break
+            crc32(body[first:end])
+            start, count = end, count + 1
+        offset += start
     sock.close()
     return time.perf_counter() - begin
 
@@ -81,82 +90,104 @@ async def iterate_async(port: int) -> float:
         return time.perf_counter() - begin
 
 
-def iterate(directory: Path, rounds: int) -> Figure:
+def iterate(directory: Path, payloads: Payloads) -> Turns:
     """The sync iterator over a backlog of a million messages."""
-    figure = Figure(
-        "sync iterator, backlog of 1,000,000 x 128 B",
-        "messages/s",
-        [],
-        at_least="600,000",
-        aim="1,200,000",
-    )
     with BrokerProcess(directory / "iterate", topic=TOPIC) as broker:
-        fill(broker, COUNT)
-        iterate_sync(broker.port)  # warm up
-        for _ in range(rounds):
-            figure.floor.append(COUNT / read_and_check(broker.port, COUNT))
-            figure.broker.append(COUNT / iterate_sync(broker.port))
-    return figure
+        fill(broker, batches(payloads, BATCH, COUNT // BATCH))
+        while True:
+            plain = COUNT / read_and_check(broker.port)
+            yield plain, COUNT / iterate_sync(broker.port)
 
 
-def iterate_in_loop(directory: Path, rounds: int) -> Figure:
+def iterate_in_loop(directory: Path, payloads: Payloads) -> Turns:
     """The async iterator; its floor is the sync one in the same round."""
-    figure = Figure(
-        "async iterator, the same (floor: the sync one)",
-        "messages/s",
-        [],
-        at_least="0.8",
-        aim="0.95",
-    )
     with BrokerProcess(directory / "iterate-async", topic=TOPIC) as broker:
-        fill(broker, COUNT)
-        iterate_sync(broker.port)  # warm up
-        for _ in range(rounds):
-            figure.floor.append(COUNT / iterate_sync(broker.port))
-            figure.broker.append(COUNT / asyncio.run(iterate_async(broker.port)))
-    return figure
+        fill(broker, batches(payloads, BATCH, COUNT // BATCH))
+        while True:
+            plain = COUNT / iterate_sync(broker.port)
+            yield plain, COUNT / asyncio.run(iterate_async(broker.port))
 
 
-def delivery(directory: Path, rounds: int) -> Figure:
-    """From put to the consumer's loop at 5,000 messages a second, p99."""
-    rate, count = 5_000, 20_000
-    figure = Figure(
-        "put to delivery at 5,000/s, p99 (floor: write and sync, p99)",
-        "ms",
-        [],
-        at_least="5",
-        aim="1.5",
-        is_ratio=False,
-    )
+def iterate_with_keys(directory: Path, payloads: Payloads) -> Turns:
+    """The sync iterator over messages with key, attribute and header."""
+    with (
+        BrokerProcess(directory / "plain", topic=TOPIC) as plain,
+        BrokerProcess(directory / "keyed", topic=TOPIC) as keyed,
+    ):
+        fill(plain, batches(payloads, BATCH, COUNT // BATCH))
+        with (
+            Client(brokers=[f"127.0.0.1:{keyed.port}"]) as client,
+            client.producer() as producer,
+        ):
+            producer.send_many(TOPIC, with_keys(payloads.repeat(COUNT)))
+        while True:
+            without = COUNT / iterate_sync(plain.port)
+            yield without, COUNT / iterate_sync(keyed.port)
+
+
+def delivery(
+    directory: Path, payloads: Payloads, *, percent: int, in_loop: bool = False
+) -> Turns:
+    """From put to the consumer's loop at 2,000 messages a second."""
     with BrokerProcess(directory / "delivery", topic=TOPIC) as broker:
-        for _ in range(rounds):
-            synced = load.write_and_sync(directory / "sync", RECORD_BYTES, 1000)
-            figure.floor.append(_p99(synced) * 1e3)
-            figure.broker.append(_p99(_deliver(broker.port, rate, count)) * 1e3)
-    return figure
+        lines = directory / "lines"
+        lines.write_bytes(b"\n".join(payloads.data))
+        size = load.HEADER.size + round(payloads.mean_bytes)
+        while True:
+            synced = load.write_and_sync(directory / "sync", size, 1000)
+            with paced(broker.port, lines):
+                if in_loop:
+                    delays = asyncio.run(deliver_in_loop(broker.port))
+                else:
+                    delays = deliver(broker.port)
+            yield _percentile_ms(synced, percent), _percentile_ms(delays, percent)
 
 
-def _deliver(port: int, rate: int, count: int) -> list[float]:
+@contextmanager
+def paced(port: int, lines: Path) -> Iterator[None]:
+    """Run a sender, in a process of its own, beside the block."""
+    words = [str(port), TOPIC, str(RATE), str(DELIVERED), str(lines)]
+    command = [sys.executable, "-m", "bench.paced", *words]
+    with subprocess.Popen(command, cwd=ROOT):
+        yield
+
+
+def deliver(port: int) -> list[float]:
     """Return the seconds from put to delivery of each message of a paced sender."""
-    command = [sys.executable, "-m", "bench.paced", str(port), TOPIC]
+    delays: list[float] = []
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC], start="latest") as consumer,
-        subprocess.Popen([*command, str(rate), str(count)], cwd=ROOT) as sender,
     ):
-        delays = []
         for message in consumer:
-            stamp = int(message.data[:20])
-            if stamp:
-                delays.append((time.monotonic_ns() - stamp) / 1e9)
-                if len(delays) == count:
-                    break
-        sender.wait()
+            if is_last(message.data, delays):
+                break
     return delays
 
 
-def _p99(samples: list[float]) -> float:
-    return statistics.quantiles(samples, n=100)[98]
+async def deliver_in_loop(port: int) -> list[float]:
+    """Return the same, of an event loop."""
+    delays: list[float] = []
+    async with (
+        AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
+        client.consumer(GROUP, [TOPIC], start="latest") as consumer,
+    ):
+        async for message in consumer:
+            if is_last(message.data, delays):
+                break
+    return delays
+
+
+def is_last(data: bytes, delays: list[float]) -> bool:
+    """Keep what the delivery of a message took; return whether it was the last."""
+    stamp = int(data[:20])
+    if stamp:
+        delays.append((time.monotonic_ns() - stamp) / 1e9)
+    return len(delays) == DELIVERED
+
+
+def _percentile_ms(samples: list[float], percent: int) -> float:
+    return statistics.quantiles(samples, n=100)[percent - 1] * 1e3
 
 
 def consumer_memory(directory: Path, rounds: int) -> Figure:
@@ -177,7 +208,8 @@ def consumer_memory(directory: Path, rounds: int) -> Figure:
         " sys.argv[1:])))"
     )
     with BrokerProcess(directory / "backlog", topic=TOPIC) as broker:
-        fill(broker, total, BACKLOG_PAYLOAD)
+        frame = load.mput_frame(TOPIC, BACKLOG_PAYLOAD, BATCH, 1)
+        fill(broker, load.Blocks([frame] * (total // BATCH), 1))
         for _ in range(rounds):
             done = subprocess.run(
                 [sys.executable, "-c", script, str(broker.port), str(total)],
@@ -202,3 +234,42 @@ def grow(port: int, total: int) -> int:
             if count == total:
                 break
         return resident_bytes(os.getpid()) - tenth
+
+
+def _delivery(percent: int, *, in_loop: bool = False) -> WithLines:
+    world = " in an event loop" if in_loop else ""
+    return WithLines(
+        partial(delivery, percent=percent, in_loop=in_loop),
+        f"put to delivery{world} at {RATE:,}/s, p{percent} (floor: write and sync)",
+        "ms",
+        "8" if percent == 99 else "",
+        "3" if percent == 99 else "",
+        is_ratio=False,
+    )
+
+
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "iterate": WithLines(
+        iterate,
+        "sync iterator, backlog of 1,000,000",
+        "messages/s",
+        "600,000",
+        "1,200,000",
+    ),
+    "iterate-async": WithLines(
+        iterate_in_loop,
+        "async iterator, the same (floor: the sync one)",
+        "messages/s",
+        "0.8",
+        "0.95",
+    ),
+    "iterate-keys": WithLines(
+        iterate_with_keys,
+        "sync iterator, messages with key and header (floor: without)",
+        "messages/s",
+    ),
+    "delivery-p50": _delivery(50),
+    "delivery": _delivery(99),
+    "delivery-async": _delivery(99, in_loop=True),
+    "consumer-memory": consumer_memory,
+}

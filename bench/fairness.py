@@ -32,18 +32,18 @@ def beside(form: str, directory: Path, rounds: int) -> Figure:
         at_least="10",
         is_ratio=False,
     )
-    frame = load.put_frame(TOPIC, PAYLOAD, 1, 1)
+    frames = [load.put_frame(TOPIC, PAYLOAD, 1, 1)]
     with BrokerProcess(
         directory / "fairness",
         topic=TOPIC,
         partition_count=PARTITIONS,
         arguments=("--set", f"waitersMax={flood.POLLS}"),
     ) as broker:
-        load.one_at_a_time(broker.port, frame, COUNT)  # warm up
+        load.one_at_a_time(broker.port, frames, COUNT)  # warm up
         for _ in range(rounds):
-            figure.floor.append(_p99_ms(load.one_at_a_time(broker.port, frame, COUNT)))
+            figure.floor.append(_p99_ms(load.one_at_a_time(broker.port, frames, COUNT)))
             with flooding(broker.port, form):
-                samples = load.one_at_a_time(broker.port, frame, COUNT)
+                samples = load.one_at_a_time(broker.port, frames, COUNT)
             figure.broker.append(_p99_ms(samples))
     return figure
 

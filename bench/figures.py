@@ -1,18 +1,25 @@
 """The figures: each runs floor and broker in turn and keeps every sample.
 
-A figure is a function of (directory, rounds) that returns a `Figure`. Rounds
-alternate, floor then broker, so that both see the same noise.
+A figure is a function of (directory, rounds) that returns a `Figure`; one that sends
+messages is `WithLines`, and takes the lines as well. Rounds alternate, floor then
+broker, real lines then one length, so that all see the same noise.
 """
 
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count as counter
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from bench import load
+from bench.lines import COUNT, Payloads
 from bench.processes import ROOT, cpu_seconds, floor, resident_bytes
 from tests.rigs.process import BrokerProcess
 
@@ -20,6 +27,15 @@ PAYLOAD = b"x" * 128
 TOPIC = "bench"
 RECORD_BYTES = 20 + len(PAYLOAD)
 PUT_REPLY_BYTES = 56
+PUTS = 50 * COUNT
+LOOP_PUTS = {1: 2000, 4: 5000, 16: 10_000, 64: 20_000}
+"""Puts of a closed loop of so many connections."""
+PER_BLOCK = 250
+BLOCK_SIZES = 320
+"""After so many blocks at most their sizes are the same again."""
+BATCHES_MADE = 8
+TOPICS = 16
+LENGTHS = 4000
 PARTITIONS = 10
 """Rounds that have a file of their own; numbers of one digit keep frames alike."""
 MIB = 1 << 20
@@ -38,6 +54,9 @@ class Figure:
     aim: str = ""
     is_ratio: bool = True
     """True where broker / floor means something (rates)."""
+    one_length: list[float] = field(default_factory=list)
+    """The broker's where all messages have one length, of the same mean."""
+    one_length_floor: list[float] = field(default_factory=list)
 
     @property
     def ratio(self) -> float | None:
@@ -48,195 +67,225 @@ class Figure:
         return statistics.median(b / f for b, f in pairs)
 
 
-def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figure:
-    """Single puts of 128 B over one connection."""
-    per_block, count = 250, 400_000
+Turns = Generator[tuple[float | None, float]]
+"""Floor, if there is one, and broker, round by round."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithLines:
+    """A figure of messages: with real lines, and with one length, round by round.
+
+    Each set has brokers and files of its own. `turns` yields floor (None: there is
+    none) and broker of one round after the other; the first ones warm up.
+    """
+
+    turns: Callable[[Path, Payloads], Turns]
+    name: str
+    unit: str
+    at_least: str = ""
+    aim: str = ""
+    is_ratio: bool = True
+    warm_ups: int = 1
+
+    def __call__(self, directory: Path, rounds: int, lines: Payloads) -> Figure:
+        """Measure both sets in turn."""
+        figure = Figure(
+            self.name, self.unit, [], [], self.at_least, self.aim, self.is_ratio
+        )
+        sets = {
+            "lines": (lines, figure.floor, figure.broker),
+            "one-length": (
+                lines.of_one_length(),
+                figure.one_length_floor,
+                figure.one_length,
+            ),
+        }
+        with ExitStack() as stack:
+            runs = []
+            for name, (payloads, *samples) in sets.items():
+                (directory / name).mkdir()
+                turns = self.turns(directory / name, payloads)
+                runs.append((stack.enter_context(closing(turns)), samples))
+            for number in range(-self.warm_ups, rounds):
+                for turns, samples in runs:
+                    for value, kept in zip(next(turns), samples, strict=True):
+                        if number >= 0 and value is not None:
+                            kept.append(value)
+        return figure
+
+
+def put_frames(payloads: Payloads, **form: Any) -> list[bytes]:
+    """Return a put of each payload; `form` is of `load.put_frame`."""
+    return [
+        load.put_frame(TOPIC, one, i, **form) for i, one in enumerate(payloads.data)
+    ]
+
+
+def in_blocks(
+    frames: list[bytes], count: int, per_block: int = PER_BLOCK
+) -> load.Blocks:
+    """Return `count` puts as blocks, a multiple of what is in `frames`."""
+    firsts = range(0, len(frames), per_block)
+    blocks = [b"".join(frames[first : first + per_block]) for first in firsts]
+    return load.Blocks(blocks * (count // len(frames)), per_block)
+
+
+def batches(
+    payloads: Payloads, size: int, count: int, partition: int = 0
+) -> load.Blocks:
+    """Return `count` batches of `size` records; few are made, and repeated."""
+    data = payloads.repeat(size * BATCHES_MADE)
+    firsts = range(0, len(data), size)
+    made = [
+        load.batch_frame(TOPIC, data[first : first + size], 1, partition)
+        for first in firsts
+    ]
+    return load.Blocks((made * (-(-count // len(made))))[:count], 1)
+
+
+def puts(directory: Path, payloads: Payloads, *, in_flight: int) -> Turns:
+    """Single puts over one connection."""
+    per_block = min(PER_BLOCK, in_flight // 4)
 
     def work(partition: int) -> load.Blocks:
-        frames = [load.put_frame(TOPIC, PAYLOAD, i, partition) for i in range(count)]
-        firsts = range(0, count, per_block)
-        return load.Blocks(
-            [b"".join(frames[first : first + per_block]) for first in firsts], per_block
-        )
+        return in_blocks(put_frames(payloads, partition=partition), PUTS, per_block)
 
-    figure = Figure(
-        f"pipelined puts, 128 B, {in_flight:,} in flight",
-        "puts/s",
-        [],
-        [],
-        at_least="250,000 and 0.45",
-        aim="450,000",
-    )
-    frame_bytes = len(load.put_frame(TOPIC, PAYLOAD, 0))
-    _pipeline_in_turn(
-        figure, directory / "puts", rounds, work, in_flight, count, frame_bytes
-    )
-    return figure
+    return _pipeline_in_turn(directory, work, in_flight, PUTS)
 
 
-def puts_deep(directory: Path, rounds: int) -> Figure:
-    """The same with four times as many in flight: fewer, larger groups."""
-    figure = puts_pipelined(directory, rounds, in_flight=4000)
-    return replace(figure, at_least="629,000", aim="692,000")
+def puts_of_a_form(directory: Path, payloads: Payloads, **form: Any) -> Turns:
+    """Pipelined puts of a form; the floor is the broker, with plain ones."""
+    works = [in_blocks(put_frames(payloads, **fields), PUTS) for fields in ({}, form)]
+    return _works_in_turn(directory, works)
 
 
-def puts_unchecked(directory: Path, rounds: int) -> Figure:
-    """Pipelined puts without a checksum; the floor is the broker, with checksums."""
-    return _puts_of_a_form(directory, rounds, "without checksum", checksum=-1)
+def puts_to_topics(directory: Path, payloads: Payloads) -> Turns:
+    """Pipelined puts to 16 topics in turn; the floor is the broker, with one."""
+    names = cycle([f"{TOPIC}-{number}" for number in range(TOPICS)])
+    frames = [
+        load.put_frame(name, one, i)
+        for i, (name, one) in enumerate(zip(names, payloads.data, strict=False))
+    ]
+    works = [in_blocks(each, PUTS) for each in (put_frames(payloads), frames)]
+    return _works_in_turn(directory, works)
 
 
-def puts_any(directory: Path, rounds: int) -> Figure:
-    """Pipelined puts to any partition; the floor is the broker, to one partition."""
-    return _puts_of_a_form(directory, rounds, "to partition -1", partition=-1)
+def _works_in_turn(directory: Path, works: list[load.Blocks]) -> Turns:
+    names = [f"{TOPIC}-{number}" for number in range(TOPICS)]
+    with BrokerProcess(
+        directory / "puts", topic=TOPIC, partition_count=2, more_topics=names
+    ) as broker:
+        while True:
+            plain, other = (
+                PUTS / load.pipeline(broker.port, work, 1000, load.ok_counter())
+                for work in works
+            )
+            yield plain, other
 
 
-def _puts_of_a_form(directory: Path, rounds: int, form: str, **fields: int) -> Figure:
-    per_block, count, in_flight = 250, 200_000, 1000
-    figure = Figure(
-        f"pipelined puts {form}, 128 B (floor: plain puts)",
-        "puts/s",
-        [],
-        [],
-        at_least="0.6",
-        aim="0.9",
-    )
-
-    def work(**named: int) -> load.Blocks:
-        frames = [load.put_frame(TOPIC, PAYLOAD, i, **named) for i in range(count)]
-        firsts = range(0, count, per_block)
-        return load.Blocks(
-            [b"".join(frames[first : first + per_block]) for first in firsts], per_block
-        )
-
-    plain, other = work(), work(**fields)
-    with BrokerProcess(directory / "puts", topic=TOPIC, partition_count=2) as broker:
-        for number in range(rounds + 1):
-            for blocks, samples in ((plain, figure.floor), (other, figure.broker)):
-                seconds = load.pipeline(
-                    broker.port, blocks, in_flight, load.ok_counter()
-                )
-                if number:
-                    samples.append(count / seconds)
-    return figure
-
-
-def closed_loop(directory: Path, rounds: int) -> Figure:
-    """Many clients with one put of 1 KiB under way each, as most in the field have."""
-    connections, count, payload = 64, 20_000, b"x" * 1024
-    frame = load.put_frame(TOPIC, payload, 1)
-    figure = Figure(
-        f"puts of 1 KiB, {connections} connections with one under way",
-        "puts/s",
-        [],
-        [],
-        at_least="0.5",
-        aim="0.75",
-    )
+def closed_loop(directory: Path, payloads: Payloads, *, connections: int) -> Turns:
+    """Clients with one put under way each, as most in the field have."""
+    frames, count = put_frames(payloads), LOOP_PUTS[connections]
     with (
         BrokerProcess(directory / "closed", topic=TOPIC) as broker,
-        floor(
-            "group", len(frame), PUT_REPLY_BYTES, 20 + len(payload), directory
-        ) as floor_port,
+        floor("group", PUT_REPLY_BYTES, directory) as floor_port,
     ):
-        for number in range(rounds + 1):
-            for port, samples in (
-                (floor_port, figure.floor),
-                (broker.port, figure.broker),
-            ):
-                seconds = load.closed_loop(port, frame, connections, count)
-                if number:
-                    samples.append(count / seconds)
-    return figure
+        while True:
+            plain, other = (
+                count / load.closed_loop(port, frames, connections, count)
+                for port in (floor_port, broker.port)
+            )
+            yield plain, other
 
 
-def mput(directory: Path, rounds: int) -> Figure:
-    """Batches of 128 B records: 4,000 records each, eight in flight."""
-    records, batches, in_flight = 4000, 500, 8
+def processor(directory: Path, payloads: Payloads, *, connections: int) -> Turns:
+    """Processor time of the broker for a put, in a closed loop."""
+    frames, count = put_frames(payloads), LOOP_PUTS[connections]
+    with BrokerProcess(directory / "closed", topic=TOPIC) as broker:
+        while True:
+            before_s = cpu_seconds(broker.pid)
+            load.closed_loop(broker.port, frames, connections, count)
+            yield None, (cpu_seconds(broker.pid) - before_s) / count * 1e6
+
+
+def mput(directory: Path, payloads: Payloads) -> Turns:
+    """Batches of 4,000 records each, eight in flight."""
+    size, count = 4000, 500
 
     def work(partition: int) -> load.Blocks:
-        frame = load.mput_frame(TOPIC, PAYLOAD, records, 1, partition)
-        return load.Blocks([frame] * batches, 1)
+        return batches(payloads, size, count, partition)
 
-    figure = Figure(
-        f"mput of 128 B records, {records:,} a batch",
-        "records/s",
-        [],
-        [],
-        at_least="1,000,000 and 0.65",
-        aim="2,000,000 and 0.8",
-    )
-    frame_bytes = len(load.mput_frame(TOPIC, PAYLOAD, records, 1))
-    _pipeline_in_turn(
-        figure,
-        directory / "mput",
-        rounds,
-        work,
-        in_flight,
-        records * batches,
-        frame_bytes,
-    )
-    return figure
+    return _pipeline_in_turn(directory, work, 8, size * count)
 
 
 def _pipeline_in_turn(
-    figure: Figure,
-    data: Path,
-    rounds: int,
-    work: Callable[[int], load.Blocks],
-    in_flight: int,
-    count: int,
-    frame_bytes: int,
-) -> None:
-    """Send the same load to floor and broker in turn; the first round warms up.
+    directory: Path, work: Callable[[int], load.Blocks], in_flight: int, count: int
+) -> Turns:
+    """Send the same load to floor and broker in turn.
 
     Each round writes to files of its own: how long a sync takes depends on how many
     extents ext4 has given to a file, so on how long it is already.
 
     Args:
-        figure: gets `count` over the seconds of each round, floor and broker.
-        data: data directory of the broker.
-        rounds: that are kept.
+        directory: the data directory of the broker is below it.
         work: the load for a partition.
         in_flight: frames.
         count: puts or records that the load is.
-        frame_bytes: of each.
     """
+    first = work(0)
+    sizes = [len(block) for block in first.blocks[:BLOCK_SIZES]]
     with (
-        BrokerProcess(data, topic=TOPIC, partition_count=PARTITIONS) as broker,
-        floor("server", frame_bytes, PUT_REPLY_BYTES, data.parent) as floor_port,
+        BrokerProcess(
+            directory / "puts", topic=TOPIC, partition_count=PARTITIONS
+        ) as broker,
+        floor(
+            "server", first.per_block, PUT_REPLY_BYTES, directory, *sizes
+        ) as floor_port,
     ):
-        for number in range(rounds + 1):
+        for number in counter():
             blocks = work(number % PARTITIONS)
-            for port, samples in (
-                (floor_port, figure.floor),
-                (broker.port, figure.broker),
-            ):
-                seconds = load.pipeline(port, blocks, in_flight, load.ok_counter())
-                if number:
-                    samples.append(count / seconds)
+            plain, other = (
+                count / load.pipeline(port, blocks, in_flight, load.ok_counter())
+                for port in (floor_port, broker.port)
+            )
+            yield plain, other
 
 
-def put_alone(directory: Path, rounds: int) -> Figure:
+def put_alone(directory: Path, payloads: Payloads) -> Turns:
     """One put at a time: what is added to the sync."""
-    count = 1000
-    frame = load.put_frame(TOPIC, PAYLOAD, 1)
-    figure = Figure(
-        "one put at a time, p50 (floor: write and sync)",
-        "ms",
-        [],
-        [],
-        at_least="floor + 0.15 ms",
-        aim="floor + 0.08 ms",
-        is_ratio=False,
-    )
+    count, frames = 1000, put_frames(payloads)
     with BrokerProcess(directory / "alone", topic=TOPIC) as broker:
-        load.one_at_a_time(broker.port, frame, count)  # warm up
-        for _ in range(rounds):
-            samples = load.write_and_sync(directory / "sync", RECORD_BYTES, count)
-            figure.floor.append(statistics.median(samples) * 1e3)
-            samples = load.one_at_a_time(broker.port, frame, count)
-            figure.broker.append(statistics.median(samples) * 1e3)
-    return figure
+        while True:
+            synced = write_and_sync(directory, payloads, count)
+            samples = load.one_at_a_time(broker.port, frames, count)
+            yield synced, statistics.median(samples) * 1e3
+
+
+def write_and_sync(directory: Path, payloads: Payloads, count: int) -> float:
+    """Write a record of the mean size and sync, again and again; return p50 in ms."""
+    size = load.HEADER.size + round(payloads.mean_bytes)
+    samples = load.write_and_sync(directory / "sync", size, count)
+    return statistics.median(samples) * 1e3
+
+
+def session_memory(directory: Path, payloads: Payloads) -> Turns:
+    """Memory that a session keeps after puts of 4,000 lengths; of one for the floor."""
+    sessions = 32
+    mean = [round(payloads.mean_bytes)] * LENGTHS
+    for number in counter():
+        grown = []
+        for sizes in (mean, range(1, LENGTHS + 1)):
+            frames = [load.put_frame(TOPIC, bytes(n), i) for i, n in enumerate(sizes)]
+            work = in_blocks(frames, LENGTHS)
+            data = directory / f"{number}-{len(grown)}"
+            with BrokerProcess(data, topic=TOPIC) as broker, ExitStack() as stack:
+                load.pipeline(broker.port, work, 1000, load.ok_counter())
+                before = resident_bytes(broker.pid)
+                for _ in range(sessions):
+                    sock = stack.enter_context(load.connect(broker.port))
+                    load.pipeline_over(sock, work, 1000, load.ok_counter())
+                grown.append((resident_bytes(broker.pid) - before) / sessions / 1024)
+        yield grown[0], grown[1]
 
 
 def gets(directory: Path, rounds: int) -> Figure:
@@ -327,14 +376,65 @@ def idle_cpu(directory: Path, rounds: int) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[Path, int], Figure]] = {
-    "puts": puts_pipelined,
-    "puts-deep": puts_deep,
-    "puts-unchecked": puts_unchecked,
-    "puts-any": puts_any,
-    "closed-loop": closed_loop,
-    "mput": mput,
-    "alone": put_alone,
+def _puts(in_flight: int, at_least: str = "", aim: str = "") -> WithLines:
+    name = f"pipelined puts, {in_flight:,} in flight"
+    turns = partial(puts, in_flight=in_flight)
+    return WithLines(turns, name, "puts/s", at_least, aim)
+
+
+def _form(name: str, turns: Callable[[Path, Payloads], Turns]) -> WithLines:
+    name = f"pipelined puts {name} (floor: plain puts)"
+    return WithLines(turns, name, "puts/s", "0.6", "0.9")
+
+
+def _loop(connections: int, at_least: str = "", aim: str = "") -> WithLines:
+    name = f"puts, {connections} connections with one under way"
+    turns = partial(closed_loop, connections=connections)
+    return WithLines(turns, name, "puts/s", at_least, aim)
+
+
+def _processor(connections: int) -> WithLines:
+    name = f"broker's processor time for a put, {connections} connections"
+    turns = partial(processor, connections=connections)
+    return WithLines(turns, name, "µs", is_ratio=False)
+
+
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "puts-100": _puts(100),
+    "puts": _puts(1000, "250,000 and 0.45", "450,000"),
+    "puts-deep": _puts(4000),
+    "puts-six-words": _form("of six words", partial(puts_of_a_form, checksum="")),
+    "puts-unchecked": _form("without checksum", partial(puts_of_a_form, checksum=-1)),
+    "puts-any": _form("to partition -1", partial(puts_of_a_form, partition=-1)),
+    "puts-topics": _form(f"to {TOPICS} topics", puts_to_topics),
+    "closed-loop-4": _loop(4),
+    "closed-loop-16": _loop(16),
+    "closed-loop": _loop(64, "0.5", "0.75"),
+    "processor-1": _processor(1),
+    "processor-64": _processor(64),
+    "session-memory": WithLines(
+        session_memory,
+        f"session after puts of {LENGTHS:,} lengths (floor: of one)",
+        "KiB",
+        "64",
+        "16",
+        is_ratio=False,
+    ),
+    "mput": WithLines(
+        mput,
+        "mput, 4,000 records a batch",
+        "records/s",
+        "1,000,000 and 0.65",
+        "2,000,000 and 0.8",
+    ),
+    "alone": WithLines(
+        put_alone,
+        "one put at a time, p50 (floor: write and sync)",
+        "ms",
+        "floor + 0.15 ms",
+        "floor + 0.08 ms",
+        is_ratio=False,
+    ),
     "gets": gets,
     "restart": restart,
     "memory": idle_memory,

@@ -12,8 +12,9 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 RECV_BYTES = 1 << 20
@@ -32,12 +33,24 @@ def put_frame(
     payload: bytes,
     opaque: int,
     partition: int = 0,
-    checksum: int | None = None,
+    *,
+    checksum: int | str | None = None,
+    key: str | None = None,
 ) -> bytes:
-    """Return one put; opaques of seven digits keep all frames of one length."""
+    """Return one put.
+
+    Args:
+        topic: its topic.
+        payload: its payload.
+        opaque: becomes seven digits.
+        partition: or -1 for any.
+        checksum: to send; "" for a put of six words, None for the right one.
+        key: transaction that it belongs to.
+    """
     if checksum is None:
         checksum = zlib.crc32(payload) & 0x7FFFFFFF
-    head = f"put {topic} {partition} {len(payload)} 0 {checksum}"
+    words = ["put", topic, partition, len(payload), 0, checksum, key or ""]
+    head = " ".join(filter(None, map(str, words)))
     return f"{head} {1_000_000 + opaque}\r\n".encode() + payload
 
 
@@ -45,11 +58,27 @@ def mput_frame(
     topic: str, payload: bytes, count: int, opaque: int, partition: int = 0
 ) -> bytes:
     """Return one batch of `count` equal records."""
-    checksum = zlib.crc32(payload) & 0x7FFFFFFF
-    records = (HEADER.pack(len(payload), checksum, 0, 0) + payload) * count
+    return batch_frame(topic, [payload] * count, opaque, partition)
+
+
+def batch_frame(
+    topic: str,
+    payloads: Sequence[bytes],
+    opaque: int,
+    partition: int = 0,
+    *,
+    key: str | None = None,
+) -> bytes:
+    """Return one batch, of the transaction `key` if there is one."""
+    made: dict[bytes, bytes] = {}
+    for one in set(payloads):
+        checksum = zlib.crc32(one) & 0x7FFFFFFF
+        made[one] = HEADER.pack(len(one), checksum, 0, 0) + one
+    records = b"".join(map(made.__getitem__, payloads))
     whole = zlib.crc32(records) & 0x7FFFFFFF
-    head = f"mput {topic} {partition} {len(records)} {count} {whole}"
-    return f"{head} - -1 {1_000_000 + opaque}\r\n".encode() + records
+    head = f"mput {topic} {partition} {len(records)} {len(payloads)} {whole} - -1"
+    words = f"{head} {key}" if key else head
+    return f"{words} {1_000_000 + opaque}\r\n".encode() + records
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +96,26 @@ class Blocks:
 def pipeline(
     port: int, load: Blocks, in_flight: int, count_replies: Callable[[bytes], int]
 ) -> float:
+    """Send all blocks over a connection of their own; as `pipeline_over`."""
+    with connect(port) as sock:
+        return pipeline_over(sock, load, in_flight, count_replies)
+
+
+def pipeline_over(
+    sock: socket.socket,
+    load: Blocks,
+    in_flight: int,
+    count_replies: Callable[[bytes], int],
+) -> float:
     """Send all blocks with at most `in_flight` requests unanswered; return seconds.
 
     Args:
-        port: where the server listens on loopback.
+        sock: a connection to the server.
         load: what to send.
         in_flight: requests, a multiple of `load.per_block`.
         count_replies: replies that end or begin in a piece of the stream; called
             with each piece, keeps its own state.
     """
-    sock = connect(port)
     room = threading.Semaphore(in_flight // load.per_block)
 
     def send() -> None:
@@ -98,7 +137,6 @@ def pipeline(
             released += load.per_block
     seconds = time.perf_counter() - start
     sender.join()
-    sock.close()
     return seconds
 
 
@@ -123,11 +161,11 @@ def ok_counter() -> Callable[[bytes], int]:
     return count
 
 
-def one_at_a_time(port: int, frame: bytes, count: int) -> list[float]:
+def one_at_a_time(port: int, frames: Sequence[bytes], count: int) -> list[float]:
     """Send one request, wait for its reply, `count` times; return seconds of each."""
     sock = connect(port)
     samples = []
-    for _ in range(count):
+    for frame in islice(cycle(frames), count):
         start = time.perf_counter()
         sock.sendall(frame)
         reply = sock.recv(4096)
@@ -138,16 +176,19 @@ def one_at_a_time(port: int, frame: bytes, count: int) -> list[float]:
     return samples
 
 
-def closed_loop(port: int, frame: bytes, connections: int, count: int) -> float:
+def closed_loop(
+    port: int, frames: Sequence[bytes], connections: int, count: int
+) -> float:
     """Send `count` puts, one under way on each of many connections; return seconds."""
     opened = [connect(port) for _ in range(connections)]
     socks = {sock.fileno(): sock for sock in opened}
     poller = select.epoll()
     for fd in socks:
         poller.register(fd, select.EPOLLIN)
+    following = cycle(frames)
     start = time.perf_counter()
     for sock in opened:
-        sock.send(frame)
+        sock.send(next(following))
     replied, sent = 0, connections
     while replied < count:
         for fd, _ in poller.poll():
@@ -156,7 +197,7 @@ def closed_loop(port: int, frame: bytes, connections: int, count: int) -> float:
                 raise RuntimeError(f"a put was refused: {reply!r}")
             replied += 1
             if sent < count:
-                socks[fd].send(frame)
+                socks[fd].send(next(following))
                 sent += 1
     seconds = time.perf_counter() - start
     for sock in opened:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SERVER_JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
+"""Options of every Java process that is measured: those of Kafka's own script."""
 
 
 @contextmanager

@@ -11,100 +11,114 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from bench import load
-from bench.figures import PAYLOAD, RECORD_BYTES, TOPIC, Figure
-from metaq.client import AsyncClient, Client
+from bench.figures import (
+    MIB,
+    PAYLOAD,
+    TOPIC,
+    Figure,
+    Turns,
+    WithLines,
+    batches,
+    write_and_sync,
+)
+from bench.lines import Payloads
+from metaq.client import AsyncClient, Client, OutgoingMessage
 from tests.rigs.process import BrokerProcess
 
 COUNT = 1_000_000
-BATCH_COUNT = 7000
+ALONE = 1000
+KEYS = 200
 IN_FLIGHT = 3
 TIMEOUT_S = 60.0
 
 
-def send_many(directory: Path, rounds: int) -> Figure:
+def send_many(directory: Path, payloads: Payloads) -> Turns:
     """One list of a million messages, acknowledged message by message."""
-
-    def run(client: Client) -> float:
-        with client.producer(timeout_s=TIMEOUT_S) as producer:
-            messages = [PAYLOAD] * COUNT
-            start = time.perf_counter()
-            results = producer.send_many(TOPIC, messages)
-            seconds = time.perf_counter() - start
-            assert len(results) == COUNT
-        return seconds
-
-    figure = Figure(
-        "send_many, 128 B (floor: prepared batches by socket)",
-        "messages/s",
-        [],
-        [],
-        at_least="800,000",
-        aim="1,500,000",
-    )
-    return measure(directory / "many", rounds, figure, run)
+    return measure(directory, payloads, partial(send_list, payloads.repeat(COUNT)))
 
 
-def send_alone(directory: Path, rounds: int) -> Figure:
+def send_list(messages: list[Any], client: Client) -> float:
+    """Send a list; return seconds."""
+    with client.producer(timeout_s=TIMEOUT_S) as producer:
+        start = time.perf_counter()
+        results = producer.send_many(TOPIC, messages)
+        seconds = time.perf_counter() - start
+        assert len(results) == len(messages)
+    return seconds
+
+
+def with_keys(lines: list[bytes]) -> list[OutgoingMessage]:
+    """Return messages with these lines, one of some keys, an attribute and a header."""
+    keys = [f"host-{number}" for number in range(KEYS)]
+    headers = {"trace": b"4bf92f3577b34da6"}
+    return [
+        OutgoingMessage(line, "log", key, headers=headers)
+        for line, key in zip(lines, cycle(keys), strict=False)
+    ]
+
+
+def send_many_with_keys(directory: Path, payloads: Payloads) -> Turns:
+    """The same with keys, attributes and headers; the floor is the list without."""
+    lines = payloads.repeat(COUNT)
+    keyed = with_keys(lines)
+    with (
+        BrokerProcess(directory / "keys", topic=TOPIC) as broker,
+        Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+    ):
+        while True:
+            plain = COUNT / send_list(lines, client)
+            yield plain, COUNT / send_list(keyed, client)
+
+
+def send_alone(directory: Path, payloads: Payloads) -> Turns:
     """One `send` at a time in the sync world: what is added to the sync."""
-    count = 1000
-    figure = Figure(
-        "send in the sync world, one at a time, p50 (floor: write and sync)",
-        "ms",
-        [],
-        [],
-        at_least="floor + 0.35 ms",
-        aim="floor + 0.15 ms",
-        is_ratio=False,
-    )
     with (
         BrokerProcess(directory / "send", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
-        client.producer(timeout_s=TIMEOUT_S) as producer,
     ):
-        for number in range(rounds + 1):
-            synced = load.write_and_sync(directory / "sync", RECORD_BYTES, count)
-            samples = []
-            for _ in range(count):
-                start = time.perf_counter()
-                producer.send(TOPIC, PAYLOAD)
-                samples.append(time.perf_counter() - start)
-            if number:  # the first round warms up
-                figure.floor.append(statistics.median(synced) * 1e3)
-                figure.broker.append(statistics.median(samples) * 1e3)
-    return figure
+        while True:
+            synced = write_and_sync(directory, payloads, ALONE)
+            yield synced, send_one_by_one(client, payloads)
 
 
-def send_nowait(directory: Path, rounds: int) -> Figure:
-    """A million messages one by one from one thread; the last future of each kept."""
-
-    def run(client: Client) -> float:
-        with client.producer(timeout_s=TIMEOUT_S) as producer:
-            producer.send(TOPIC, PAYLOAD)
-            send = producer.send_nowait
+def send_one_by_one(client: Client, payloads: Payloads) -> float:
+    """Send a message, and the next when it is acknowledged; return p50 in ms."""
+    samples = []
+    with client.producer(timeout_s=TIMEOUT_S) as producer:
+        for line in payloads.repeat(ALONE):
             start = time.perf_counter()
-            for _ in range(COUNT):
-                future = send(TOPIC, PAYLOAD)
-            producer.flush(TIMEOUT_S)
-            seconds = time.perf_counter() - start
-            assert future.result(0)
-            assert producer.statistics().acknowledged_count == COUNT + 1
-        return seconds
-
-    figure = Figure(
-        "send_nowait, 128 B, one thread (floor: as send_many)",
-        "messages/s",
-        [],
-        [],
-        at_least="250,000",
-        aim="500,000",
-    )
-    return measure(directory / "nowait", rounds, figure, run)
+            producer.send(TOPIC, line)
+            samples.append(time.perf_counter() - start)
+    return statistics.median(samples) * 1e3
 
 
-def send_nowait_in_loop(directory: Path, rounds: int) -> Figure:
+def send_nowait(directory: Path, payloads: Payloads) -> Turns:
+    """A million messages one by one from one thread; the last future of each kept."""
+    return measure(directory, payloads, partial(send_all, payloads.repeat(COUNT)))
+
+
+def send_all(messages: list[bytes], client: Client) -> float:
+    """Send one by one, waiting for nothing; return seconds until all are stored."""
+    with client.producer(timeout_s=TIMEOUT_S) as producer:
+        producer.send(TOPIC, messages[0])
+        send = producer.send_nowait
+        start = time.perf_counter()
+        for message in messages:
+            future = send(TOPIC, message)
+        producer.flush(TIMEOUT_S)
+        seconds = time.perf_counter() - start
+        assert future.result(0)
+        assert producer.statistics().acknowledged_count == len(messages) + 1
+    return seconds
+
+
+def send_nowait_in_loop(directory: Path, payloads: Payloads) -> Turns:
     """The same in the async world, on the loop that also delivers."""
 
     async def send_all(port: int) -> float:
@@ -112,23 +126,20 @@ def send_nowait_in_loop(directory: Path, rounds: int) -> Figure:
             AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
             client.producer(timeout_s=TIMEOUT_S) as producer,
         ):
-            await producer.send(TOPIC, PAYLOAD)
+            await producer.send(TOPIC, messages[0])
             start = time.perf_counter()
-            for _ in range(COUNT):
-                future = await producer.send_nowait(TOPIC, PAYLOAD)
+            for message in messages:
+                future = await producer.send_nowait(TOPIC, message)
             await producer.flush(TIMEOUT_S)
             seconds = time.perf_counter() - start
             assert future.result()
         return seconds
 
-    figure = Figure(
-        "send_nowait in an event loop, 128 B (floor: as send_many)", "messages/s", []
-    )
+    messages = payloads.repeat(COUNT)
     with BrokerProcess(directory / "loop", topic=TOPIC) as broker:
-        for _ in range(rounds):
-            figure.floor.append(COUNT / push(broker.port))
-            figure.broker.append(COUNT / asyncio.run(send_all(broker.port)))
-    return figure
+        while True:
+            plain = push(broker.port, payloads)
+            yield plain, COUNT / asyncio.run(send_all(broker.port))
 
 
 def unanswered(directory: Path, rounds: int) -> Figure:
@@ -162,23 +173,58 @@ def unanswered(directory: Path, rounds: int) -> Figure:
 
 
 def measure(
-    directory: Path, rounds: int, figure: Figure, run: Callable[[Client], float]
-) -> Figure:
+    directory: Path, payloads: Payloads, run: Callable[[Client], float]
+) -> Turns:
+    """Send as much by socket and by client in turn."""
     with (
-        BrokerProcess(directory, topic=TOPIC) as broker,
+        BrokerProcess(directory / "sent", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
     ):
-        run(client)  # warm up
-        for _ in range(rounds):
-            figure.floor.append(COUNT / push(broker.port))
-            figure.broker.append(COUNT / run(client))
-    return figure
+        while True:
+            plain = push(broker.port, payloads)
+            yield plain, COUNT / run(client)
 
 
-def push(port: int) -> float:
-    """Send as many messages in batches made beforehand; return seconds for COUNT."""
-    frame = load.mput_frame(TOPIC, PAYLOAD, BATCH_COUNT, 1)
-    batches = COUNT // BATCH_COUNT
-    work = load.Blocks([frame] * batches, 1)
+def push(port: int, payloads: Payloads) -> float:
+    """Send as many messages in batches made beforehand; return the rate."""
+    size = int(MIB / (load.HEADER.size + payloads.mean_bytes))
+    work = batches(payloads, size, COUNT // size)
     seconds = load.pipeline(port, work, IN_FLIGHT, load.ok_counter())
-    return seconds * COUNT / (batches * BATCH_COUNT)
+    return work.count * size / seconds
+
+
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "send": WithLines(
+        send_alone,
+        "send in the sync world, one at a time, p50 (floor: write and sync)",
+        "ms",
+        "floor + 0.35 ms",
+        "floor + 0.15 ms",
+        is_ratio=False,
+    ),
+    "send-many": WithLines(
+        send_many,
+        "send_many (floor: prepared batches by socket)",
+        "messages/s",
+        "800,000",
+        "1,500,000",
+    ),
+    "send-many-keys": WithLines(
+        send_many_with_keys,
+        "send_many with keys and headers (floor: without)",
+        "messages/s",
+    ),
+    "send-nowait": WithLines(
+        send_nowait,
+        "send_nowait, one thread (floor: as send_many)",
+        "messages/s",
+        "250,000",
+        "500,000",
+    ),
+    "send-nowait-async": WithLines(
+        send_nowait_in_loop,
+        "send_nowait in an event loop (floor: as send_many)",
+        "messages/s",
+    ),
+    "producer-cpu": unanswered,
+}

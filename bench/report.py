@@ -1,4 +1,7 @@
-"""One table out: medians, the range beside them, and the ratio to the floor."""
+"""One table out: medians, the range beside them, and the ratio to the floor.
+
+The broker's column is of real lines; that of one length is beside it.
+"""
 
 import os
 import platform
@@ -34,12 +37,14 @@ def cell(samples: list[float]) -> str:
     if not samples:
         return "-"
     low, high = number(min(samples)), number(max(samples))
-    return f"{number(statistics.median(samples))}  ({low} .. {high})"
+    return f"{number(statistics.median(samples))}\n{low} .. {high}"
 
 
 def print_table(figures: list[Figure]) -> None:
-    table = Table("figure", "unit", "floor", "broker", "ratio", "at least", "aim")
-    for column in table.columns[2:5]:
+    table = Table(
+        "figure", "unit", "floor", "broker", "ratio", "one length", "at least", "aim"
+    )
+    for column in table.columns[2:6]:
         column.justify = "right"
     for figure in figures:
         ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
@@ -49,7 +54,8 @@ def print_table(figures: list[Figure]) -> None:
             cell(figure.floor),
             cell(figure.broker),
             ratio,
+            cell(figure.one_length),
             figure.at_least,
             figure.aim,
         )
-    Console(width=150).print(table)
+    Console(width=170).print(table)

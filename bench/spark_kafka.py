@@ -17,6 +17,7 @@ from pyspark.sql import functions as sf
 
 from bench import load
 from bench.figures import TOPIC, Figure
+from bench.processes import SERVER_JAVA
 from bench.spark_figures import VALUE, rows_per_second, session, take_samples
 from bench.spark_wire import RECORDS, TASKS, register_all, seconds_to_write, where
 from metaq.spark.jobs.session import end_java
@@ -30,8 +31,6 @@ CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0")
 """The newest that there is; it runs with PySpark 4.2 and 4.3."""
 ADDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
 """Jars of the connector that are not Spark's own."""
-HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
-"""As Kafka's own script starts it."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 READ_BATCHES = 500
 WRITE_COUNT = 1_000_000
@@ -68,7 +67,7 @@ class KafkaBroker:
             )
         )
         classpath = os.pathsep.join(map(str, find_jars(SERVER)))
-        self._java = [find_java(), *HEAP, "-cp", classpath]
+        self._java = [find_java(), *SERVER_JAVA, "-cp", classpath]
 
     def __enter__(self) -> Self:
         config = str(self._properties)

@@ -7,11 +7,14 @@ the verdict. The floor of a transaction is its puts alone, on the same connectio
 import select
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count as counter
+from itertools import cycle, islice
 from pathlib import Path
 
 from bench import load
-from bench.figures import PAYLOAD, TOPIC, Figure
+from bench.figures import PAYLOAD, TOPIC, Figure, Turns, WithLines
+from bench.lines import Payloads
 from tests.rigs.process import BrokerProcess
 
 CLIENTS = 64
@@ -33,89 +36,85 @@ def restart(directory: Path, rounds: int) -> Figure:
     for number in range(rounds):
         path = directory / f"restart-{number}"
         with BrokerProcess(path, topic=TOPIC) as broker:
-            _run(broker.port, lambda: _local(next(numbers), 1), 100_000)
-            _run(broker.port, lambda: _prepared(next(numbers)), 1000)
+            _run(broker.port, lambda: _local(next(numbers), [PAYLOAD]), 100_000)
+            _run(broker.port, lambda: _prepared(next(numbers), [PAYLOAD]), 1000)
             broker.kill()
             figure.broker.append(broker.start())
     return figure
 
 
-def _beside_puts(
-    name: str,
-    unit: str,
-    make: Callable[[int], Exchange],
+def beside_puts(
+    directory: Path,
+    payloads: Payloads,
     *,
+    make: Callable[[int, list[bytes]], Exchange],
     count: int,
     puts: int = 1,
-    plain: Exchange | None = None,
-    at_least: str,
-    aim: str,
-) -> Callable[[Path, int], Figure]:
-    """Return a measurement of exchanges, in turn with their puts alone.
+    in_batches: bool = False,
+) -> Turns:
+    """Exchanges, in turn with their puts alone.
 
     Args:
-        name: of the figure.
-        unit: of its samples; of transactions, or of puts where there are several.
-        make: makes the exchange of a number, from 1 on.
+        directory: the data directory of the broker is below it.
+        payloads: of the puts.
+        make: makes the exchange of a number, from 1 on, and payloads.
         count: of exchanges in a round.
         puts: of each exchange.
-        plain: the same outside of a transaction; None: its puts one by one.
-        at_least: rate to reach.
-        aim: rate to aim at.
+        in_batches: whether the same outside of a transaction is a batch.
     """
+    numbers = counter(1)
+    lines = cycle(payloads.data)
 
-    def measure(directory: Path, rounds: int) -> Figure:
-        figure = Figure(name, unit, [], [], at_least=at_least, aim=aim)
-        numbers = counter(1)
-        frames = b"".join(load.put_frame(TOPIC, PAYLOAD, i) for i in range(puts))
-        floor = plain or [(frames, puts)]
-        with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
-            for number in range(rounds + 1):
-                floor_s = _run(broker.port, lambda: floor, count)
-                seconds = _run(broker.port, lambda: make(next(numbers)), count)
-                if number:
-                    figure.floor.append(count * puts / floor_s)
-                    figure.broker.append(count * puts / seconds)
-        return figure
+    def next_lines() -> list[bytes]:
+        return list(islice(lines, puts))
 
-    return measure
+    def plain() -> Exchange:
+        if in_batches:
+            return [(load.batch_frame(TOPIC, next_lines(), 0), 1)]
+        return [(_puts(next_lines()), puts)]
 
-
-def _put(key: str, number: int) -> bytes:
-    line, _, body = load.put_frame(TOPIC, PAYLOAD, number).partition(b"\r\n")
-    words = line.rsplit(b" ", 1)
-    return b"%b %b %b\r\n%b" % (words[0], key.encode(), words[1], body)
+    with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
+        while True:
+            floor_s = _run(broker.port, plain, count)
+            seconds = _run(
+                broker.port, lambda: make(next(numbers), next_lines()), count
+            )
+            yield count * puts / floor_s, count * puts / seconds
 
 
-def _local(number: int, puts: int) -> Exchange:
+def _puts(lines: list[bytes], key: str | None = None) -> bytes:
+    return b"".join(
+        load.put_frame(TOPIC, line, i, key=key) for i, line in enumerate(lines)
+    )
+
+
+def _local(number: int, lines: list[bytes]) -> Exchange:
     key = f"TX:bench-{number % CLIENTS}:{number}"
-    frames = b"".join(_put(key, each) for each in range(puts))
+    return _decided(key, _puts(lines, key), len(lines))
+
+
+def _batch(number: int, lines: list[bytes]) -> Exchange:
+    key = f"TX:bench-{number % CLIENTS}:{number}"
+    return _decided(key, load.batch_frame(TOPIC, lines, 0, key=key), 1)
+
+
+def _decided(key: str, commands: bytes, count: int) -> Exchange:
     begin = f"transaction {key} bench BEGIN 1\r\n".encode()
     commit = f"transaction {key} bench COMMIT_ONE_PHASE 2\r\n".encode()
-    return [(begin + frames + commit, puts + 2)]
+    return [(begin + commands + commit, count + 2)]
 
 
-def _batch(number: int, count: int) -> Exchange:
-    key = f"TX:bench-{number % CLIENTS}:{number}"
-    line, _, body = load.mput_frame(TOPIC, PAYLOAD, count, 0).partition(b"\r\n")
-    words = line.rsplit(b" ", 1)
-    batch = b"%b %b %b\r\n%b" % (words[0], key.encode(), words[1], body)
-    begin = f"transaction {key} bench BEGIN 1\r\n".encode()
-    commit = f"transaction {key} bench COMMIT_ONE_PHASE 2\r\n".encode()
-    return [(begin + batch + commit, 3)]
-
-
-def _xa(number: int) -> Exchange:
+def _xa(number: int, lines: list[bytes]) -> Exchange:
     key = f"XID:1:{number:08x}:00:bench"
     commit = f"transaction {key} bench COMMIT_TWO_PHASE 2\r\n".encode()
-    return [*_prepared(number), (commit, 1)]
+    return [*_prepared(number, lines), (commit, 1)]
 
 
-def _prepared(number: int) -> Exchange:
+def _prepared(number: int, lines: list[bytes]) -> Exchange:
     key = f"XID:1:{number:08x}:00:bench"
     begin = f"transaction {key} bench BEGIN 1\r\n".encode()
     prepare = f"transaction {key} bench PREPARE 2\r\n".encode()
-    return [(begin + _put(key, 0) + prepare, 3)]
+    return [(begin + _puts(lines, key) + prepare, len(lines) + 2)]
 
 
 def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
@@ -165,41 +164,34 @@ def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
     return seconds
 
 
-FIGURES = {
-    "tx-local": _beside_puts(
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "tx-local": WithLines(
+        partial(beside_puts, make=_local, count=20_000),
         "local transactions of one put, 64 in flight (floor: the put)",
         "transactions/s",
-        lambda number: _local(number, 1),
-        count=20_000,
-        at_least="5,000",
-        aim="15,000",
+        "5,000",
+        "15,000",
     ),
-    "tx-puts": _beside_puts(
+    "tx-puts": WithLines(
+        partial(beside_puts, make=_local, count=2000, puts=100),
         "puts in local transactions of 100 (floor: the puts)",
         "puts/s",
-        lambda number: _local(number, 100),
-        count=2000,
-        puts=100,
-        at_least="100,000",
-        aim="250,000",
+        "100,000",
+        "250,000",
     ),
-    "tx-batches": _beside_puts(
+    "tx-batches": WithLines(
+        partial(beside_puts, make=_batch, count=4000, puts=100, in_batches=True),
         "messages in local transactions of one batch of 100 (floor: the batch)",
         "messages/s",
-        lambda number: _batch(number, 100),
-        count=4000,
-        puts=100,
-        plain=[(load.mput_frame(TOPIC, PAYLOAD, 100, 0), 1)],
-        at_least="100,000",
-        aim="250,000",
+        "100,000",
+        "250,000",
     ),
-    "tx-xa": _beside_puts(
+    "tx-xa": WithLines(
+        partial(beside_puts, make=_xa, count=8000),
         "XA cycles of one put, 64 in flight (floor: the put)",
         "cycles/s",
-        _xa,
-        count=8000,
-        at_least="2,000",
-        aim="6,000",
+        "2,000",
+        "6,000",
     ),
     "tx-restart": restart,
 }

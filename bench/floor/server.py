@@ -1,11 +1,12 @@
 """The floor of puts: receive, write, sync, reply. No parsing, no checks, no ids.
 
-    python -m bench.floor.server FRAME_BYTES REPLY_BYTES DATA_DIR
+    python -m bench.floor.server PER_BLOCK REPLY_BYTES DATA_DIR BLOCK_BYTES...
 
-Every FRAME_BYTES received count as one request; its reply begins like a broker's, so
-that counting replies is the same work with both. Like the broker it receives on
-one thread and writes and syncs on another while the next group fills; unlike the broker
-it knows nothing of what it writes. Prints its port.
+It knows the size of each block of PER_BLOCK requests, over and over, and replies when
+it has a whole one; a reply begins like a broker's, so that counting replies is the same
+work with both. Like the broker it receives on one thread and writes and syncs on
+another while the next group fills; unlike the broker it knows nothing of what it
+writes. Prints its port.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from pathlib import Path
 RECV_BYTES = 1 << 18
 
 
-def serve(frame_bytes: int, reply: bytes, directory: Path) -> None:
+def serve(reply: bytes, directory: Path, sizes: list[int]) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
     print(listener.getsockname()[1], flush=True)
     for number in itertools.count():
@@ -29,11 +30,13 @@ def serve(frame_bytes: int, reply: bytes, directory: Path) -> None:
         # Each connection has a file of its own, as each round of a broker has.
         path = directory / f"floor-{number}.log"
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        serve_one(sock, fd, frame_bytes, reply)
+        serve_one(sock, fd, reply, sizes)
         os.close(fd)
 
 
-def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> None:
+def serve_one(sock: socket.socket, fd: int, reply: bytes, sizes: list[int]) -> None:
+    ends = itertools.accumulate(itertools.cycle(sizes))
+    end = next(ends)
     work: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
     wake_r, wake_w = os.pipe()
 
@@ -51,7 +54,7 @@ def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> N
     poller.register(sock.fileno(), select.EPOLLIN)
     poller.register(wake_r, select.EPOLLIN)
     filling: list[bytes] = []
-    received = replied = syncing = 0
+    received = syncing = 0
     is_busy = is_open = True
     is_busy = False
     while is_open:
@@ -59,8 +62,9 @@ def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> N
             if ready == wake_r:
                 os.read(wake_r, 1)
                 is_busy = False
-                done = syncing // frame_bytes - replied
-                replied += done
+                done = 0
+                while end <= syncing:
+                    done, end = done + 1, next(ends)
                 sock.sendall(reply * done)
             else:
                 data = sock.recv(RECV_BYTES)
@@ -81,5 +85,5 @@ def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> N
 
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
-    reply = b"result 200 ".ljust(int(sys.argv[2]), b"r")
-    serve(int(sys.argv[1]), reply, Path(sys.argv[3]))
+    reply = b"result 200 ".ljust(int(sys.argv[2]), b"r") * int(sys.argv[1])
+    serve(reply, Path(sys.argv[3]), [int(word) for word in sys.argv[4:]])

@@ -20,8 +20,8 @@ from py4j.java_gateway import (
 from metaq.zk.embedded import find_java
 
 HEAP_MIB = 256
-QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Of machines that do not live long enough for more."""
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Xmx{HEAP_MIB}m")
+"""Options of machines that do not live long enough for more."""
 END_TIMEOUT_S = 60.0
 LOG4J_PROPERTIES = """\
 log4j.rootLogger=INFO, file
@@ -41,22 +41,25 @@ def write_log4j_properties(home: Path) -> None:
 class Jvm:
     """A machine and the way into it. Lifecycle: a context manager."""
 
-    def __init__(self, jars: Sequence[Path], home: Path) -> None:
+    def __init__(
+        self,
+        jars: Sequence[Path],
+        home: Path,
+        *,
+        java_options: Sequence[str] = QUICK_START,
+    ) -> None:
         self.home = home
         """Home directory of Java's user."""
         self.log = home / "java.log"
         self._jars = jars
+        self._java_options = java_options
 
     def __enter__(self) -> Self:
         write_log4j_properties(self.home)
         with (self.home / "java.err").open("w") as err:
             port, token, self._process = launch_gateway(
                 classpath=os.pathsep.join(map(str, (self.home, *self._jars))),
-                javaopts=[
-                    *QUICK_START,
-                    f"-Xmx{HEAP_MIB}m",
-                    f"-Duser.home={self.home}",
-                ],
+                javaopts=[*self._java_options, f"-Duser.home={self.home}"],
                 java_path=find_java(),
                 redirect_stderr=err,
                 die_on_exit=True,

@@ -16,7 +16,6 @@ from metaq.zk.embedded import find_java
 from tests.java.jvm import QUICK_START, write_log4j_properties
 from tests.java.talk import Talk
 
-HEAP_MIB = 256
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 MAIN = "com.taobao.metamorphosis.server.MetamorphosisStartup"
@@ -73,6 +72,8 @@ class JavaBroker:
         zookeeper: str,
         topics: Mapping[str, Settings],
         system: Settings | None = None,
+        *,
+        java_options: Sequence[str] = QUICK_START,
     ) -> None:
         self.port = reserve_port(self)
         self.address = f"127.0.0.1:{self.port}"
@@ -88,7 +89,7 @@ class JavaBroker:
         self.ini.write_text(server_ini(zookeeper, self.data, topics, system))
         write_log4j_properties(home)
         self._command = [
-            find_java(), *QUICK_START, f"-Xmx{HEAP_MIB}m", f"-Duser.home={home}",
+            find_java(), *java_options, f"-Duser.home={home}",
             "-cp", classpath, MAIN, "-f", str(self.ini),
         ]  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None

@@ -30,7 +30,6 @@ maxSegmentSize={segment_bytes}
 maxTransferSize=1024*1024
 [zookeeper]
 zk.zkEnable=false
-[topic={topic}]
 """
 
 
@@ -48,6 +47,7 @@ class BrokerProcess:
         partition_count: int = 1,
         segment_bytes: int = 1 << 30,
         arguments: Sequence[str] = (),
+        more_topics: Sequence[str] = (),
     ) -> None:
         """Prepare a broker; its settings and its log lie beside the data directory.
 
@@ -57,6 +57,7 @@ class BrokerProcess:
             partition_count: of that topic.
             segment_bytes: size at which a segment is sealed.
             arguments: more of `metaq broker`: its `--set` wins over the rest.
+            more_topics: with as many partitions.
         """
         self.port: Final = reserve_port(self)
         """Listening port, the same on every start."""
@@ -74,8 +75,8 @@ class BrokerProcess:
                 port=self.port,
                 data=data,
                 segment_bytes=segment_bytes,
-                topic=topic,
             )
+            + "".join(f"[topic={name}]\n" for name in (topic, *more_topics))
         )
 
     @property

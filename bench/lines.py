@@ -1,0 +1,107 @@
+"""What the figures send: lines of real logs, and the same number of one length.
+
+    python -m bench.lines [FILE ...]        what would be sent: source, mean, spread
+
+The lines are those of the files that are named, or of the machine's own logs, found and
+read as `scripts/demo` does it. They come from all files in turn, as from a collector of
+several logs, so lengths change from message to message. A machine with too few lines
+gets made ones, the same everywhere: their lengths are spread as those of log files are.
+"""
+
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice, zip_longest
+from pathlib import Path
+
+from examples.demo import LOGS, Source, find_logs
+
+COUNT = 8000
+"""Lines that are sent, over and over."""
+COUNT_MIN = 2000
+"""Fewer lines in the machine's own logs are too few."""
+LINE_BYTES_MAX = 4096
+"""Longer lines are left out: of a few thousand, one would decide the mean."""
+FILE_BYTES_MAX = 4 << 20
+"""Read of each file."""
+MEAN_BYTES, SPREAD_BYTES = 150, 80
+"""Made lines: mean and standard deviation of their lengths, which are log-normal."""
+LOG_MEAN, LOG_SPREAD = 4.885, 0.50
+"""The same of the logarithms."""
+WORDS = (
+    "accepted", "block", "cache", "closed", "connection", "error", "failed", "for",
+    "INFO", "instance", "node", "packet", "port", "received", "request", "response",
+    "session", "size", "started", "status", "stopped", "task", "time", "to", "user",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """`COUNT` messages to send, again and again."""
+
+    data: list[bytes]
+    source: str
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean of the lengths."""
+        return statistics.fmean(map(len, self.data))
+
+    def of_one_length(self) -> "Payloads":
+        """Return as many equal messages of the same mean."""
+        size = round(self.mean_bytes)
+        return Payloads([b"x" * size] * len(self.data), f"{size} bytes each")
+
+    def repeat(self, count: int) -> list[bytes]:
+        """Return so many messages."""
+        return list(islice(cycle(self.data), count))
+
+    def __str__(self) -> str:
+        sizes = [len(one) for one in self.data]
+        return (
+            f"{len(sizes):,} lines of {self.source}: mean {self.mean_bytes:.0f} B, "
+            f"spread {statistics.pstdev(sizes):.0f} B, {min(sizes)} to {max(sizes)} B"
+        )
+
+
+def find_lines(paths: Sequence[Path] = ()) -> Payloads:
+    """Return lines of these files, else of the machine's own logs, else made ones.
+
+    Raises:
+        ValueError: the files that were named have no line.
+    """
+    found = list(islice(_lines_of(paths or find_logs(LOGS)), COUNT))
+    if paths and not found:
+        raise ValueError(
+            f"no line of 1 to {LINE_BYTES_MAX} bytes in {len(paths)} files"
+        )
+    if not paths and len(found) < COUNT_MIN:
+        return Payloads(list(islice(make_lines(), COUNT)), "a generator")
+    source = f"{len(paths)} files" if paths else "the machine's own logs"
+    return Payloads(list(islice(cycle(found), COUNT)), source)
+
+
+def _lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
+    files = [Source(path).read(FILE_BYTES_MAX) for path in paths]
+    for line in chain.from_iterable(zip_longest(*files, fillvalue=b"")):
+        if 0 < len(line) <= LINE_BYTES_MAX:
+            yield line
+
+
+def make_lines() -> Iterator[bytes]:
+    """Yield lines of a mean and spread as those of logs, without end."""
+    chance = random.Random(1)
+    for number in cycle(range(86_400)):
+        size = int(min(max(chance.lognormvariate(LOG_MEAN, LOG_SPREAD), 40), 2500))
+        line = (
+            f"2026-01-01 {number // 3600:02}:{number // 60 % 60:02}:{number % 60:02},"
+        )
+        while len(line) < size:
+            line += f" {chance.choice(WORDS)} {chance.randrange(100_000)}"
+        yield line[:size].encode()
+
+
+if __name__ == "__main__":
+    print(find_lines([Path(word) for word in sys.argv[1:]]))
