@@ -16,7 +16,7 @@ from bench import load
 from bench.figures import MIB, TOPIC, Figure, Turns, WithLines, batches
 from bench.lines import Payloads
 from bench.processes import ROOT, resident_bytes
-from bench.producing import with_keys
+from bench.producing import KEYED, with_keys
 from metaq.client import AsyncClient, Client
 from tests.rigs.process import BrokerProcess
 
@@ -63,7 +63,7 @@ def read_and_check(port: int) -> float:
     return time.perf_counter() - begin
 
 
-def iterate_sync(port: int) -> float:
+def iterate_sync(port: int, total: int = COUNT) -> float:
     """Iterate over the backlog in the sync world; seconds."""
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,
@@ -71,7 +71,7 @@ def iterate_sync(port: int) -> float:
     ):
         begin = time.perf_counter()
         for count, _message in enumerate(consumer, 1):
-            if count == COUNT:
+            if count == total:
                 break
         return time.perf_counter() - begin
 
@@ -114,15 +114,15 @@ def iterate_with_keys(directory: Path, payloads: Payloads) -> Turns:
         BrokerProcess(directory / "plain", topic=TOPIC) as plain,
         BrokerProcess(directory / "keyed", topic=TOPIC) as keyed,
     ):
-        fill(plain, batches(payloads, BATCH, COUNT // BATCH))
+        fill(plain, batches(payloads, BATCH, KEYED // BATCH))
         with (
             Client(brokers=[f"127.0.0.1:{keyed.port}"]) as client,
             client.producer() as producer,
         ):
-            producer.send_many(TOPIC, with_keys(payloads.repeat(COUNT)))
+            producer.send_many(TOPIC, with_keys(payloads.repeat(KEYED)))
         while True:
-            without = COUNT / iterate_sync(plain.port)
-            yield without, COUNT / iterate_sync(keyed.port)
+            without = KEYED / iterate_sync(plain.port, KEYED)
+            yield without, KEYED / iterate_sync(keyed.port, KEYED)
 
 
 def delivery(
@@ -135,12 +135,12 @@ def delivery(
         size = load.HEADER.size + round(payloads.mean_bytes)
         while True:
             synced = load.write_and_sync(directory / "sync", size, 1000)
-            with paced(broker.port, lines):
-                if in_loop:
-                    delays = asyncio.run(deliver_in_loop(broker.port))
-                else:
-                    delays = deliver(broker.port)
-            yield _percentile_ms(synced, percent), _percentile_ms(delays, percent)
+            if in_loop:
+                delays = asyncio.run(deliver_in_loop(broker.port, lines))
+            else:
+                delays = deliver(broker.port, lines)
+            kept = delays[RATE // 2 :]  # the first half second warms up
+            yield _percentile_ms(synced, percent), _percentile_ms(kept, percent)
 
 
 @contextmanager
@@ -152,12 +152,13 @@ def paced(port: int, lines: Path) -> Iterator[None]:
         yield
 
 
-def deliver(port: int) -> list[float]:
+def deliver(port: int, lines: Path) -> list[float]:
     """Return the seconds from put to delivery of each message of a paced sender."""
     delays: list[float] = []
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC], start="latest") as consumer,
+        paced(port, lines),
     ):
         for message in consumer:
             if is_last(message.data, delays):
@@ -165,16 +166,17 @@ def deliver(port: int) -> list[float]:
     return delays
 
 
-async def deliver_in_loop(port: int) -> list[float]:
+async def deliver_in_loop(port: int, lines: Path) -> list[float]:
     """Return the same, of an event loop."""
     delays: list[float] = []
     async with (
         AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC], start="latest") as consumer,
     ):
-        async for message in consumer:
-            if is_last(message.data, delays):
-                break
+        with paced(port, lines):
+            async for message in consumer:
+                if is_last(message.data, delays):
+                    break
     return delays
 
 

@@ -35,7 +35,6 @@ BLOCK_SIZES = 320
 """After so many blocks at most their sizes are the same again."""
 BATCHES_MADE = 8
 TOPICS = 16
-LENGTHS = 4000
 PARTITIONS = 10
 """Rounds that have a file of their own; numbers of one digit keep frames alike."""
 MIB = 1 << 20
@@ -268,24 +267,35 @@ def write_and_sync(directory: Path, payloads: Payloads, count: int) -> float:
     return statistics.median(samples) * 1e3
 
 
-def session_memory(directory: Path, payloads: Payloads) -> Turns:
+def session_memory(directory: Path, rounds: int) -> Figure:
     """Memory that a session keeps after puts of 4,000 lengths; of one for the floor."""
-    sessions = 32
-    mean = [round(payloads.mean_bytes)] * LENGTHS
-    for number in counter():
-        grown = []
-        for sizes in (mean, range(1, LENGTHS + 1)):
+    sessions, lengths = 32, 4000
+    figure = Figure(
+        f"session after puts of {lengths:,} lengths (floor: of one)",
+        "KiB",
+        [],
+        [],
+        at_least="64",
+        aim="16",
+        is_ratio=False,
+    )
+    sides = (
+        ([lengths // 2] * lengths, figure.floor),
+        (range(1, lengths + 1), figure.broker),
+    )
+    for number in range(rounds):
+        for sizes, samples in sides:
             frames = [load.put_frame(TOPIC, bytes(n), i) for i, n in enumerate(sizes)]
-            work = in_blocks(frames, LENGTHS)
-            data = directory / f"{number}-{len(grown)}"
+            work = in_blocks(frames, lengths)
+            data = directory / f"{number}-{samples is figure.broker}"
             with BrokerProcess(data, topic=TOPIC) as broker, ExitStack() as stack:
                 load.pipeline(broker.port, work, 1000, load.ok_counter())
                 before = resident_bytes(broker.pid)
                 for _ in range(sessions):
                     sock = stack.enter_context(load.connect(broker.port))
                     load.pipeline_over(sock, work, 1000, load.ok_counter())
-                grown.append((resident_bytes(broker.pid) - before) / sessions / 1024)
-        yield grown[0], grown[1]
+                samples.append((resident_bytes(broker.pid) - before) / sessions / 1024)
+    return figure
 
 
 def gets(directory: Path, rounds: int) -> Figure:
@@ -412,14 +422,7 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     "closed-loop": _loop(64, "0.5", "0.75"),
     "processor-1": _processor(1),
     "processor-64": _processor(64),
-    "session-memory": WithLines(
-        session_memory,
-        f"session after puts of {LENGTHS:,} lengths (floor: of one)",
-        "KiB",
-        "64",
-        "16",
-        is_ratio=False,
-    ),
+    "session-memory": session_memory,
     "mput": WithLines(
         mput,
         "mput, 4,000 records a batch",

@@ -33,7 +33,7 @@ from tests.rigs.process import BrokerProcess
 
 COUNT = 1_000_000
 ALONE = 1000
-KEYS = 200
+KEYS, KEYED = 200, 200_000
 IN_FLIGHT = 3
 TIMEOUT_S = 60.0
 
@@ -65,15 +65,15 @@ def with_keys(lines: list[bytes]) -> list[OutgoingMessage]:
 
 def send_many_with_keys(directory: Path, payloads: Payloads) -> Turns:
     """The same with keys, attributes and headers; the floor is the list without."""
-    lines = payloads.repeat(COUNT)
+    lines = payloads.repeat(KEYED)
     keyed = with_keys(lines)
     with (
         BrokerProcess(directory / "keys", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
     ):
         while True:
-            plain = COUNT / send_list(lines, client)
-            yield plain, COUNT / send_list(keyed, client)
+            plain = KEYED / send_list(lines, client)
+            yield plain, KEYED / send_list(keyed, client)
 
 
 def send_alone(directory: Path, payloads: Payloads) -> Turns:
