@@ -3,15 +3,18 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from bench import load
-from bench.figures import TOPIC, Figure
+from bench.figures import TOPIC, Turns, WithLines, batches
 from bench.floor.spark_rows import FloorSource
+from bench.lines import Payloads
 from bench.processes import ROOT
 from metaq.spark.data_source import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
@@ -19,7 +22,6 @@ from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
 from tests.rigs.process import BrokerProcess
 
 VALUE = b"x" * 200
-RECORD_BYTES = 20 + len(VALUE)
 WARM_UPS = 3
 """The first queries of a session compile; that is not what is measured."""
 
@@ -58,49 +60,53 @@ def rows_per_second(frame: DataFrame, count: int) -> float:
     return count / seconds
 
 
-def take_samples(
-    figure: Figure, rounds: int, floor: Callable[[], float], ours: Callable[[], float]
-) -> None:
-    """Measure the floor and ours by turns, and keep what comes behind the warm-ups."""
-    for sample in range(-WARM_UPS, rounds):
-        floor_rate, rate = floor(), ours()
-        if sample >= 0:
-            figure.floor.append(floor_rate)
-            figure.broker.append(rate)
+def write_rows(directory: Path, payloads: Payloads, count: int) -> str:
+    """Write so many messages, a column `value`, for two tasks to read; return where."""
+    table = pa.table({"value": payloads.repeat(count // 2)})
+    path = directory / "rows"
+    path.mkdir()
+    for number in range(2):
+        pq.write_table(table, path / f"{number}.parquet", use_dictionary=False)
+    return str(path)
 
 
-def segments(directory: Path, rounds: int) -> Figure:
+def segments(directory: Path, payloads: Payloads) -> Turns:
     """Read a data directory from disk into a count and a checksum over value."""
-    records, batches = 4000, 750
-    count = records * batches
-    frame = load.mput_frame(TOPIC, VALUE, records, 1)
-    figure = Figure(
-        "Spark: segments from disk, 200 B values (floor: prepared batches)",
-        "rows/s",
-        [],
-        [],
-        at_least="800,000",
-        aim="1,500,000",
-    )
+    size, count = 4000, 500
     with BrokerProcess(directory / "segments", topic=TOPIC) as broker:
-        work = load.Blocks([frame] * batches, 1)
+        work = batches(payloads, size, count)
         load.pipeline(broker.port, work, 8, load.ok_counter())
     with session() as spark:
         register(spark)
-        spark.dataSource.register(FloorSource)
-        tasks = -(-count * RECORD_BYTES // BYTES_PER_PARTITION)
-        each = -(-count // (tasks * BATCH_RECORDS_MAX))
-        prepared = (
-            spark.read.format(FloorSource.name())
-            .options(tasks=tasks, batches=each, bytes=len(VALUE))
-            .load()
+        total_bytes = sum(map(len, work.blocks))
+        prepared, prepared_count = prepare(
+            spark, payloads, size * count, -(-total_bytes // BYTES_PER_PARTITION)
         )
         stored = spark.read.format("metaq-segments").load(str(directory / "segments"))
-        floor_count = tasks * each * BATCH_RECORDS_MAX
-        take_samples(
-            figure,
-            rounds,
-            lambda: rows_per_second(prepared, floor_count),
-            lambda: rows_per_second(stored, count),
-        )
-    return figure
+        while True:
+            plain = rows_per_second(prepared, prepared_count)
+            yield plain, rows_per_second(stored, size * count)
+
+
+def prepare(
+    spark: SparkSession, payloads: Payloads, count: int, tasks: int
+) -> tuple[DataFrame, int]:
+    """Return prepared batches of values of the mean size, and their rows."""
+    spark.dataSource.register(FloorSource)
+    each = -(-count // (tasks * BATCH_RECORDS_MAX))
+    size = round(payloads.mean_bytes)
+    source = spark.read.format(FloorSource.name())
+    frame = source.options(tasks=tasks, batches=each, bytes=size).load()
+    return frame, tasks * each * BATCH_RECORDS_MAX
+
+
+FIGURES = {
+    "spark-segments": WithLines(
+        segments,
+        "Spark: segments from disk (floor: prepared batches)",
+        "rows/s",
+        "800,000",
+        "1,500,000",
+        warm_ups=WARM_UPS,
+    ),
+}

@@ -12,14 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
 
 from bench import load
-from bench.figures import TOPIC, Figure
+from bench.figures import TOPIC, Turns, WithLines, batches
+from bench.lines import Payloads
 from bench.processes import SERVER_JAVA
-from bench.spark_figures import VALUE, rows_per_second, session, take_samples
-from bench.spark_wire import RECORDS, TASKS, register_all, seconds_to_write, where
+from bench.spark_figures import WARM_UPS, rows_per_second, session, write_rows
+from bench.spark_wire import (
+    READ_BATCHES,
+    RECORDS,
+    TASKS,
+    WRITTEN,
+    register_all,
+    seconds_to_write,
+    where,
+)
 from metaq.spark.jobs.session import end_java
 from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import find_java
@@ -32,8 +40,6 @@ CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0")
 ADDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
 """Jars of the connector that are not Spark's own."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-READ_BATCHES = 500
-WRITE_COUNT = 1_000_000
 WRITE_PARTITIONS = 4
 
 PROPERTIES = """\
@@ -52,9 +58,12 @@ transaction.state.log.min.isr=1
 
 
 class KafkaBroker:
-    """One node, broker and controller, in a process of its own. A context manager."""
+    """One node, broker and controller, in a process of its own. A context manager.
 
-    def __init__(self, home: Path) -> None:
+    `more` is lines of its properties.
+    """
+
+    def __init__(self, home: Path, more: str = "") -> None:
         home.mkdir(parents=True)
         self.address = f"127.0.0.1:{reserve_port(self)}"
         self._log = home / "kafka.log"
@@ -65,6 +74,7 @@ class KafkaBroker:
                 controller=reserve_port(self),
                 data=home / "data",
             )
+            + more
         )
         classpath = os.pathsep.join(map(str, find_jars(SERVER)))
         self._java = [find_java(), *SERVER_JAVA, "-cp", classpath]
@@ -90,15 +100,13 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_session() -> Iterator[SparkSession]:
-    """Run a session that has both formats, in a Java process of its own."""
+    """Run a session that has both formats; with real lines and one length it is one."""
     jars = [str(p) for p in find_jars(CONNECTOR) if p.name.startswith(ADDED)]
-    end_java()
-    try:
-        with session({"spark.driver.extraClassPath": os.pathsep.join(jars)}) as spark:
-            register_all(spark)
-            yield spark
-    finally:
-        end_java()
+    if SparkSession.getActiveSession() is None:
+        end_java()  # another figure's process lacks the jars
+    with session({"spark.driver.extraClassPath": os.pathsep.join(jars)}) as spark:
+        register_all(spark)
+        yield spark
 
 
 def make_topic(spark: SparkSession, kafka: KafkaBroker, partitions: int) -> None:
@@ -110,30 +118,23 @@ def make_topic(spark: SparkSession, kafka: KafkaBroker, partitions: int) -> None
     client.close()
 
 
-def read(directory: Path, rounds: int) -> Figure:
+def read(directory: Path, payloads: Payloads) -> Turns:
     """Read a topic of one partition into a count and a checksum over value.
 
     Raises:
         NoJarsError: the jars cannot be had here.
     """
     count = RECORDS * READ_BATCHES
-    figure = Figure(
-        "Spark: batch read, 200 B values (floor: Kafka's connector and broker)",
-        "rows/s",
-        [],
-        [],
-        at_least="1.0",
-    )
-    frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
     with (
         KafkaBroker(directory / "kafka") as kafka,
         BrokerProcess(directory / "read", topic=TOPIC) as broker,
         kafka_session() as spark,
     ):
-        work = load.Blocks([frame] * READ_BATCHES, 1)
+        work = batches(payloads, RECORDS, READ_BATCHES)
         load.pipeline(broker.port, work, 8, load.ok_counter())
         make_topic(spark, kafka, 1)
-        seconds_to_write(values(spark, count), "kafka", of_kafka(kafka, topic=TOPIC))
+        rows = spark.read.parquet(write_rows(directory, payloads, count))
+        seconds_to_write(rows, "kafka", of_kafka(kafka, topic=TOPIC))
         theirs, ours = (
             spark.read.format(name).options(**place, subscribe=TOPIC).load()
             for name, place in (
@@ -141,28 +142,17 @@ def read(directory: Path, rounds: int) -> Figure:
                 ("metaq", where(broker, minPartitions=TASKS)),
             )
         )
-        take_samples(
-            figure,
-            rounds,
-            lambda: rows_per_second(theirs, count),
-            lambda: rows_per_second(ours, count),
-        )
-    return figure
+        while True:
+            plain = rows_per_second(theirs, count)
+            yield plain, rows_per_second(ours, count)
 
 
-def write(directory: Path, rounds: int) -> Figure:
+def write(directory: Path, payloads: Payloads) -> Turns:
     """Write rows to a topic of four partitions; Kafka leaves the disk to the system.
 
     Raises:
         NoJarsError: the jars cannot be had here.
     """
-    figure = Figure(
-        "Spark: batch write, 200 B values (floor: Kafka's connector and broker)",
-        "rows/s",
-        [],
-        [],
-        at_least="0.8",
-    )
     with (
         KafkaBroker(directory / "kafka") as kafka,
         BrokerProcess(
@@ -171,20 +161,30 @@ def write(directory: Path, rounds: int) -> Figure:
         kafka_session() as spark,
     ):
         make_topic(spark, kafka, WRITE_PARTITIONS)
-        rows = values(spark, WRITE_COUNT)
+        rows = spark.read.parquet(write_rows(directory, payloads, WRITTEN))
         theirs, ours = of_kafka(kafka, topic=TOPIC), where(broker, topic=TOPIC)
-        take_samples(
-            figure,
-            rounds,
-            lambda: WRITE_COUNT / seconds_to_write(rows, "kafka", theirs),
-            lambda: WRITE_COUNT / seconds_to_write(rows, "metaq", ours),
-        )
-    return figure
-
-
-def values(spark: SparkSession, count: int) -> DataFrame:
-    return spark.range(0, count, numPartitions=2).select(sf.lit(VALUE).alias("value"))
+        while True:
+            plain = WRITTEN / seconds_to_write(rows, "kafka", theirs)
+            yield plain, WRITTEN / seconds_to_write(rows, "metaq", ours)
 
 
 def of_kafka(kafka: KafkaBroker, **more: Any) -> dict[str, Any]:
     return {"kafka.bootstrap.servers": kafka.address, **more}
+
+
+FIGURES = {
+    "spark-kafka-read": WithLines(
+        read,
+        "Spark: batch read (floor: Kafka's connector and broker)",
+        "rows/s",
+        "1.0",
+        warm_ups=WARM_UPS,
+    ),
+    "spark-kafka-write": WithLines(
+        write,
+        "Spark: batch write (floor: Kafka's connector and broker)",
+        "rows/s",
+        "0.8",
+        warm_ups=WARM_UPS,
+    ),
+}

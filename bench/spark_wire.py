@@ -4,6 +4,7 @@ import re
 import socket
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,27 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming import StreamingQuery
 
 from bench import load
-from bench.figures import TOPIC, Figure
-from bench.floor.spark_rows import FloorSource
+from bench.figures import TOPIC, Figure, Turns, WithLines, batches
 from bench.floor.spark_stream import FloorStream
-from bench.spark_figures import VALUE, rows_per_second, session, take_samples
+from bench.lines import Payloads
+from bench.spark_figures import (
+    VALUE,
+    WARM_UPS,
+    prepare,
+    rows_per_second,
+    session,
+    write_rows,
+)
 from metaq.client import Client
 from metaq.spark.data_source import register
-from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.rigs.process import BrokerProcess
 
 RECORDS = 4000
 TASKS = 4
+READ_BATCHES = 250
+WRITTEN, KEYED, EXACTLY = 1_000_000, 500_000, 600_000
+"""Rows of a write."""
 STREAM_BATCHES = 30
 IDLE_S = 20.0
 
@@ -34,123 +44,77 @@ def where(broker: BrokerProcess, **more: Any) -> dict[str, Any]:
 
 def register_all(spark: SparkSession) -> None:
     register(spark)
-    for source in (FloorSource, FloorStream):
-        spark.dataSource.register(source)
+    spark.dataSource.register(FloorStream)
 
 
-def read(directory: Path, rounds: int) -> Figure:
+def read(directory: Path, payloads: Payloads) -> Turns:
     """Read a topic into a count and a checksum over value."""
-    batches = 500
-    count = RECORDS * batches
-    figure = Figure(
-        "Spark: batch read, 200 B values (floor: prepared batches)",
-        "rows/s",
-        [],
-        [],
-        at_least="600,000",
-        aim="1,200,000",
-    )
-    frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
+    count = RECORDS * READ_BATCHES
     with (
         BrokerProcess(directory / "read", topic=TOPIC) as broker,
         session() as spark,
     ):
-        work = load.Blocks([frame] * batches, 1)
+        work = batches(payloads, RECORDS, READ_BATCHES)
         load.pipeline(broker.port, work, 8, load.ok_counter())
         register_all(spark)
-        each = -(-count // (TASKS * BATCH_RECORDS_MAX))
-        prepared = (
-            spark.read.format(FloorSource.name())
-            .options(tasks=TASKS, batches=each, bytes=len(VALUE))
-            .load()
-        )
+        prepared, prepared_count = prepare(spark, payloads, count, TASKS)
         stored = (
             spark.read.format("metaq")
             .options(**where(broker, subscribe=TOPIC, minPartitions=TASKS))
             .load()
         )
-        take_samples(
-            figure,
-            rounds,
-            lambda: rows_per_second(prepared, TASKS * each * BATCH_RECORDS_MAX),
-            lambda: rows_per_second(stored, count),
-        )
-    return figure
+        while True:
+            plain = rows_per_second(prepared, prepared_count)
+            yield plain, rows_per_second(stored, count)
 
 
-def write(directory: Path, rounds: int) -> Figure:
+def write(directory: Path, payloads: Payloads) -> Turns:
     """Write rows to a topic of four partitions, at least once."""
-    count = 1_000_000
-    figure = Figure(
-        "Spark: batch write, 200 B values (floor: a sink that counts bytes)",
-        "rows/s",
-        [],
-        [],
-        at_least="300,000",
-        aim="800,000",
-    )
     with (
         BrokerProcess(directory / "write", topic=TOPIC, partition_count=4) as broker,
         session() as spark,
     ):
-        register_all(spark)
-        rows = spark.range(0, count, numPartitions=2).select(
-            sf.lit(VALUE).alias("value")
+        yield from write_in_turn(
+            spark, directory, payloads, WRITTEN, where(broker, topic=TOPIC)
         )
-        options = where(broker, topic=TOPIC)
-        take_samples(
-            figure,
-            rounds,
-            lambda: count / seconds_to_write(rows, FloorStream.name(), {}),
-            lambda: count / seconds_to_write(rows, "metaq", options),
-        )
-    return figure
 
 
-def write_keyed(directory: Path, rounds: int) -> Figure:
+def write_in_turn(
+    spark: SparkSession,
+    directory: Path,
+    payloads: Payloads,
+    count: int,
+    options: dict[str, Any],
+) -> Turns:
+    """Write rows to a sink that counts bytes, and to a broker."""
+    register_all(spark)
+    rows = spark.read.parquet(write_rows(directory, payloads, count))
+    while True:
+        plain = count / seconds_to_write(rows, FloorStream.name(), {})
+        yield plain, count / seconds_to_write(rows, "metaq", options)
+
+
+def write_keyed(directory: Path, payloads: Payloads) -> Turns:
     """Write rows with a key each; the floor is the same rows without."""
-    count = 500_000
-    figure = Figure(
-        "Spark: batch write with keys, all different (floor: without keys)",
-        "rows/s",
-        [],
-        [],
-        at_least="0.6",
-        aim="0.85",
-    )
     with (
         BrokerProcess(directory / "keyed", topic=TOPIC, partition_count=4) as broker,
         session() as spark,
     ):
         register_all(spark)
-        value = sf.lit(VALUE).alias("value")
-        numbers = spark.range(0, count, numPartitions=2)
-        plain = numbers.select(value)
-        keyed = numbers.select(value, numbers.id.cast("string").alias("key"))
+        plain = spark.read.parquet(write_rows(directory, payloads, KEYED))
+        key = sf.monotonically_increasing_id().cast("string").alias("key")
+        keyed = plain.select("value", key)
         options = where(broker, topic=TOPIC)
-        take_samples(
-            figure,
-            rounds,
-            lambda: count / seconds_to_write(plain, "metaq", options),
-            lambda: count / seconds_to_write(keyed, "metaq", options),
-        )
-    return figure
+        while True:
+            without = KEYED / seconds_to_write(plain, "metaq", options)
+            yield without, KEYED / seconds_to_write(keyed, "metaq", options)
 
 
-def write_exactly_once(directory: Path, rounds: int) -> Figure:
+def write_exactly_once(directory: Path, payloads: Payloads) -> Turns:
     """Write rows to a topic of four partitions, each once.
 
     As many as a broker holds in a transaction, with its own 200 bytes for each.
     """
-    count = 600_000
-    figure = Figure(
-        "Spark: batch write exactly once, 200 B values (floor: a sink counting bytes)",
-        "rows/s",
-        [],
-        [],
-        at_least="200,000",
-        aim="500,000",
-    )
     with (
         EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
         BrokerProcess(
@@ -161,18 +125,9 @@ def write_exactly_once(directory: Path, rounds: int) -> Figure:
         ),
         session() as spark,
     ):
-        register_all(spark)
-        rows = spark.range(0, count, numPartitions=2).select(
-            sf.lit(VALUE).alias("value")
+        yield from write_in_turn(
+            spark, directory, payloads, EXACTLY, exactly_once(zookeeper)
         )
-        options = exactly_once(zookeeper)
-        take_samples(
-            figure,
-            rounds,
-            lambda: count / seconds_to_write(rows, FloorStream.name(), {}),
-            lambda: count / seconds_to_write(rows, "metaq", options),
-        )
-    return figure
 
 
 def batch_exactly_once(directory: Path, rounds: int) -> Figure:
@@ -365,3 +320,42 @@ def packet_count(zookeeper: EmbeddedZooKeeper) -> int:
     found = re.search(r"^Received: (\d+)$", told, re.MULTILINE)
     assert found is not None, told
     return int(found[1])
+
+
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "spark-read": WithLines(
+        read,
+        "Spark: batch read (floor: prepared batches)",
+        "rows/s",
+        "600,000",
+        "1,200,000",
+        warm_ups=WARM_UPS,
+    ),
+    "spark-write": WithLines(
+        write,
+        "Spark: batch write (floor: a sink that counts bytes)",
+        "rows/s",
+        "300,000",
+        "800,000",
+        warm_ups=WARM_UPS,
+    ),
+    "spark-write-keyed": WithLines(
+        write_keyed,
+        "Spark: batch write with keys, all different (floor: without keys)",
+        "rows/s",
+        "0.6",
+        "0.85",
+        warm_ups=WARM_UPS,
+    ),
+    "spark-exactly-once": WithLines(
+        write_exactly_once,
+        "Spark: batch write exactly once (floor: a sink that counts bytes)",
+        "rows/s",
+        "200,000",
+        "500,000",
+        warm_ups=WARM_UPS,
+    ),
+    "spark-exactly-once-batch": batch_exactly_once,
+    "spark-overhead": overhead,
+    "spark-idle": idle,
+}

@@ -61,7 +61,7 @@ def find_jars(*artifacts: Artifact) -> list[Path]:
     Raises:
         NoJarsError: Java or PySpark is missing, or no registry answers.
     """
-    root = _cache_dir()
+    root = cache_dir()
     words = "\n".join(":".join(one) for one in artifacts)
     wanted = root / hashlib.sha256(words.encode()).hexdigest()[:16]
     if not wanted.exists():
@@ -80,7 +80,8 @@ def find_jars(*artifacts: Artifact) -> list[Path]:
     return sorted(wanted.glob("*.jar"))
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """Return the user's cache for what tests fetch."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(base) / "metaq-tests" / "jars"
     try:
