@@ -298,69 +298,45 @@ def session_memory(directory: Path, rounds: int) -> Figure:
     return figure
 
 
-def gets(directory: Path, rounds: int) -> Figure:
+def gets(directory: Path, payloads: Payloads) -> Turns:
     """Gets of 1 MiB slices from page cache, one after another."""
     slices, passes = 200, 10
     count = slices * passes
-    records = MIB // RECORD_BYTES + 1
-    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
-    work = load.Blocks([frame] * (slices + 2), 1)
-    figure = Figure(
-        "gets of 1 MiB slices from page cache",
-        "MiB/s",
-        [],
-        [],
-        at_least="0.7",
-        aim="0.9",
-    )
+    size = int(MIB / (load.HEADER.size + payloads.mean_bytes)) + 100
+    work = batches(payloads, size, slices + 2)
 
     def request(index: int) -> bytes:
         offset = index % slices * MIB
         return f"get bench g 0 {offset:010d} {MIB} 1\r\n".encode()
 
-    size = len(request(0))
     with BrokerProcess(directory / "gets", topic=TOPIC) as broker:
         load.pipeline(broker.port, work, 8, load.ok_counter())
         segment = next((directory / "gets").glob("bench-0/*.meta"))
-        with floor("gets", size, 24, MIB, segment) as floor_port:
-            load.read_slices(broker.port, request, MIB, slices)  # warm up
-            load.read_slices(floor_port, request, MIB, slices)
-            for _ in range(rounds):
-                seconds = load.read_slices(floor_port, request, MIB, count)
-                figure.floor.append(count / seconds)
-                seconds = load.read_slices(broker.port, request, MIB, count)
-                figure.broker.append(count / seconds)
-    return figure
+        with floor("gets", len(request(0)), 24, MIB, segment) as floor_port:
+            while True:
+                plain, other = (
+                    count / load.read_slices(port, request, MIB, count)
+                    for port in (floor_port, broker.port)
+                )
+                yield plain, other
 
 
-def restart(directory: Path, rounds: int) -> Figure:
+def restart(directory: Path, payloads: Payloads) -> Turns:
     """Start on a 1 GiB active segment after kill -9, until the first reply."""
-    records = 6000
-    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
-    batches = GIB // (records * RECORD_BYTES)
-    work = load.Blocks([frame] * batches, 1)
-    figure = Figure(
-        "restart, 1 GiB active segment, kill -9 (floor: read and checksum)",
-        "s",
-        [],
-        [],
-        at_least="3",
-        aim="1",
-        is_ratio=False,
-    )
+    size = 6000
+    batch_bytes = size * (load.HEADER.size + payloads.mean_bytes)
+    work = batches(payloads, size, int(GIB / batch_bytes))
     broker = BrokerProcess(directory / "restart", topic=TOPIC, segment_bytes=2**31 - 1)
-    broker.start()
-    load.pipeline(broker.port, work, 8, load.ok_counter())
-    segment = next((directory / "restart").glob("bench-0/*.meta"))
-    for _ in range(rounds):
-        broker.kill()
-        started = time.perf_counter()
+    with broker:
+        load.pipeline(broker.port, work, 8, load.ok_counter())
+        segment = next((directory / "restart").glob("bench-0/*.meta"))
         command = [sys.executable, "-m", "bench.floor.restart", str(segment)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        figure.floor.append(time.perf_counter() - started)
-        figure.broker.append(broker.start())
-    broker.stop()
-    return figure
+        while True:
+            broker.kill()
+            started = time.perf_counter()
+            subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            plain = time.perf_counter() - started
+            yield plain, broker.start()
 
 
 def idle_memory(directory: Path, rounds: int) -> Figure:
@@ -438,8 +414,17 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
         "floor + 0.08 ms",
         is_ratio=False,
     ),
-    "gets": gets,
-    "restart": restart,
+    "gets": WithLines(
+        gets, "gets of 1 MiB slices from page cache", "MiB/s", "0.7", "0.9"
+    ),
+    "restart": WithLines(
+        restart,
+        "restart, 1 GiB active segment, kill -9 (floor: read and checksum)",
+        "s",
+        "3",
+        "1",
+        is_ratio=False,
+    ),
     "memory": idle_memory,
     "cpu": idle_cpu,
 }

@@ -1,4 +1,4 @@
-"""What the figures send: lines of real logs, and the same number of one length.
+"""The messages that figures send: lines of real logs, and as many of one length.
 
     python -m bench.lines [FILE ...]        what would be sent: source, mean, spread
 
@@ -24,7 +24,7 @@ COUNT_MIN = 2000
 """Fewer lines in the machine's own logs are too few."""
 LINE_BYTES_MAX = 4096
 """Longer lines are left out: of a few thousand, one would decide the mean."""
-FILE_BYTES_MAX = 4 << 20
+FILE_BYTES_MAX = 1 << 20
 """Read of each file."""
 MEAN_BYTES, SPREAD_BYTES = 150, 80
 """Made lines: mean and standard deviation of their lengths, which are log-normal."""

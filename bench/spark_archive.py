@@ -5,14 +5,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count as counter
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from bench import load
-from bench.figures import TOPIC, Figure
+from bench.figures import TOPIC, Turns, WithLines, batches
+from bench.lines import Payloads
 from bench.processes import ROOT
-from bench.spark_figures import VALUE, session
+from bench.spark_figures import session
 from metaq.spark.data_source import register
 from metaq.spark.jobs.archive import archive
 from tests.rigs.process import BrokerProcess
@@ -23,87 +25,61 @@ TASKS = 4
 LOOK_S = 0.2
 
 
-def first(directory: Path, rounds: int) -> Figure:
+def first(directory: Path, payloads: Payloads) -> Turns:
     """Archive 10,000 messages in a session that has just started."""
-    figure = Figure(
-        "Spark: archive of 10,000 messages, session just started",
-        "s",
-        [],
-        at_least="10",
-        aim="6",
-    )
-    with filled(directory, FEW) as broker:
-        for number in range(rounds):
+    with filled(directory, payloads, FEW) as broker:
+        for number in counter():
             place = str(directory / f"archive-{number}")
             words = [sys.executable, "-m", __name__, str(broker.port), place]
             done = subprocess.run(
                 words, cwd=ROOT, check=True, capture_output=True, text=True
             )
-            figure.broker.append(float(done.stdout.split()[-1]))
-    return figure
+            yield None, float(done.stdout.split()[-1])
 
 
-def warm(directory: Path, rounds: int) -> Figure:
-    """The same behind others like it."""
-    figure = Figure(
-        "Spark: archive of 10,000 messages, session warm",
-        "s",
-        [],
-        at_least="3",
-        aim="1.5",
-    )
-    figure.broker.extend(timed(directory, FEW, rounds, warm_ups=2))
-    return figure
+def warm(directory: Path, payloads: Payloads) -> Turns:
+    """Archive 10,000 messages after others like them."""
+    for seconds in timed(directory, payloads, FEW):
+        yield None, seconds
 
 
-def rate(directory: Path, rounds: int) -> Figure:
-    """Archive 2,000,000 messages of 200 bytes."""
-    figure = Figure(
-        "Spark: archive of 2,000,000 messages of 200 B",
-        "rows/s",
-        [],
-        at_least="350,000",
-        aim="800,000",
-    )
-    seconds = timed(directory, MANY, rounds, warm_ups=1)
-    figure.broker.extend(MANY / each for each in seconds)
-    return figure
+def rate(directory: Path, payloads: Payloads) -> Turns:
+    """Archive 2,000,000 messages."""
+    for seconds in timed(directory, payloads, MANY):
+        yield None, MANY / seconds
 
 
-def timed(directory: Path, count: int, rounds: int, *, warm_ups: int) -> list[float]:
-    """Archive so many messages again and again; return the seconds of each round."""
-    with filled(directory, count) as broker, session() as spark:
+def timed(directory: Path, payloads: Payloads, count: int) -> Iterator[float]:
+    """Archive so many messages again and again; give the seconds of each round."""
+    with filled(directory, payloads, count) as broker, session() as spark:
         register(spark)
-        seconds = [
-            seconds_to_archive(
-                spark, broker.port, directory / f"archive{number}", count
-            )
-            for number in range(warm_ups + rounds)
-        ]
-    return seconds[warm_ups:]
+        for number in counter():
+            place = directory / f"archive{number}"
+            yield seconds_to_archive(spark, broker.port, place, count)
 
 
-def memory(directory: Path, rounds: int) -> Figure:
+def memory(directory: Path, payloads: Payloads) -> Turns:
     """Archive 2,000,000 messages; the floor is a quarter of them.
 
     The most that all processes of Spark but the broker have had in memory at a time, of
     the whole run, the session and its warm-up included.
     """
-    figure = Figure(
-        "Spark: memory for an archive of 2,000,000 messages (floor: 500,000)",
-        "MiB",
-        [],
-        [],
-        at_least="floor",
-        aim="floor",
-    )
-    for number, samples in ((QUARTER, figure.floor), (MANY, figure.broker)):
-        with filled(directory / str(number), number) as broker:
-            for turn in range(rounds):
-                place = str(directory / f"{number}-{turn}")
-                words = [sys.executable, "-m", __name__, str(broker.port), place]
-                samples.append(peak_mib([*words, str(number)]))
-    return figure
+    (directory / "few").mkdir()
+    with (
+        filled(directory / "few", payloads, QUARTER) as few,
+        filled(directory, payloads, MANY) as many,
+    ):
+        for turn in counter():
+            plain, other = (
+                peak_mib(
+                    [
+                        *(sys.executable, "-m", __name__, str(broker.port)),
+                        *(str(directory / f"{number}-{turn}"), str(number)),
+                    ]
+                )
+                for broker, number in ((few, QUARTER), (many, MANY))
+            )
+            yield plain, other
 
 
 def peak_mib(words: list[str]) -> float:
@@ -142,15 +118,15 @@ def resident_bytes(pid: int) -> int:
 
 @contextmanager
 def filled(
-    directory: Path, count: int, *, partition_count: int = 1
+    directory: Path, payloads: Payloads, count: int, *, partition_count: int = 1
 ) -> Iterator[BrokerProcess]:
     """Run a broker that has so many messages, shared by its partitions."""
     data = directory / "data"
     with BrokerProcess(data, topic=TOPIC, partition_count=partition_count) as broker:
         for number in range(partition_count):
-            frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1, number)
-            blocks = [frame] * (count // partition_count // RECORDS)
-            load.pipeline(broker.port, load.Blocks(blocks, 1), 8, load.ok_counter())
+            each = count // partition_count // RECORDS
+            work = batches(payloads, RECORDS, each, number)
+            load.pipeline(broker.port, work, 8, load.ok_counter())
         yield broker
 
 
@@ -174,6 +150,37 @@ def main(port: str, place: str, count: str = str(FEW)) -> None:
         register(spark)
         seconds = seconds_to_archive(spark, int(port), Path(place), int(count))
         print(seconds, flush=True)
+
+
+FIGURES = {
+    "spark-archive-first": WithLines(
+        first,
+        "Spark: archive of 10,000 messages, session just started",
+        "s",
+        "10",
+        "6",
+        warm_ups=0,
+    ),
+    "spark-archive-warm": WithLines(
+        warm,
+        "Spark: archive of 10,000 messages, session warm",
+        "s",
+        "3",
+        "1.5",
+        warm_ups=2,
+    ),
+    "spark-archive": WithLines(
+        rate, "Spark: archive of 2,000,000 messages", "rows/s", "350,000", "800,000"
+    ),
+    "spark-archive-memory": WithLines(
+        memory,
+        "Spark: memory for an archive of 2,000,000 messages (floor: 500,000)",
+        "MiB",
+        "floor",
+        "floor",
+        warm_ups=0,
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
 from tests.rigs.process import BrokerProcess
 
-VALUE = b"x" * 200
 WARM_UPS = 3
 """The first queries of a session compile; that is not what is measured."""
 

@@ -5,6 +5,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from itertools import count as counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from bench.figures import TOPIC, Figure, Turns, WithLines, batches
 from bench.floor.spark_stream import FloorStream
 from bench.lines import Payloads
 from bench.spark_figures import (
-    VALUE,
     WARM_UPS,
     prepare,
     rows_per_second,
@@ -130,17 +130,8 @@ def write_exactly_once(directory: Path, payloads: Payloads) -> Turns:
         )
 
 
-def batch_exactly_once(directory: Path, rounds: int) -> Figure:
+def batch_exactly_once(directory: Path, payloads: Payloads) -> Turns:
     """A micro-batch of 1,000 rows, exactly once and at least once."""
-    figure = Figure(
-        "Spark: micro-batch of 1,000 rows, exactly once, p50 (floor: at least once)",
-        "ms",
-        [],
-        [],
-        at_least="floor + 60 ms",
-        aim="floor + 20 ms",
-        is_ratio=False,
-    )
     with (
         EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
         BrokerProcess(
@@ -152,17 +143,15 @@ def batch_exactly_once(directory: Path, rounds: int) -> Figure:
         session() as spark,
     ):
         register_all(spark)
-        frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
-        blocks = load.Blocks([frame] * (STREAM_BATCHES // 3), 1)
-        load.pipeline(broker.port, blocks, 1, load.ok_counter())
+        work = batches(payloads, RECORDS, STREAM_BATCHES // 3)
+        load.pipeline(broker.port, work, 1, load.ok_counter())
         logs = log_stream(spark, broker, message_count=1000)
         exact = exactly_once(zookeeper)
         least = {**exact, "delivery": "at-least-once"}
-        for number in range(rounds):
+        for number in counter():
             place = directory / f"checkpoint-{number}"
-            figure.floor.append(median_batch_ms(logs, "metaq", least, place / "least"))
-            figure.broker.append(median_batch_ms(logs, "metaq", exact, place / "exact"))
-    return figure
+            plain = median_batch_ms(logs, "metaq", least, place / "least")
+            yield plain, median_batch_ms(logs, "metaq", exact, place / "exact")
 
 
 def log_stream(
@@ -355,7 +344,15 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
         "500,000",
         warm_ups=WARM_UPS,
     ),
-    "spark-exactly-once-batch": batch_exactly_once,
+    "spark-exactly-once-batch": WithLines(
+        batch_exactly_once,
+        "Spark: micro-batch of 1,000 rows, exactly once, p50 (floor: at least once)",
+        "ms",
+        "floor + 60 ms",
+        "floor + 20 ms",
+        is_ratio=False,
+        warm_ups=0,
+    ),
     "spark-overhead": overhead,
     "spark-idle": idle,
 }
