@@ -87,7 +87,8 @@ def main() -> None:
                 continue
         done.append(figure)
         if options.json:
-            print(json.dumps({**asdict(figure), "ratio": figure.ratio}), flush=True)
+            row = {"figure": name, **asdict(figure), "ratio": figure.ratio}
+            print(json.dumps(row), flush=True)
     if not options.json:
         print(f"{machine_card()}\n{lines}")
         print_table(done)
