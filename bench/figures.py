@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count as counter
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ PER_BLOCK = 250
 BLOCK_SIZES = 320
 """After so many blocks at most their sizes are the same again."""
 BATCHES_MADE = 8
-TOPICS = 16
+MORE_TOPICS = [f"{TOPIC}-{number}" for number in range(16)]
 PARTITIONS = 10
 """Rounds that have a file of their own; numbers of one digit keep frames alike."""
 MIB = 1 << 20
@@ -154,30 +153,43 @@ def puts(directory: Path, payloads: Payloads, *, in_flight: int) -> Turns:
 
 def puts_of_a_form(directory: Path, payloads: Payloads, **form: Any) -> Turns:
     """Pipelined puts of a form; the floor is the broker, with plain ones."""
-    works = [in_blocks(put_frames(payloads, **fields), PUTS) for fields in ({}, form)]
-    return _works_in_turn(directory, works)
+
+    def work(partition: int) -> load.Blocks:
+        fields = {"partition": partition, **form}
+        return in_blocks(put_frames(payloads, **fields), PUTS)
+
+    return _beside_plain_puts(directory, payloads, work)
 
 
 def puts_to_topics(directory: Path, payloads: Payloads) -> Turns:
     """Pipelined puts to 16 topics in turn; the floor is the broker, with one."""
-    names = cycle([f"{TOPIC}-{number}" for number in range(TOPICS)])
-    frames = [
-        load.put_frame(name, one, i)
-        for i, (name, one) in enumerate(zip(names, payloads.data, strict=False))
-    ]
-    works = [in_blocks(each, PUTS) for each in (put_frames(payloads), frames)]
-    return _works_in_turn(directory, works)
+
+    def work(partition: int) -> load.Blocks:
+        frames = [
+            load.put_frame(MORE_TOPICS[i % len(MORE_TOPICS)], one, i, partition)
+            for i, one in enumerate(payloads.data)
+        ]
+        return in_blocks(frames, PUTS)
+
+    return _beside_plain_puts(directory, payloads, work)
 
 
-def _works_in_turn(directory: Path, works: list[load.Blocks]) -> Turns:
-    names = [f"{TOPIC}-{number}" for number in range(TOPICS)]
+def _beside_plain_puts(
+    directory: Path, payloads: Payloads, work: Callable[[int], load.Blocks]
+) -> Turns:
+    """Send plain puts and others in turn; both get a partition of their own."""
     with BrokerProcess(
-        directory / "puts", topic=TOPIC, partition_count=2, more_topics=names
+        directory / "puts",
+        topic=TOPIC,
+        partition_count=PARTITIONS,
+        more_topics=MORE_TOPICS,
     ) as broker:
-        while True:
+        for number in counter():
+            first = 2 * number % PARTITIONS
+            frames = put_frames(payloads, partition=first)
             plain, other = (
-                PUTS / load.pipeline(broker.port, work, 1000, load.ok_counter())
-                for work in works
+                PUTS / load.pipeline(broker.port, blocks, 1000, load.ok_counter())
+                for blocks in (in_blocks(frames, PUTS), work(first + 1))
             )
             yield plain, other
 
@@ -392,7 +404,7 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     "puts-six-words": _form("of six words", partial(puts_of_a_form, checksum="")),
     "puts-unchecked": _form("without checksum", partial(puts_of_a_form, checksum=-1)),
     "puts-any": _form("to partition -1", partial(puts_of_a_form, partition=-1)),
-    "puts-topics": _form(f"to {TOPICS} topics", puts_to_topics),
+    "puts-topics": _form("to 16 topics", puts_to_topics),
     "closed-loop-4": _loop(4),
     "closed-loop-16": _loop(16),
     "closed-loop": _loop(64, "0.5", "0.75"),
