@@ -27,7 +27,7 @@ TOPIC = "bench"
 RECORD_BYTES = 20 + len(PAYLOAD)
 PUT_REPLY_BYTES = 56
 PUTS = 50 * COUNT
-LOOP_PUTS = {1: 2000, 4: 5000, 16: 10_000, 64: 20_000}
+LOOP_PUTS = {1: 5000, 4: 15_000, 16: 40_000, 64: 80_000}
 """Puts of a closed loop of so many connections."""
 PER_BLOCK = 250
 BLOCK_SIZES = 320
