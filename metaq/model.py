@@ -164,8 +164,8 @@ HeaderPairs: TypeAlias = tuple[tuple[str, bytes], ...]
 class Message(NamedTuple):
     """The decoded application value of one record.
 
-    A tuple, because a backlog is read by the million: whole batches of these are made
-    by one `map(Message._make, zip(...))`.
+    A tuple, because a backlog is read by the million: a loop over one makes these by
+    one `map` over columns.
     """
 
     topic: str

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,12 @@ def take(buffer: FetchBuffer) -> FetchedBatch:
     return taken
 
 
-def numbers(messages: list[Message]) -> list[int]:
+def hand_out(batch: FetchedBatch, count: int) -> None:
+    """Hand out messages one by one; the last of them is still being handled."""
+    assert len(list(islice(batch.begin(), count))) == count
+
+
+def numbers(messages: Sequence[Message]) -> list[int]:
     return [int(message.data) for message in messages]
 
 
@@ -80,7 +86,7 @@ def test_partitions_take_turns_and_are_with_one_worker_at_a_time() -> None:
     first, second = take(buffer), take(buffer)
     assert (first.partition, second.partition) == (ZERO, ONE)
     assert buffer.take_nowait() is None  # the rest of ZERO waits for its worker
-    first.handed = 2
+    hand_out(first, 2)
     first.confirm()
     buffer.done(first)
     assert numbers(take(buffer).messages) == [2, 3]
@@ -91,7 +97,7 @@ def test_what_is_not_handled_comes_again_first() -> None:
     buffer.put(batch(ZERO, 0, 3))
     buffer.put(batch(ZERO, 3, 1))
     first = take(buffer)
-    first.handed = 2  # the second one is still being handled
+    hand_out(first, 2)  # the second one is still being handled
     buffer.done(first)
     assert buffer.handled()[ZERO] == GroupOffset(Offset(STEP), MessageId(1))
     assert numbers(take(buffer).messages) == [1, 2]
@@ -123,7 +129,7 @@ def test_a_filtered_batch_moves_the_offset_behind_what_is_before_it() -> None:
     buffer.put(FetchedBatch(ZERO, [], Offset(200), 0))
     taken = take(buffer)
     assert buffer.handled()[ZERO].offset == 70
-    taken.handed = 1
+    hand_out(taken, 1)
     taken.confirm()
     buffer.done(taken)
     assert buffer.handled()[ZERO] == GroupOffset(Offset(200), MessageId(4))
@@ -143,6 +149,25 @@ def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
     assert buffer.take_nowait() is None
     buffer.put(batch(ZERO, 6, 1))  # an answer that was on its way
     assert buffer.take_nowait() is None
+
+
+def test_what_was_stopped_hands_out_no_more_to_old_loops_and_new_ones() -> None:
+    stopped = batch(ZERO, 0, 4)
+    old = stopped.begin()
+    assert numbers([next(old)]) == [0]
+    stopped.stop()
+    assert list(old) == list(stopped.begin()) == stopped.take(2) == []
+    assert stopped.handed == 1
+
+
+def test_a_loop_ends_where_the_next_one_begins_and_none_is_skipped() -> None:
+    one = batch(ZERO, 0, 4)
+    first = one.begin()
+    assert numbers([next(first)]) == [0]
+    second = one.begin()
+    assert list(first) == []
+    assert numbers(list(second)) == [1, 2, 3]
+    assert (one.handed, one.handled) == (4, 3)
 
 
 def test_committing_what_was_taken_away_is_refused() -> None:
@@ -181,7 +206,7 @@ def test_revoking_does_not_wait_for_ever() -> None:
         buffer = make_buffer()
         buffer.put(batch(ZERO, 0, 3))
         taken = take(buffer)
-        taken.handed = 1
+        hand_out(taken, 1)
         handled, is_returned = await buffer.revoke(ZERO, timeout_s=0.01)
         assert not is_returned
         assert handled == BEGIN
@@ -196,8 +221,8 @@ def test_nothing_overtakes_what_a_partition_left_in_a_batch_that_was_stopped() -
     buffer.put(batch(ZERO, 0, 3))
     buffer.put(batch(ZERO, 3, 1))
     stopped = take(buffer)
-    stopped.handed = 2
-    stopped.is_stopped = True
+    hand_out(stopped, 2)
+    stopped.stop()
     buffer.done(stopped)
     buffer.put(batch(ZERO, 4, 1))
     buffer.put(FetchedBatch(ZERO, [], Offset(9 * STEP), 0))
@@ -211,7 +236,7 @@ def test_a_failure_is_told_behind_what_was_fetched_before_it() -> None:
     buffer.put(batch(ZERO, 0, 1))
     buffer.fail(ClosedError("over"))
     taken = take(buffer)
-    taken.handed = 1
+    hand_out(taken, 1)
     taken.confirm()
     buffer.done(taken)
     for _ in range(2):
@@ -337,7 +362,7 @@ def test_a_partition_that_goes_leaves_the_line() -> None:
         assert taken.partition == ONE
         assert buffer.take(0) is None
         buffer.put(batch(ONE, 1, 1))
-        taken.handed = 1
+        hand_out(taken, 1)
         buffer.done(taken)
         await buffer.revoke(ONE, timeout_s=1)
         assert buffer.take(0) is None
@@ -350,7 +375,7 @@ def test_a_paused_partition_waits_until_it_is_resumed() -> None:
     buffer = make_buffer()
     buffer.put(batch(ZERO, 0, 3))
     taken = take(buffer)
-    taken.handed = 2  # the first is handled, the second failed
+    hand_out(taken, 2)  # the first is handled, the second failed
     buffer.done(taken, is_paused=True)
     buffer.put(batch(ZERO, 3, 1))
     buffer.put(batch(ONE, 0, 1))
@@ -367,7 +392,7 @@ def test_a_paused_partition_is_revoked_at_once() -> None:
         buffer = make_buffer()
         buffer.put(batch(ZERO, 0, 2))
         taken = take(buffer)
-        taken.handed = 2
+        hand_out(taken, 2)
         buffer.done(taken, is_paused=True)
         handled, is_returned = await buffer.revoke(ZERO, timeout_s=1000)
         assert is_returned
@@ -413,7 +438,8 @@ def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
         aside = batch(ZERO, 5, 1)
         buffer.put_aside(aside)
         assert await wait is aside
-        aside.handed = aside.confirmed = 1
+        list(aside.begin())
+        aside.confirm()
         buffer.done(aside)
         assert buffer.handled()[ZERO] == BEGIN
         buffer.put_aside(aside)
@@ -438,7 +464,7 @@ def test_each_handled_message_is_told_once() -> None:
     first = take(buffer)
     buffer.tell_handled()
     assert told == []
-    first.handed = 3
+    hand_out(first, 3)
     buffer.tell_handled()
     buffer.tell_handled()
     assert told == [0, 1]
@@ -446,7 +472,7 @@ def test_each_handled_message_is_told_once() -> None:
     buffer.done(first)
     assert told == [0, 1, 2]
     second = take(buffer)
-    second.handed = 1
+    hand_out(second, 1)
     buffer.fence(ZERO)
     assert told == [0, 1, 2]
     second.confirm()

@@ -146,7 +146,7 @@ def test_a_message_handled_for_long_is_told_once(
     )
     batch = bench.fetch_buffer.take_nowait()
     assert batch is not None
-    batch.handed = 1
+    next(batch.begin())
     assert bench.looks_until_alarm(4) is None
     assert caplog.text == ""
     assert bench.looks_until_alarm(20) is None
@@ -155,7 +155,7 @@ def test_a_message_handled_for_long_is_told_once(
         "message still being handled, its partition waits: group=g partition=test/0-0"
         " offset=0 duration_s=60"
     )
-    batch.handed = 2
+    next(batch.begin())
     assert bench.looks_until_alarm(4) is None
     assert len(caplog.messages) == 1
     assert bench.looks_until_alarm(4) is None
@@ -269,7 +269,7 @@ def test_a_partition_is_stuck_beside_one_that_flows(bench: Bench) -> None:
         batch = bench.fetch_buffer.take_nowait()
         assert batch is not None
         found.append(bench.look())
-        batch.handed = 1
+        next(batch.begin())
         batch.confirm()
         bench.fetch_buffer.done(batch)
     assert any(str(one).startswith("test/0-0: no progress") for one in found)

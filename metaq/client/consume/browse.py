@@ -222,7 +222,7 @@ async def _step(
             refusal = error
             cursor.search_gap()
             continue
-        messages = cursor.on_reply(outcome)
+        messages = list(cursor.on_reply(outcome))
         if refusal is None or messages:
             return outcome, messages
         if not cursor.is_searching:

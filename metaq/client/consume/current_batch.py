@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
@@ -100,23 +100,13 @@ class CurrentBatch:
         self.batch = batch
 
     def messages(self) -> Iterator[Message]:
-        """Hand out the rest of the batch, then give it back.
+        """Hand out the rest of the batch, then give it back."""
+        return chain.from_iterable(self.pieces())
 
-        The hot path of every iterator: a message costs one step of this loop.
-        """
+    def pieces(self) -> Iterator[Iterator[Message]]:
+        """Do the same in pieces: another one where `some` has handed out meanwhile."""
         while (batch := self.batch) is not None:
-            # A caller that asks for one more has handled what `some` handed out.
-            batch.confirm()
-            batch.held, first = 1, batch.handed
-            for at, message in enumerate(
-                islice(batch.messages, first, None), first + 1
-            ):
-                if batch.is_stopped:
-                    break
-                batch.handed = at
-                yield message
-                if batch.handed != at:
-                    break  # `some` has handed out more meanwhile
+            yield batch.begin()
             is_over = batch.is_stopped or batch.handed == len(batch.messages)
             if is_over and self.batch is batch:
                 batch.confirm()
@@ -127,13 +117,9 @@ class CurrentBatch:
         batch = self.batch
         if batch is None:
             return []
-        batch.confirm()
-        many = batch.messages[batch.handed : batch.handed + count_max]
-        if not many or batch.is_stopped:
+        many = batch.take(count_max)
+        if not many:
             self.release()
-            return []
-        batch.held = len(many)
-        batch.handed += len(many)
         return many
 
     def confirm(self) -> None:
@@ -162,7 +148,7 @@ class CurrentBatch:
     def drop(self) -> None:
         """Give the batch back for good: a loop that still runs goes to the next one."""
         if self.batch is not None:
-            self.batch.is_stopped = True
+            self.batch.stop()
         self.release()
 
     def recover(self) -> None:

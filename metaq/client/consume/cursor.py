@@ -25,6 +25,9 @@ has data, the end of the gap is searched (`GapSearch`).
 Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from metaq.client.consume.decode import decode_messages
@@ -58,6 +61,8 @@ FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
 """A record larger than this is not read."""
 FRUITLESS_MAX: Final = 3
 """Answers in a row that bring no message although they should."""
+_OFFSET_OF: Final = attrgetter("offset")
+
 GAP_DOUBT: Final = 2
 """Answers in a row without data where there should be some, before a gap is
 searched; that search counts as one more."""
@@ -192,7 +197,7 @@ class PartitionCursor:
         parse = parse_probe if self.is_searching else parse_get
         return parse(reply, self.fetch_offset)
 
-    def on_reply(self, outcome: GetOutcome) -> list[Message]:
+    def on_reply(self, outcome: GetOutcome) -> Sequence[Message]:
         """Take in the answer to a get at `fetch_offset`.
 
         Returns:
@@ -236,7 +241,7 @@ class PartitionCursor:
         self._part.clear()
         self.size_bytes = self._fetch_bytes
 
-    def _collect(self, data: bytes) -> list[Message]:
+    def _collect(self, data: bytes) -> Sequence[Message]:
         """Take more of a record that comes in pieces; read it when it is whole."""
         if not data:
             self._count_fruitless("the broker sends nothing")
@@ -250,7 +255,7 @@ class PartitionCursor:
         self._origin = origin
         return self._search(whole, flaw) if flaw else self._read(whole)
 
-    def _read(self, data: bytes) -> list[Message]:
+    def _read(self, data: bytes) -> Sequence[Message]:
         messages, ending = decode_messages(data, self.partition, self.offset)
         if messages:
             self.offset = messages[-1].next_offset
@@ -258,7 +263,7 @@ class PartitionCursor:
             self.size_bytes = self._fetch_bytes
             if self._end is None or self.offset <= self._end:
                 return messages
-            return [m for m in messages if m.offset < self._end]
+            return messages[: bisect_left(messages, self._end, key=_OFFSET_OF)]
         if isinstance(ending, CorruptRecordError):
             length, *_rest = HEADER.unpack_from(data)
             follower = Offset(self.offset + HEADER_BYTES + length)
@@ -295,7 +300,7 @@ class PartitionCursor:
         size_bytes = min(max(needed, self._fetch_bytes), self._fetch_bytes_max)
         self.size_bytes = SizeBytes(size_bytes)
 
-    def _judge(self, outcome: GetOutcome) -> list[Message]:
+    def _judge(self, outcome: GetOutcome) -> Sequence[Message]:
         """Tell a record that is too large from a damaged length, by later bytes."""
         needed, begun = self._part_needed, bytes(self._part)
         self._start_over()
@@ -346,7 +351,7 @@ class PartitionCursor:
         self.behind_damage = self.offset if damaged.end is None else damaged.end
         raise damage_error(self.partition, self.offset, damaged)
 
-    def _search_on(self, gap: GapSearch, outcome: GetOutcome) -> list[Message]:
+    def _search_on(self, gap: GapSearch, outcome: GetOutcome) -> Sequence[Message]:
         """Go on with the search for the end of a gap; then look for a record there."""
         gap.on_reply(outcome)
         if gap.is_over:
@@ -365,7 +370,7 @@ class PartitionCursor:
         first = Position(1) if self._origin is None else Position(0)
         return find_next_record(data, first)
 
-    def _search(self, data: bytes, flaw: str) -> list[Message]:
+    def _search(self, data: bytes, flaw: str) -> Sequence[Message]:
         """Raise when the next good record is there; else ask for more, to the bound."""
         found = self._next_good(data)
         is_sure = found is not None and not is_blank_to_end(data, found)

@@ -179,7 +179,7 @@ class DuplicateFilter:
 
     # -- after handling ---------------------------------------------------------------
 
-    def on_handled(self, messages: list[Message]) -> None:
+    def on_handled(self, messages: Sequence[Message]) -> None:
         """Take over that messages are handled; from any thread, never blocks."""
         with self._lock:
             room = max(0, WAITING_COUNT_MAX - self._waiting_count)

@@ -5,7 +5,7 @@
 Theory of operation. One buffer per assigned partition. A buffer is with one worker at a
 time, so a partition is handled in order whatever the number of workers; buffers with
 batches wait in line and take turns. Batches cross, never single messages: the
-lock is taken once per batch, and a worker counts messages in the batch it holds.
+lock is taken once per batch, and the batch that a worker holds counts its messages.
 
 A message counts as *handled* when the worker asks for the next one
 (`current_batch.py`), or says so (`FetchedBatch.confirm`). `handled` tells the offset
@@ -29,11 +29,14 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
-from typing import Final
+from itertools import islice
+from operator import length_hint
+from typing import Any, Final
 
+from metaq.client.consume.decode import MAKE, take_apart
 from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
@@ -50,14 +53,12 @@ class FetchedBatch:
 
     partition: TopicPartition
     """Partition of the batch."""
-    messages: list[Message]
+    messages: Sequence[Message]
     """May be empty: filtered away, and only `next_offset` tells of them."""
     next_offset: Offset
     """Offset behind the last of them, filtered ones included."""
     size_bytes: int
     """Bytes of the log they came from."""
-    handed: int = 0
-    """Messages that were handed out."""
     held: int = 1
     """Number of the last messages handed out that are still being handled."""
     confirmed: int = 0
@@ -66,6 +67,42 @@ class FetchedBatch:
     """Messages that `on_handled` was told of."""
     is_stopped: bool = False
     """Hand out no more: the partition is being taken away, or read elsewhere."""
+    _rows: Iterator[Any] = field(init=False)
+    _left: Iterator[Any] | None = field(default=None, init=False)
+    _gate: list[type[Message]] = field(default_factory=list, init=False)
+
+    @property
+    def handed(self) -> int:
+        """Messages that were handed out."""
+        left = self._left
+        return 0 if left is None else len(self.messages) - length_hint(left)
+
+    def begin(self) -> Iterator[Message]:
+        """Hand out the rest, one by one; what was handed out before is handled.
+
+        No interpreted instruction runs per message: `_left` counts, and the iterator
+        ends when its gate is emptied, by the next `begin` or from another thread.
+        """
+        if self._left is None:
+            self._rows, self._left = take_apart(self.messages)
+        self.confirm()
+        self.held = 1
+        self._gate.clear()
+        self._gate = [Message] * length_hint(self._left)
+        if self.is_stopped:  # looked at last: `stop` may come at any point
+            self._gate.clear()
+        return map(MAKE, self._gate, self._rows)
+
+    def take(self, count_max: int) -> list[Message]:
+        """Hand out up to so many at once; what was handed out before is handled."""
+        rest = self.begin()
+        self.held = count_max
+        return list(islice(rest, count_max))
+
+    def stop(self) -> None:
+        """Hand out no more, to a loop that is under way either."""
+        self.is_stopped = True
+        self._gate.clear()
 
     @property
     def handled(self) -> int:
@@ -123,7 +160,7 @@ class FetchBuffer:
         buffer_bytes_max: int,
         buffer_count_max: int,
         on_room: Callable[[], None],
-        on_handled: Callable[[list[Message]], None] | None = None,
+        on_handled: Callable[[Sequence[Message]], None] | None = None,
     ) -> None:
         """Start without buffers.
 
@@ -433,7 +470,7 @@ class FetchBuffer:
                 return None
             handled = buffer.handled
             if buffer.taken is not None:
-                buffer.taken.is_stopped = True
+                buffer.taken.stop()
                 handled = _handled(handled, buffer.taken)
             self._drop_ready(buffer)
         if buffer.taken is not None:
@@ -461,7 +498,7 @@ class FetchBuffer:
             if buffer.taken is None:
                 returned.set_result(None)
             else:
-                buffer.taken.is_stopped = True
+                buffer.taken.stop()
                 buffer.returned.append(partial(_finish_soon, returned))
         is_returned = True
         try:

@@ -5,7 +5,7 @@ the consumer, which stops all fetchers: nothing behind a failure is handed out.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from metaq.client.consume.duplicate_filter import DuplicateFilter
@@ -112,7 +112,7 @@ class FetchHandler:
         return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
 
     def on_messages(
-        self, partition: TopicPartition, messages: list[Message], size_bytes: int
+        self, partition: TopicPartition, messages: Sequence[Message], size_bytes: int
     ) -> None:
         """Take over a fetched batch."""
         follower = messages[-1].next_offset
@@ -139,8 +139,8 @@ class FetchHandler:
         self._fetch_buffer.put(batch)
 
     def _without_repeats(
-        self, partition: TopicPartition, messages: list[Message]
-    ) -> list[Message]:
+        self, partition: TopicPartition, messages: Sequence[Message]
+    ) -> Sequence[Message]:
         mark = self._marks.get((self._group, partition))
         if mark is None or not self._options.skip_repeats:
             return messages

@@ -293,10 +293,9 @@ class Handling:
         """Have a batch handled; keep in step with `handler_threads.py`."""
         pause_s = None
         try:
-            for message in batch.messages:
-                if batch.is_stopped or self._is_ending:
+            for message in batch.begin():
+                if self._is_ending:
                     break
-                batch.handed += 1
                 error = None
                 is_given_up = self.is_given_up(message)
                 if not is_given_up:

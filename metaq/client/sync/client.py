@@ -19,6 +19,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self, Unpack
 
@@ -378,12 +379,16 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
+        # No frame of ours is entered for a message.
+        return chain.from_iterable(self._pieces())
+
+    def _pieces(self) -> Iterator[Iterator[Message]]:
         current, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
         self._require_started()
         with current.loop_of(threading.current_thread()):
             try:
                 while True:
-                    yield from current.messages()
+                    yield from current.pieces()
                     self._thread.require_own()
                     try:
                         with current.taking():

@@ -142,10 +142,9 @@ class Workers:
         handling = self._handling
         pause_s = None
         try:
-            for message in batch.messages:
-                if batch.is_stopped or self.is_over.is_set():
+            for message in batch.begin():
+                if self.is_over.is_set():
                     break
-                batch.handed += 1
                 error = None
                 is_given_up = handling.is_given_up(message)
                 if not is_given_up:
