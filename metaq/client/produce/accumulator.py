@@ -36,6 +36,7 @@ from metaq.client.produce.batches import (
     BatchOutcome,
     Home,
     SendFuture,
+    ends_of,
 )
 from metaq.client.produce.partition_queue import PartitionQueue, PutConnection
 from metaq.client.produce.routes import Routes, unknown_topic
@@ -418,7 +419,8 @@ class Accumulator:
             ClosedError: the producer is closed.
         """
         queue, options = self.routes.queue(partition), self._options
-        size_bytes = sum(map(len, payloads)) + HEADER_BYTES * len(payloads)
+        ends = ends_of(payloads)
+        size_bytes = ends[-1]
         with self._lock:
             self._memory.check(
                 min(size_bytes, options.buffer_bytes_max),
@@ -427,10 +429,9 @@ class Accumulator:
             batch = self._begin(queue, self._timeout_s)
             self._memory.reserve(batch, queue, size_bytes, len(payloads))
             batch.name, batch.may_move = name, False
-            batch.payloads += payloads
+            batch.add(payloads, ends)
             if any(flags):
                 batch.flags = {at: flag for at, flag in enumerate(flags) if flag}
-            batch.bytes_left -= size_bytes
             self._seal(queue)
             self._wake(queue)
 
@@ -626,15 +627,14 @@ class Accumulator:
             min(queue.bytes_max, options.buffer_bytes_max),
             min(queue.count_max, options.buffer_count_max),
         )
-        message_count = len(piece.payloads)
+        message_count, size_bytes = len(piece.payloads), piece.ends[-1] - piece.ends[0]
         with self._lock:
-            batch = self._reserve(queue, piece.size_bytes, message_count, 0, timeout_s)
+            batch = self._reserve(queue, size_bytes, message_count, 0, timeout_s)
             first = len(batch.payloads)
             for at, flag in enumerate(piece.flags or (), first):
                 if flag:
                     batch.flags[at] = flag
-            batch.payloads += piece.payloads
-            batch.bytes_left -= piece.size_bytes
+            batch.add(piece.payloads, piece.ends)
             batch.may_move = batch.may_move and run.may_move
             self._wake(queue)
         return batch, first, message_count

@@ -19,20 +19,21 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from operator import and_
+from struct import Struct
 from typing import Any, Final, NamedTuple, overload
 
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.validation import check_timeout
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.record.checksum import CHECKSUM_MASK, crc32, pack_checksums
+from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.uniform import encode_uniform
 
-_UNIFORM_COUNT_MIN: Final = 8
+_PLAIN_HEADER: Final = Struct(">ii12x")
+"""Header without id and flag."""
 
 
 class SendResult(NamedTuple):
@@ -144,7 +145,7 @@ class Batch:
         self._home = home
         self._callbacks: list[Callable[[], object]] = []
         self._outcomes: Sequence[BatchOutcome] | None = None
-        self._ends: Sequence[int] | None = None
+        self._ends: Sequence[int] = ()
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
@@ -286,15 +287,22 @@ class Batch:
 
     @property
     def ends(self) -> Sequence[int]:
-        """Return the record bytes up to each message, beginning with 0.
+        """Return the record bytes before each message and in all, from anywhere on.
 
         Of a sealed batch.
         """
         ends = self._ends
-        if ends is None:
+        if len(ends) <= len(self.payloads):
             # Two threads may do this at once: both come to the same.
             ends = self._ends = ends_of(self.payloads)
         return ends
+
+    def add(self, payloads: Sequence[bytes], ends: Sequence[int]) -> None:
+        """Add messages for which there is room; `ends` as for a batch of their own."""
+        if not self.payloads:
+            self._ends = ends
+        self.payloads += payloads
+        self.bytes_left -= ends[-1] - ends[0]
 
     def size_of(self, first: int, end: int) -> int:
         """Return the record bytes of its messages from `first` up to `end`."""
@@ -316,38 +324,27 @@ def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
     Args:
         payloads: at least one.
     """
-    sizes = list(map(len, payloads))
-    if sizes.count(sizes[0]) == len(sizes):
-        stride = HEADER_BYTES + sizes[0]
-        return range(0, stride * len(sizes) + 1, stride)
-    return list(accumulate(map(HEADER_BYTES.__add__, sizes), initial=0))
+    return list(accumulate(map(HEADER_BYTES.__add__, map(len, payloads)), initial=0))
 
 
 def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:
     """Return records in segment format, one behind the other, each with the id 0.
 
-    No interpreted instruction runs per message, and payloads of one size take a third
-    of the time.
+    No interpreted instruction runs per message.
 
     Args:
         payloads: at least one.
         flags: one for each payload; None when all are 0.
     """
-    size = len(payloads[0])
-    if len(payloads) == 1 and flags is None:
-        # A message that was sent alone is waited for.
-        crc = crc32(payloads[0]) & CHECKSUM_MASK
-        return HEADER.pack(size, crc, 0, 0) + payloads[0]
-    sizes = list(map(len, payloads))
-    if (
-        flags is not None
-        or len(sizes) < _UNIFORM_COUNT_MIN
-        or sizes.count(size) < len(sizes)
-    ):
-        checksums = map(and_, map(crc32, payloads), repeat(CHECKSUM_MASK))
-        headers = map(HEADER.pack, sizes, checksums, repeat(0), flags or repeat(0))
-        return b"".join(chain.from_iterable(zip(headers, payloads, strict=True)))
-    return bytes(encode_uniform(payloads, pack_checksums(payloads)))
+    checksums = map(and_, map(crc32, payloads), repeat(CHECKSUM_MASK))
+    sizes = map(len, payloads)
+    pieces = [b""] * (2 * len(payloads))
+    if flags is None:
+        pieces[::2] = map(_PLAIN_HEADER.pack, sizes, checksums)
+    else:
+        pieces[::2] = map(HEADER.pack, sizes, checksums, repeat(0), flags)
+    pieces[1::2] = payloads
+    return b"".join(pieces)
 
 
 class SendFuture:

@@ -26,8 +26,8 @@ class Piece:
     """At least one."""
     flags: Sequence[int] | None
     """One for each payload; None when all are 0."""
-    size_bytes: int
-    """Record bytes, headers included."""
+    ends: Sequence[int]
+    """Record bytes before each payload and in all, from anywhere on."""
 
 
 class Run:
@@ -73,7 +73,7 @@ class Run:
         return Piece(
             self._payloads if whole else self._payloads[first:end],
             flags if flags is None or whole else flags[first:end],
-            ends[end] - ends[first],
+            ends if whole else ends[first : end + 1],
         )
 
     def advance(self, message_count: int) -> None:
