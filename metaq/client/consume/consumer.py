@@ -302,8 +302,9 @@ class AsyncConsumer:
         self.require_started()
         with self.current_batch.loop_of(current_task()):
             while True:
-                for message in self.current_batch.messages():
-                    yield message
+                for piece in self.current_batch.pieces():
+                    for message in piece:
+                        yield message
                 try:
                     with self.current_batch.taking():
                         self.current_batch.hold(await self.fetch_buffer.take_async())
