@@ -89,11 +89,12 @@ def decode_messages(
     header_bytes = HEADER_BYTES
     position, end = 0, len(data)
     ending: CorruptRecordError | None = None
-    while position + header_bytes <= end:
+    last = end - header_bytes
+    while position <= last:
         length, stored, message_id, flag = unpack(data, position)
         start = position + header_bytes
         stop = start + length
-        if not start <= stop <= end:
+        if stop > end or length < 0:
             break
         payload = data[start:stop]
         if crc(payload) & mask != stored:
