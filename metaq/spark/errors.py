@@ -106,6 +106,10 @@ class TakenOverError(SparkError):
     """Another driver writes the same query: this one can decide nothing any more."""
 
 
+class SetBackError(SparkError):
+    """A checkpoint is older than what its query has written; nothing was written."""
+
+
 class IncompleteError(SparkError):
     """Not all of a write is known to be ended as was decided."""
 

@@ -1,5 +1,7 @@
 """Ids and decisions of exactly-once writes, and what follows from them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,10 @@ from metaq.spark.sink.decisions import (
     ATTEMPT_MAX,
     DECISION_BYTES_MAX,
     FORMAT_ID,
+    SUM_LIMIT,
     Decision,
     QueryRecord,
+    RowSum,
     TaskBranch,
     branch_xid,
     parse_xid,
@@ -78,6 +82,11 @@ def test_a_decision_is_written_as_it_was() -> None:
     record = QueryRecord("5f0c93a1d2b4e687", "/cé", DECISION)
     assert record.encode() == GOLDEN_RECORD
     assert QueryRecord.decode(GOLDEN_RECORD) == record
+    summed = replace(DECISION, rows=RowSum(350, 0x07A1F3C8))
+    record = QueryRecord("5f0c93a1d2b4e687", "/cé", summed)
+    golden = GOLDEN_RECORD[:-1] + b',"rows":350,"sum":"0000000007a1f3c8"}'
+    assert record.encode() == golden
+    assert QueryRecord.decode(golden) == record
     fresh = QueryRecord("00", "/c")
     assert fresh.encode() == b'{"turn":"00","place":"/c"}'
     assert QueryRecord.decode(fresh.encode()) == fresh
@@ -99,6 +108,7 @@ decisions = st.builds(
     st.lists(branches, max_size=20, unique_by=lambda one: one.task).map(
         lambda found: tuple(sorted(found))
     ),
+    st.none() | st.builds(RowSum, st.integers(0, 2**63), st.integers(0, SUM_LIMIT - 1)),
 )
 
 
@@ -124,6 +134,8 @@ def test_what_is_written_is_read(decision: Decision, place: str) -> None:
         GOLDEN_RECORD.replace(b"0f8fad5b", b"zzzzzzzz"),
         GOLDEN_RECORD.replace(b'"89abcdef"', b'"attempt"'),
         GOLDEN_RECORD.replace(b'"batch":7', b'"batch":"7"'),
+        GOLDEN_RECORD.replace(b'"batch":7', b'"batch":7,"rows":350'),
+        GOLDEN_RECORD.replace(b'"batch":7', b'"batch":7,"rows":"350","sum":"1"'),
         GOLDEN_RECORD.replace(b'"branches":{', b'"branches":[{').replace(
             b"}}}", b"}}]}"
         ),
@@ -141,7 +153,7 @@ def test_a_decision_that_zookeeper_would_not_take_is_refused() -> None:
     record = QueryRecord("turn", "place", Decision(QUERY, 7, many))
     with pytest.raises(DecisionError, match=rf"60000.*{DECISION_BYTES_MAX}.*coal"):
         record.encode()
-    fitting = Decision(QUERY, 7, many[:50_000])
+    fitting = Decision(QUERY, 7, many[:50_000], RowSum(2**63, SUM_LIMIT - 1))
     assert len(QueryRecord("turn", "place", fitting).encode()) <= DECISION_BYTES_MAX
 
 

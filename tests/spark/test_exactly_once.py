@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 
 DEADLINE_S = 120
+BACK = dict.fromkeys(["back-0", "back-0-copy", "back-1", "back-1-copy"], 1)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def brokers(
     for broker_id in (0, 1):
         broker = EmbeddedBroker(
             tmp_path_factory.mktemp(f"broker-{broker_id}"),
-            topics={TOPIC: 2, "copy": 2, "batch": 2, "failed": 2, "whole": 1},
+            topics={TOPIC: 2, "copy": 2, "batch": 2, "failed": 2, "whole": 1, **BACK},
             zookeeper=RealZooKeeper(zookeeper),  # type: ignore[arg-type]  # it will do
             settings={"brokerId": str(broker_id)},
         )
@@ -99,18 +101,27 @@ def test_a_write_that_fails_leaves_nothing(
     assert prepared(brokers) == []
 
 
-def copy(spark: SparkSession, zookeeper: str, checkpoint: Path) -> None:
+def copy(
+    spark: SparkSession,
+    zookeeper: str,
+    checkpoint: Path,
+    *,
+    source: str = TOPIC,
+    target: str = "copy",
+    rows_max: int = 500,
+) -> None:
     """Copy what is there of a topic, in batches."""
     rows = (
         spark.readStream.format("metaq")
-        .options(zookeeper=zookeeper, subscribe=TOPIC, maxOffsetsPerTrigger=500)
+        .options(zookeeper=zookeeper, subscribe=source)
+        .option("maxOffsetsPerTrigger", rows_max)
         .option("startingOffsets", "earliest")
         .load()
     )
     query = (
         rows.selectExpr("value", "string(value) AS key")
         .writeStream.format("metaq")
-        .options(**exactly(zookeeper, topic="copy"))
+        .options(**exactly(zookeeper, topic=target))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
@@ -133,6 +144,36 @@ def test_a_stream_is_there_once(
         # The one batch of a run was the one that had no commit.
         copy(spark, zookeeper, tmp_path)
     assert all_of(brokers, "copy") == numbered(1100)
+    assert prepared(brokers) == []
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_checkpoint_that_was_set_back_is_refused(
+    spark: SparkSession,
+    zookeeper: str,
+    brokers: list[EmbeddedBroker],
+    tmp_path: Path,
+    kept: int,
+) -> None:
+    """Its number was decided for other rows, or is below the decided one (issue 30).
+
+    Rows that nobody has written never count as processed, and none is lost in silence.
+    """
+    topic = f"back-{kept}"
+    publish(brokers[0], numbered(350), partition=tp(0, topic=topic))
+    again = partial(
+        copy, spark, zookeeper, tmp_path, source=topic, target=f"{topic}-copy"
+    )
+    again(rows_max=200)
+    written = all_of(brokers, f"{topic}-copy")
+    for name in ("commits", "offsets"):
+        for path in (tmp_path / name).iterdir():
+            if not path.name.lstrip(".").startswith(f"{kept - 1}"):
+                path.unlink()
+    publish(brokers[0], numbered(200, 350), partition=tp(0, topic=topic))
+    with pytest.raises(PySparkException, match=r"set back"):
+        again(rows_max=10_000)
+    assert all_of(brokers, f"{topic}-copy") == written
     assert prepared(brokers) == []
 
 

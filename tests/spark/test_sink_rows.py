@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from metaq.client.partitioner import KeyHash, OutgoingMessage
 from metaq.model import TopicPartition
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.spark.errors import RowError, SchemaError
-from metaq.spark.sink.sink_rows import Router, check_columns
+from metaq.spark.sink.decisions import RowSum
+from metaq.spark.sink.sink_rows import Router, check_columns, sum_batch, sum_rows
 from metaq.spark.sink.writer import ROWS_MAX, batches_of
 from tests.spark.brokers import TOPIC, tp
 
@@ -298,3 +300,60 @@ def test_rows_of_old_spark_are_put_together() -> None:
     assert all(found.schema.equals(schema) for found in batches)
     assert batches[1].to_pylist() == [{"value": rows[-1][0], "attribute": None}]
     assert list(batches_of(iter([]), schema)) == []
+
+
+_SUMMED = {"value": BYTES, "key": TEXT, "attribute": TEXT, "topic": TEXT}
+_ROWS = st.lists(
+    st.tuples(
+        st.binary(max_size=4),
+        st.none() | st.text(max_size=2),
+        st.none() | st.text(max_size=2),
+        st.sampled_from([TOPIC, "other"]),
+    ),
+    max_size=12,
+)
+
+
+@given(_ROWS, st.randoms(use_true_random=False), st.integers(1, 12))
+def test_a_sum_of_rows_knows_no_order_and_no_tasks(
+    rows: list[tuple[Any, ...]], chance: Random, size: int
+) -> None:
+    """Neither shuffles nor another cut change it, nor whether rows are sent."""
+    whole = sum_batch(batch(_SUMMED, *rows), None)
+    chance.shuffle(rows)
+    routed, cut = RowSum(), RowSum()
+    places = [tp(0, topic=TOPIC), tp(0, topic="other")]
+    route = Router({p.topic: [p] for p in places}, first_turn=0).route
+    for first in range(0, len(rows), size):
+        some = batch(_SUMMED, *rows[first : first + size])
+        cut += sum_batch(some, None)
+        for partition, payloads in route(some, None).items():
+            routed += sum_rows(partition.topic, payloads)
+    assert whole == cut == routed
+    assert whole.count == len(rows)
+
+
+def test_a_sum_of_rows_sees_each_change() -> None:
+    """Also equal changes of two rows, which a sum of checksums may not see."""
+    rows = [(b"%d" % n, "k", None, TOPIC) for n in range(50)]
+    flipped = [(bytes([value[0] ^ 128]) + value[1:], *more) for value, *more in rows]
+    changed = [
+        rows[1:],
+        [*rows[1:], rows[1]],
+        [(b"x", "k", None, TOPIC), *rows[1:]],
+        [(b"0", "l", None, TOPIC), *rows[1:]],
+        [(b"0", None, None, TOPIC), *rows[1:]],
+        [(b"0", "k", "", TOPIC), *rows[1:]],
+        [(b"0", "k", None, "other"), *rows[1:]],
+        *(
+            [*flipped[:2], *rows[2:n], *flipped[n : n + 2], *rows[n + 2 :]]
+            for n in range(2, 48)
+        ),
+    ]
+    whole = sum_batch(batch(_SUMMED, *rows), None)
+    assert whole not in [sum_batch(batch(_SUMMED, *some), None) for some in changed]
+
+
+def test_a_row_without_a_topic_has_no_sum() -> None:
+    with pytest.raises(RowError, match="names no topic"):
+        sum_batch(batch(_SUMMED, (b"x", None, None, None)), None)

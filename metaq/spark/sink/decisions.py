@@ -9,6 +9,8 @@ anew by each write to it.
      "place": "file:/checkpoint",           of the query, for people
      "query": "0f8fad5b-d9cb-...",          of the decided batch; these are missing
      "batch": 7,                            before the first decision
+     "rows": 350,                           of all tasks; a decision by an older version
+     "sum": "07a1f3c85b9e2d64",             has neither
      "branches": {"0,2": {"0": "89abcdef",  brokers -> task -> attempt
                           "1": "01234567"}}}
 
@@ -21,6 +23,10 @@ planned under. Three rules keep any number of drivers from contradicting each ot
   decide.
 * A decision makes way for that of the next batch of the same query, which Spark begins
   when the commit of the last one has returned.
+
+A batch that is run again finds its own number decided, and has the same rows as before.
+Where it has not, or its number is below the decided one, the checkpoint is an older
+copy: what it holds was never written, and is refused.
 
 Keep in step: `exactly_once.py`, which carries this out.
 """
@@ -40,6 +46,8 @@ FORMAT_ID: Final = int.from_bytes(b"MQS1")
 """Format of the ids below: this sink, first layout."""
 ATTEMPT_MAX: Final = 2**32 - 1
 """Largest number of an attempt: names have no room for more."""
+SUM_LIMIT: Final = 2**64
+"""Sums of rows are below it."""
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
 branches."""
@@ -50,6 +58,23 @@ _GLOBAL: Final = Struct(">16sq")
 _BRANCH: Final = Struct(">II")
 _QUERY_BYTES: Final = 16
 _NO_RECORD: Final = (ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSum:
+    """Rows, compared without regard to their order and to who has which of them."""
+
+    count: int = 0
+    """Number of rows."""
+    total: int = 0
+    """Sum over the rows, modulo 2^64: `sum_rows`."""
+
+    def __add__(self, other: "RowSum") -> "RowSum":
+        total = (self.total + other.total) % SUM_LIMIT
+        return RowSum(self.count + other.count, total)
+
+    def __str__(self) -> str:
+        return f"{self.count} rows with sum {self.total:016x}"
 
 
 class TaskBranch(NamedTuple):
@@ -73,6 +98,8 @@ class Decision:
     """Number of the micro-batch; 0 for a batch write."""
     branches: tuple[TaskBranch, ...] = ()
     """Parts of it that count; at most one of each task."""
+    rows: RowSum | None = None
+    """Its rows; None in a decision by an older version."""
 
     def covers(self, query: str, batch: int) -> bool:
         """Whether a batch needs no decision any more: it is this one, or before it."""
@@ -135,6 +162,9 @@ class QueryRecord:
                 "batch": decision.batch,
                 "branches": by_brokers,
             }
+            if decision.rows is not None:
+                total = f"{decision.rows.total:016x}"
+                fields |= {"rows": decision.rows.count, "sum": total}
         data = json.dumps(fields, separators=(",", ":")).encode()
         if len(data) > DECISION_BYTES_MAX:
             count = 0 if decision is None else len(decision.branches)
@@ -177,7 +207,13 @@ def _decision(fields: Mapping[str, object]) -> Decision:
     batch = fields["batch"]
     if not isinstance(batch, int):
         raise TypeError("batch")
-    return Decision(_text(_bytes(str(fields["query"]))), batch, tuple(sorted(branches)))
+    rows, count = None, fields.get("rows")
+    if count is not None:
+        if not isinstance(count, int):
+            raise TypeError("rows")
+        rows = RowSum(count, int(str(fields["sum"]), 16))
+    query = _text(_bytes(str(fields["query"])))
+    return Decision(query, batch, tuple(sorted(branches)), rows)
 
 
 def branch_xid(

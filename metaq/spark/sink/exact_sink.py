@@ -28,11 +28,17 @@ from metaq.client.produce.branch_sender import BranchSender
 from metaq.errors import MetaqError, ServerError
 from metaq.model import Millis, TopicPartition
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.errors import BranchRefusedError, SparkError
+from metaq.spark.errors import BranchRefusedError, SetBackError, SparkError
 from metaq.spark.options import SinkOptions
-from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
+from metaq.spark.sink.decisions import (
+    Decision,
+    RowSum,
+    TaskBranch,
+    WriteTerms,
+    branch_xid,
+)
 from metaq.spark.sink.outbox import FindTargets, RowOutbox, Targets, WriteName, Written
-from metaq.spark.sink.sink_rows import Payloads
+from metaq.spark.sink.sink_rows import Payloads, sum_batch, sum_rows
 from metaq.spark.sink.task import draw_turn, write_name
 
 if TYPE_CHECKING:
@@ -66,6 +72,8 @@ class TaskPrepared(WriterCommitMessage):
     """Its branch; without brokers where there were no rows."""
     promised_ms: Millis
     """Wall clock of its machine when it asked brokers to promise."""
+    rows: RowSum
+    """Rows of the task."""
     is_repeat: bool = False
     """The batch was decided before; nothing was written."""
 
@@ -121,6 +129,7 @@ class ExactSink:
 
         Raises:
             RowError: a row cannot be written.
+            SetBackError: a later batch of the query is decided.
             BranchRefusedError: a broker does not hold them; the text says what to do.
             MetaqError: a broker cannot be reached or refuses.
         """
@@ -130,27 +139,31 @@ class ExactSink:
         query, batch = self._write, 0
         if query is None:
             query, batch = name.query.strip(), name.batch
+        topic = self._options.topic
         if terms.covers(query, batch):
-            for _ in batches:
-                pass  # Spark's other end writes until it is read
+            if batch < terms.batch:
+                raise self._set_back(query, batch, f"batch {terms.batch} is decided")
+            rows = sum((sum_batch(each, topic) for each in batches), RowSum())
             nothing = TaskBranch(name.task, name.attempt, ())
             return TaskPrepared(
-                Written(0, 0, 0), query, terms, nothing, Millis(0), is_repeat=True
+                Written(0, 0, 0), query, terms, nothing, Millis(0), rows, is_repeat=True
             )
         with BranchOutbox(
             name,
             qualifier=self._name,
             query=query,
             batch=batch,
-            topic=self._options.topic,
+            topic=topic,
             targets=self._targets,
             find_targets=self._find,
             timeout_s=self._options.wire.request_timeout_s,
         ) as outbox:
-            for rows in batches:
-                outbox.put(rows)
+            for each in batches:
+                outbox.put(each)
             written, branch = outbox.prepare()
-        return TaskPrepared(written, query, terms, branch, outbox.promised_ms)
+            return TaskPrepared(
+                written, query, terms, branch, outbox.promised_ms, outbox.rows
+            )
 
     def commit(
         self, batch: int, messages: Sequence[WriterCommitMessage | None]
@@ -159,17 +172,24 @@ class ExactSink:
 
         Raises:
             TakenOverError: another driver was faster; nothing of it is written.
+            SetBackError: the number was decided for other rows; these are not written.
             IncompleteError: it is decided, and not all is committed.
             DecisionError: it has more tasks than a decision takes.
             CoordinationError: ZooKeeper cannot be asked; it may be decided.
         """
         told = [m for m in messages if isinstance(m, TaskPrepared)]
+        rows = sum((one.rows for one in told), RowSum())
         if any(one.is_repeat for one in told):
-            self._run(lambda manager: manager.complete())
+            kept, query = self._run(lambda m: m.complete()), told[0].query
+            if kept is None or (kept.query, kept.batch) != (query, batch):
+                raise self._set_back(query, batch, "another one is decided by now")
+            if kept.rows not in (None, rows):
+                found = f"it was decided for {kept.rows}, and has {rows} now"
+                raise self._set_back(query, batch, found)
         branches = sorted(one.branch for one in told if one.branch.brokers)
         if branches:
             first_ms = min(one.promised_ms for one in told if one.branch.brokers)
-            decision = Decision(told[0].query, batch, tuple(branches))
+            decision = Decision(told[0].query, batch, tuple(branches), rows)
             terms = told[0].terms
             turn = self._run(lambda manager: manager.decide(decision, terms))
             self._run(lambda manager: manager.complete(decision, turn, first_ms))
@@ -194,6 +214,14 @@ class ExactSink:
         decision = self._run(lambda manager: manager.give_up(branches, turn))
         if self._write is not None and decision is None:
             self._run(lambda manager: manager.forget())
+
+    def _set_back(self, query: str, batch: int, found: str) -> SetBackError:
+        return SetBackError(
+            f"batch {batch} of query {query} is not written: {found}. The checkpoint"
+            f" {self._place} was set back (restored, or an older copy), or the query"
+            ' makes other rows each time it is run; docs/spark.md says under "Exactly'
+            ' once" how to go on'
+        )
 
     def _find(self, topics: Collection[str]) -> Targets:
         return shared_cluster(self._options.wire).targets(topics)
@@ -256,6 +284,8 @@ class BranchOutbox(RowOutbox):
         branch = TaskBranch(name.task, name.attempt, ())
         xid = branch_xid(qualifier, query, batch, branch)
         self._sender = BranchSender(self._addresses, xid, timeout_s=timeout_s)
+        self.rows = RowSum()
+        """Rows that were handed to `put`."""
 
     def __enter__(self) -> Self:
         return self
@@ -291,6 +321,7 @@ class BranchOutbox(RowOutbox):
         return done, TaskBranch(self._name.task, self._name.attempt, brokers)
 
     def _send(self, partition: TopicPartition, new: Payloads) -> None:
+        self.rows += sum_rows(partition.topic, new)
         try:
             self._sender.send(partition, new.payloads, new.flags)
         except MetaqError as error:

@@ -206,13 +206,16 @@ class TransactionManager:
         decision: Decision | None = None,
         turn: str | None = None,
         promised_ms: Millis | None = None,
-    ) -> None:
+    ) -> Decision | None:
         """Commit what counts of the decided batch, and drop what does not.
 
         Args:
             decision: made just now; None: the one that is kept, by a run before.
             turn: of a decision made just now.
             promised_ms: when its first branch was prepared; None: not known.
+
+        Returns:
+            The decision; None where there is none.
 
         Raises:
             IncompleteError: not all is committed.
@@ -224,12 +227,13 @@ class TransactionManager:
                 record = await self._void(record.turn)
             decision = record.decision
         if decision is None:
-            return
+            return None
         self._promised_ms = promised_ms
         await self._commit_all(decision, turn)
         found = await self._look()
         recovery = self._plan(found, QueryRecord(decision=decision))
         await self._tell(ROLLBACK, recovery.superseded)
+        return decision
 
     async def give_up(self, branches: Collection[Placed], turn: str) -> Decision | None:
         """Roll branches back, unless the node names them; return its decision.

@@ -22,8 +22,10 @@ in the same order.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import mul, xor
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,6 +34,7 @@ import pyarrow.compute as pc
 from metaq.client.partitioner import parse_partition, plan_slots, slots_of
 from metaq.errors import LocalProtocolError
 from metaq.model import BrokerId, HeaderPairs, TopicPartition
+from metaq.record.checksum import crc32
 from metaq.record.flags import (
     HAS_ATTRIBUTE,
     HAS_PROPERTIES,
@@ -40,6 +43,7 @@ from metaq.record.flags import (
 )
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import RowError, SchemaError
+from metaq.spark.sink.decisions import SUM_LIMIT, RowSum
 
 _TEXT: Final = frozenset({"string"})
 _BYTES: Final = frozenset({"binary", "string"})
@@ -96,6 +100,55 @@ class Payloads:
     flags: list[int]
 
 
+def sum_rows(topic: str, rows: Payloads) -> RowSum:
+    """Return the sum of rows of one topic: of what is stored, not of where.
+
+    The checksum of each is squared. Checksums of equal changes to two rows differ by
+    equal bits, and a sum of them would too easily be the same.
+    """
+    seed = crc32(topic.encode())
+    crcs = list(map(crc32, rows.payloads, map(xor, rows.flags, repeat(seed))))
+    return RowSum(len(crcs), sum(map(mul, crcs, crcs)) % SUM_LIMIT)
+
+
+def sum_batch(batch: pa.RecordBatch, topic: str | None) -> RowSum:
+    """Return the sum of rows as they would be written.
+
+    Args:
+        batch: rows with the columns above.
+        topic: of all rows; None goes by the column.
+
+    Raises:
+        RowError: a row has no value, or names no topic.
+    """
+    sums = (sum_rows(name, _Columns(r).all()) for name, r in _by_topic(batch, topic))
+    return sum(sums, RowSum())
+
+
+def _topics_of(batch: pa.RecordBatch) -> list[str]:
+    """Return the topics that rows name.
+
+    Raises:
+        RowError: one names none.
+    """
+    names: list[str | None] = batch.column("topic").unique().to_pylist()
+    if None in names:
+        raise RowError("a row names no topic: its column topic is null")
+    return [name for name in names if name is not None]
+
+
+def _by_topic(
+    batch: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each topic; None goes by the column."""
+    if topic is not None:
+        yield topic, batch
+        return
+    topics = batch.column("topic")
+    for name in _topics_of(batch):
+        yield name, batch.filter(pc.equal(topics, name))
+
+
 class Router:
     """Says where the rows of one task go. Owner: one task; one thread."""
 
@@ -125,10 +178,7 @@ class Router:
         Raises:
             RowError: a row names no topic.
         """
-        names = batch.column("topic").unique().to_pylist()
-        if None in names:
-            raise RowError("a row names no topic: its column topic is null")
-        return frozenset(names) - self._partitions.keys()
+        return frozenset(_topics_of(batch)) - self._partitions.keys()
 
     def route(
         self, batch: pa.RecordBatch, topic: str | None
@@ -143,12 +193,9 @@ class Router:
             RowError: a row has no value, or a partition that is none.
         """
         self._turn += 1
-        if topic is not None:
-            return self._of_topic(topic, batch)
         found: dict[TopicPartition, Payloads] = {}
-        topics = batch.column("topic")
-        for name in topics.unique().to_pylist():
-            found |= self._of_topic(name, batch.filter(pc.equal(topics, name)))
+        for name, rows in _by_topic(batch, topic):
+            found |= self._of_topic(name, rows)
         return found
 
     def _of_topic(
@@ -161,8 +208,7 @@ class Router:
             places = pc.coalesce(places, self._places_by_key(topic, rows))
         chosen = sorted(places.unique().to_pylist())
         if len(chosen) == 1:
-            whole = Payloads(rows.payloads.to_pylist(), rows.flags.to_pylist())
-            return {known[chosen[0]]: whole}
+            return {known[chosen[0]]: rows.all()}
         found = {}
         for place in chosen:
             mask = pc.equal(places, place)
@@ -213,6 +259,10 @@ class _Columns:
             self._prepend_keys(keys)
         self.routing_keys: pa.Array = pc.coalesce(octets("partition_key"), keys)
         self._partitions, self._broker_ids = column("partition"), column("broker_id")
+
+    def all(self) -> Payloads:
+        """Return all payloads."""
+        return Payloads(self.payloads.to_pylist(), self.flags.to_pylist())
 
     def places(self, topic: str, known: Sequence[TopicPartition]) -> pa.Array:
         """Return the named partition of each row: its number among the known, or null.
