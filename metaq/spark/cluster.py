@@ -4,7 +4,8 @@ Spark never tells a source that its query is over, so nothing here waits to be c
 a client unused for `IDLE_S` closes its connections, and the next call makes
 another one. Its thread stays; it is a daemon and costs nothing while it sleeps.
 
-Tasks have no part in this: they are told the address of their broker.
+Tasks have no part in this, but for a look at topics or at a turn: they are told the
+address of their broker.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ from metaq.client.offsets.query_progress import (
     forget_start,
     keep_start,
     read_committed,
+    read_decision,
     read_progress,
     read_start,
 )
@@ -517,6 +519,14 @@ class Cluster:
             await commit_progress(context, group, progress, deadline_s=deadline_s)
 
         self.run(commit)
+
+    def read_decision(self, query: str) -> bytes | None:
+        """Return the decision that is kept for a query; None for none."""
+
+        async def read(context: ClientContext, deadline_s: float) -> bytes | None:
+            return await read_decision(context, query, deadline_s=deadline_s)
+
+        return self.run(read)
 
     def read_start(self, query: str) -> str | None:
         """Return the start that is kept under a name; None for none."""

@@ -137,7 +137,7 @@ def test_a_task_that_writes_imports_no_client_with_zookeeper(
 
 
 def test_a_task_that_prepares_imports_no_transaction_manager() -> None:
-    """The nodes of its driver in ZooKeeper are not its business."""
+    """Nor a client, before it has prepared: then it looks at the turn of its driver."""
     options = SinkOptions.from_map(
         {"zookeeper": "127.0.0.1:2181", "topic": TOPIC, "delivery": "exactly-once"}
     )

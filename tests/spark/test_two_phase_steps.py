@@ -7,11 +7,12 @@ memory.
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from typing import Any, TypeVar
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 from click import BadParameter
 from hypothesis import given, settings
@@ -30,13 +31,15 @@ from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId
 from metaq.protocol.transaction_ids import format_key
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
+from metaq.spark.options import SinkOptions
 from metaq.spark.sink import exactly_once
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
+from metaq.spark.sink.exact_sink import ExactSink
 from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
-from tests.spark.brokers import data_of, stored, tp, watched
+from tests.spark.brokers import data_of, own_clusters, stored, tp, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -423,6 +426,97 @@ def test_what_a_driver_has_left_is_settled_by_hand(
             run.decide()
     scene.run(lambda manager: manager.settle())
     scene.check(int(is_decided))
+
+
+def test_what_is_settled_before_its_tasks_prepare_is_never_decided(
+    scene: Scene,
+) -> None:
+    """The driver lives: its rows would be there twice, once the write is repeated."""
+    run = Run(scene, 0)
+    run.begin()
+    assert scene.run(lambda manager: manager.settle()) is None
+    run.tasks()
+    with pytest.raises(TakenOverError):
+        run.decide()
+    run.abort()
+    scene.run(lambda manager: manager.settle())
+    scene.check(0)
+
+
+class BatchWrite:
+    """A batch write with tasks in this process, and a driver that lives."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.name = f"write-{scene.query}"
+        wire = {"zookeeper": "127.0.0.1:2181", "topic": scene.topic}
+        self.sink = ExactSink(
+            SinkOptions.from_map({**wire, "delivery": "exactly-once"}),
+            name=self.name,
+            place=self.name,
+            write=scene.query,
+            is_planned=True,
+        )
+
+    def rows(self, *steps: Callable[[], object]) -> Iterator[pa.RecordBatch]:
+        """Yield a row, and another one when something has happened."""
+        yield pa.RecordBatch.from_pydict({"value": [b"one"]})
+        for step in steps:
+            step()
+        yield pa.RecordBatch.from_pydict({"value": [b"two"]})
+
+    def is_gone(self) -> bool:
+        """Return whether brokers have nothing prepared, and ZooKeeper has no node."""
+        options = self.scene.brokers[0].client_options
+        with Client(**options) as client, client.xa(self.name) as xa:
+            prepared = list(xa.recover())
+        nodes = self.scene.brokers[0].zookeeper.tree()
+        return not prepared and not [path for path in nodes if self.name in path]
+
+
+@pytest.fixture
+def write(scene: Scene) -> Iterator[BatchWrite]:
+    options = scene.brokers[0].client_options
+    with own_clusters(lambda *_, **_named: AsyncClient(**options)):
+        yield BatchWrite(scene)
+
+
+@pytest.mark.parametrize("has_returned", [True, False])
+def test_what_a_late_task_prepares_is_rolled_back(
+    write: BatchWrite, has_returned: bool
+) -> None:
+    """By itself, or by the driver where Spark had its message after the abort."""
+    if has_returned:
+        write.sink.write_rows(write.rows())
+        write.sink.abort(0, [])
+    else:
+        with pytest.raises(TakenOverError, match=r"write-.*rolled back"):
+            write.sink.write_rows(write.rows(lambda: write.sink.abort(0, [])))
+    assert write.is_gone()
+    with pytest.raises(TakenOverError):
+        write.sink.write_rows(write.rows())
+    assert write.is_gone()
+    assert write.scene.there() == []
+
+
+def test_a_task_of_a_write_that_was_settled_rolls_back(write: BatchWrite) -> None:
+    """Its driver finds nothing to decide, and removes the node."""
+    settle = partial(settle_write, write.scene.target, write.name)
+    with pytest.raises(TakenOverError, match=r"write-.*rolled back"):
+        write.sink.write_rows(write.rows(settle))
+    write.sink.abort(0, [])
+    assert write.is_gone()
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_batch_write_leaves_no_node(write: BatchWrite, has_rows: bool) -> None:
+    """Nor does a second attempt of a task that prepares after it."""
+    rows = write.rows() if has_rows else iter(())
+    write.sink.commit(0, [write.sink.write_rows(rows)])
+    with pytest.raises(TakenOverError):
+        write.sink.write_rows(write.rows())
+    assert write.is_gone()
+    assert write.scene.there() == [b"one", b"two"] * has_rows
 
 
 def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:

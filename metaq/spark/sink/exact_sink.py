@@ -1,7 +1,8 @@
 """A write with `delivery=exactly-once`, as Spark takes it through a batch.
 
     made for a plan        begin               what the tasks run under is pickled
-    write, in each task    send and prepare    a message with the branch
+    write, in each task    send and prepare,   a message with the branch
+                           look at the turn
     commit                 decide, complete
     abort                  give up
 
@@ -12,7 +13,7 @@ A task sends its rows in an XA transaction, prepares it, and tells the driver wh
 was: no run of a task stores anything that another run has to know about. So rows may
 come in any order, and go anywhere, when the task is run again. A task that fails rolls
 back what it can reach; of the rest a broker drops what is not prepared, and the driver
-what is.
+what is. A task that prepares when its run is over finds another turn, and rolls back.
 """
 
 from collections.abc import Collection, Coroutine, Iterator, Sequence
@@ -28,10 +29,16 @@ from metaq.client.produce.branch_sender import BranchSender
 from metaq.errors import MetaqError, ServerError
 from metaq.model import Millis, TopicPartition
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.errors import BranchRefusedError, SetBackError, SparkError
+from metaq.spark.errors import (
+    BranchRefusedError,
+    SetBackError,
+    SparkError,
+    TakenOverError,
+)
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink.decisions import (
     Decision,
+    QueryRecord,
     RowSum,
     TaskBranch,
     WriteTerms,
@@ -130,6 +137,8 @@ class ExactSink:
         Raises:
             RowError: a row cannot be written.
             SetBackError: a later batch of the query is decided.
+            TakenOverError: the run of the task is over.
+            CoordinationError: ZooKeeper does not say whether it is.
             BranchRefusedError: a broker does not hold them; the text says what to do.
             MetaqError: a broker cannot be reached or refuses.
         """
@@ -161,6 +170,8 @@ class ExactSink:
             for each in batches:
                 outbox.put(each)
             written, branch = outbox.prepare()
+            if branch.brokers:
+                self._require_turn(terms)
             return TaskPrepared(
                 written, query, terms, branch, outbox.promised_ms, outbox.rows
             )
@@ -193,11 +204,11 @@ class ExactSink:
             terms = told[0].terms
             turn = self._run(lambda manager: manager.decide(decision, terms))
             self._run(lambda manager: manager.complete(decision, turn, first_ms))
-            if self._write is not None:
-                self._run(lambda manager: manager.forget())
+        if self._write is not None:
+            self._run(lambda manager: manager.forget())
 
     def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Roll back what tasks have prepared, unless the batch is decided.
+        """Roll back what tasks have prepared and will, unless the batch is decided.
 
         Raises:
             CoordinationError: ZooKeeper cannot be asked; the next run does it.
@@ -208,12 +219,20 @@ class ExactSink:
             for one in told
             for broker_id in one.branch.brokers
         ]
-        if not branches:
-            return
-        turn = told[0].terms.turn
+        terms = told[0].terms if told else self._terms
+        turn = None if terms is None else terms.turn
         decision = self._run(lambda manager: manager.give_up(branches, turn))
         if self._write is not None and decision is None:
             self._run(lambda manager: manager.forget())
+
+    def _require_turn(self, terms: WriteTerms) -> None:
+        """Refuse to have prepared something that no driver decides about any more."""
+        kept = shared_cluster(self._options.wire).read_decision(self._name)
+        if QueryRecord.decode(kept).turn != terms.turn:
+            raise TakenOverError(
+                f"{self._name}: the rows of a task are rolled back: its write has ended"
+                " or was given up, or another driver has taken it over"
+            )
 
     def _set_back(self, query: str, batch: int, found: str) -> SetBackError:
         return SetBackError(

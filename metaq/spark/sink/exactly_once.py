@@ -149,16 +149,7 @@ class TransactionManager:
                     "delivery=exactly-once needs transactions, which broker"
                     f" {broker_id} refuses: {error}"
                 ) from error
-        recovery = self._plan(found, record)
-        if recovery.undecided:
-            record = await self._void()
-            recovery = self._plan(found, record)
-            await self._tell(ROLLBACK, recovery.undecided)
-        elif recovery.commit:
-            # The driver that decided learns by the turn why brokers know no branch.
-            record = await self._void()
-        await self._tell(COMMIT, recovery.commit)
-        await self._tell(ROLLBACK, recovery.superseded)
+        record = await self._clear(found, record)
         decision = record.decision
         if decision is None:
             return WriteTerms(record.turn)
@@ -235,35 +226,48 @@ class TransactionManager:
         await self._tell(ROLLBACK, recovery.superseded)
         return decision
 
-    async def give_up(self, branches: Collection[Placed], turn: str) -> Decision | None:
-        """Roll branches back, unless the node names them; return its decision.
+    async def give_up(
+        self, branches: Collection[Placed], turn: str | None
+    ) -> Decision | None:
+        """Roll back what a run has prepared, unless the node names it.
+
+        Tasks may be under way. What prepares before the new turn is listed by brokers,
+        and a task that prepares after it sees it.
 
         Args:
-            branches: prepared by tasks of this run, one or more.
-            turn: that the tasks were planned under.
+            branches: of the tasks that have returned.
+            turn: that the tasks were planned under; None where that is not known.
+
+        Returns:
+            The decision of the node.
 
         Raises:
             CoordinationError: ZooKeeper cannot be asked; they stay prepared.
         """
         record = await self._read()
-        if record.turn == turn:
+        is_last = turn in (None, record.turn)
+        if is_last:
             record = await self._void(turn)
         named = {} if record.decision is None else record.decision.xids(self._name)
         lost = [one for one in branches if one[0] not in named.get(one[1], ())]
         await self._tell(ROLLBACK, lost)
+        if is_last:
+            record = await self._clear(await self._look(), record)
         return record.decision
 
     async def settle(self) -> Decision | None:
         """End what a driver that is gone has left; return its decision.
 
         What that names is committed, and all else that brokers have prepared under the
-        name is rolled back. A driver that lives after all decides nothing any more.
+        name is rolled back. A driver that lives after all decides nothing any more, and
+        its tasks roll back what they prepare.
 
         Raises:
             IncompleteError: not all is committed, or a broker that has left a record
                 does not say that nothing is left.
             CoordinationError: ZooKeeper cannot be asked.
         """
+        await self._void()
         await self.begin(())
         await self.complete(None)
         record = await self._read()
@@ -349,6 +353,21 @@ class TransactionManager:
                 error,
             )
         return found
+
+    async def _clear(self, found: Found, record: QueryRecord) -> QueryRecord:
+        """End branches that were found prepared; return the node, which has a turn."""
+        recovery = self._plan(found, record)
+        if recovery.undecided:
+            record = await self._void()
+            recovery = self._plan(found, record)
+            await self._tell(ROLLBACK, recovery.undecided)
+        elif recovery.commit or not record.turn:
+            # The driver that decided learns by the turn why brokers know no branch; and
+            # tasks of a write whose node is gone, that it has ended.
+            record = await self._void()
+        await self._tell(COMMIT, recovery.commit)
+        await self._tell(ROLLBACK, recovery.superseded)
+        return record
 
     def _plan(self, found: Found, record: QueryRecord) -> Recovery:
         lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
