@@ -383,6 +383,7 @@ def verify(run: JobRun, paths: Sequence[str]) -> bool:
             "records": found.record_count,
             "bytes": found.checked_bytes,
             "torn_bytes": found.torn_bytes,
+            "files_without_checksums": found.unsummed_count,
             "problems": len(found.damage),
         },
         as_json=run.as_json,

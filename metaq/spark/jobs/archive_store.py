@@ -23,11 +23,12 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, reduce
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -36,22 +37,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, CommitRaceError, OffsetTextError
 from metaq.spark.jobs.data_files import MEASURED, PLACED_BY, DataFile
-from metaq.spark.jobs.day_files import Read, file_system, write_task
+from metaq.spark.jobs.day_files import Read, file_system, put_together, write_task
 from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
 from metaq.spark.schema import ROW_DDL
 from metaq.spark.source.read_task import ReadTask
 
 OWN: Final = "_metaq"
 """Readers and clean-up of the table leave out names with an underscore."""
+LOG: Final = "_delta_log"
+"""Here the table's library has what makes a directory a table."""
 CHECKPOINT: Final = "_metaq/checkpoint"
 """Here an archive of an older version has its progress, as a query of Spark."""
 STAGING: Final = "_metaq/staging"
@@ -63,7 +67,8 @@ APPLICATION: Final = "metaq archive"
 PARTITIONS: Final = "metaq.archive.partitions"
 """Property of the table: partitions that have a next byte, as offsets are written."""
 COMPACTION: Final = "metaq.archive.compaction"
-"""Property of the table: its version when a job last began to put files together."""
+"""Property of the table: its version when a job last began to put files together. And
+of the commit that does so: how many it replaces."""
 RACES_MAX: Final = 10
 """Times that other programs may be faster than the commit of a batch."""
 TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
@@ -82,6 +87,8 @@ READER_VERSION: Final = 1
 columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
+CHECKS_PAGES: Final = "parquet.page.verify-checksum.enabled"
+"""Setting of Spark's Parquet reader, which looks at no checksum by itself."""
 FILES_AT_ONCE: Final = 8
 """Files that are looked at together."""
 COMMITS_AT_ONCE: Final = 16
@@ -233,7 +240,15 @@ class ArchiveStore:
         with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for _ in pool.map(lambda file: self._move_in(file, staging), files):
                 pass
+        self._sync_names(files)
         return tuple(files)
+
+    def _sync_names(self, files: Iterable[DataFile]) -> None:
+        """Wait until the names of files are on a local disk, as their bytes are."""
+        if self.root.startswith("/"):
+            fs, places = SystemFileSystem(), (Path(file.path).parents for file in files)
+            for place in set(chain.from_iterable(places)):
+                fs.sync_directory(self.root / place)
 
     def _move_in(self, file: DataFile, staging: str) -> None:
         """Give a staged file its place in the table."""
@@ -344,10 +359,40 @@ class ArchiveStore:
             ArchiveError: Another engine has done so meanwhile.
         """
         with told(self.root):
-            done = compact_table(self._open, self.root, file_bytes)
+            with alone(self._open, self.root):
+                counts = self._replace_small(file_bytes)
             self._open.vacuum(dry_run=False, full=True)
             self._open.update_incremental()
-        return done["numFilesRemoved"], done["numFilesAdded"]
+        return counts
+
+    def _replace_small(self, file_bytes: int) -> tuple[int, int]:
+        """Put small files together; those with a damaged one stay as they are.
+
+        The library would do it, without checksums in what it writes.
+        """
+        old, new = list[DataFile](), list[DataFile]()
+        for group in groups_of(self.files(), file_bytes):
+            try:
+                new.append(put_together(self.root, group))
+            except ArchiveError as error:
+                _log.warning("small files stay as they are: error=%s", error)
+            else:
+                old += group
+        if new:
+            self._sync_names(new)
+            now_ms = max(file.modified_ms for file in new)
+            self._open.create_write_transaction(
+                [
+                    *(_removal_of(file, now_ms) for file in old),
+                    *(_action_of(file, is_change=False) for file in new),
+                ],
+                "append",
+                self._open.schema(),
+                list(PARTITIONED_BY),
+                commit_properties=CommitProperties({COMPACTION: str(len(old))}),
+            )
+            self._open.update_incremental()
+        return len(old), len(new)
 
     def topics(self) -> frozenset[str]:
         """Return the topics that were archived, also those without a message yet."""
@@ -407,6 +452,7 @@ class ArchiveStore:
         if not files:
             return spark.createDataFrame([], ARCHIVE_DDL)
         reader = spark.read.schema(ARCHIVE_DDL).option("basePath", self._url_of(""))
+        reader = reader.option(CHECKS_PAGES, "true")
 
         def rows_of(some: Sequence[DataFile]) -> DataFrame:
             return reader.parquet(*(self._url_of(file.path) for file in some))
@@ -536,7 +582,7 @@ def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
     for commit in _newest_commits(table):
         if commit["version"] > version:
             continue
-        if commit["operation"] == "WRITE":
+        if commit["operation"] == "WRITE" and COMPACTION not in commit:
             break
         if commit["operation"] == "RESTORE":
             target = commit["operationParameters"].get("version")
@@ -575,13 +621,18 @@ def _id_of(partition: TopicPartition) -> str:
     return f"{partition} id"
 
 
-def _action_of(file: DataFile) -> AddAction:
+def _removal_of(file: DataFile, now_ms: int) -> RemoveAction:
+    values = {"topic": file.topic, "date": file.date}
+    return RemoveAction(file.path, False, now_ms, file.size_bytes, values)
+
+
+def _action_of(file: DataFile, *, is_change: bool = True) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size_bytes,
         partition_values={"topic": file.topic, "date": file.date},
         modification_time=file.modified_ms,
-        data_change=True,
+        data_change=is_change,
         stats=json.dumps(file.stats),
     )
 
@@ -611,7 +662,7 @@ def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
     return file
 
 
-def compact_table(table: DeltaTable, root: str, file_bytes: int) -> dict[str, Any]:
+def compact_table(table: DeltaTable, root: str, file_bytes: int) -> None:
     """Put small files of a table together; of two jobs that do so one goes on.
 
     Args:
@@ -619,8 +670,17 @@ def compact_table(table: DeltaTable, root: str, file_bytes: int) -> dict[str, An
         root: Its directory, for errors.
         file_bytes: Files are put together up to about that size.
 
-    Returns:
-        What the library tells of it.
+    Raises:
+        CommitFailedError: Another job has begun to do so meanwhile.
+        ArchiveError: Another engine has done so meanwhile.
+    """
+    with alone(table, root):
+        table.optimize.compact(target_size=file_bytes)
+
+
+@contextmanager
+def alone(table: DeltaTable, root: str) -> Iterator[None]:
+    """Let one of two jobs that put files of a table together go on, and commit inside.
 
     Raises:
         CommitFailedError: Another job has begun to do so meanwhile.
@@ -634,7 +694,7 @@ def compact_table(table: DeltaTable, root: str, file_bytes: int) -> dict[str, An
     table.alter.set_table_properties(begun, raise_if_not_exists=False)
     table.update_incremental()
     version = table.version()
-    done = table.optimize.compact(target_size=file_bytes)
+    yield
     between = table.history(table.version() - version)[1:]
     if any(commit["operation"] == "OPTIMIZE" for commit in between):
         raise ArchiveError(
@@ -642,7 +702,21 @@ def compact_table(table: DeltaTable, root: str, file_bytes: int) -> dict[str, An
             f" messages may be there twice: set the table back to version {version},"
             " and go on from there"
         )
-    return done
+
+
+def groups_of(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]]:
+    """Return the files that are put together: several of one topic and day each."""
+    groups: list[list[DataFile]] = []
+    size_bytes = 0
+    for file in sorted(files, key=lambda file: (file.topic, file.date or "")):
+        last = groups[-1][0] if groups else file
+        is_full = size_bytes + file.size_bytes > file_bytes
+        if is_full or (last.topic, last.date) != (file.topic, file.date) or not groups:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(file)
+        size_bytes += file.size_bytes
+    return [group for group in groups if len(group) > 1]
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from metaq.spark.source.batch import NOTHING
 EXAMPLES_MAX: Final = 10
 """So many findings of a kind are named; all are counted."""
 PLACE: Final = ("topic", "broker_id", "partition", "offset")
+DAY_MICROS: Final = 86_400_000_000
 SPAN_BITS: Final = 26
 """Sums of digests are of the messages that begin in 64 MiB of a partition, about."""
 _HALF_BITS: Final = 32
@@ -261,11 +262,14 @@ def compare_by_offset(
         missing: What is missing of files of the archive.
         away: Partitions of which the source tells nothing.
         log_starts: Returns where logs without messages start. What is archived of one
-            for which it returns nothing is expired.
+            for which it returns nothing is expired up to its recorded end, and extra
+            without one.
     """
-    digest = sf.xxhash64("offset", "message_id", "flag", *_content()).alias("body")
     span = sf.shiftright("offset", SPAN_BITS).alias("span")
-    ones, others = (side.select(*PLACE, span, digest) for side in (source, target))
+    ones, others = (
+        side.select(*PLACE, span, _digest(side).alias("body"))
+        for side in (source, target)
+    )
     one, other = _sums_of(ones), _sums_of(others)
     unequal = {s for s in one.keys() | other.keys() if one.get(s) != other.get(s)}
     counted, examples, lost_there = dict[AuditFindingKind, int](), [], {}
@@ -276,7 +280,9 @@ def compare_by_offset(
         with _kept(_only(ones, again), _only(others, unequal)) as sides:
             lasts = _lasts(other, ends)
             starts = _starts(sides[0], {log for log, _span in unequal}, log_starts)
-            judged = _compare_spans(*sides, unequal, starts, lasts, frozenset(away))
+            judged = _compare_spans(
+                *sides, unequal, starts, ends, lasts, frozenset(away)
+            )
             counted, examples = _counts(_tally(judged)), _examples(judged)
             lost_there = _lost(judged) if missing else {}
     summary = AuditSummary(
@@ -344,20 +350,30 @@ def _compare_spans(
     others: DataFrame,
     spans: Collection[_Span],
     starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
     lasts: Mapping[TopicPartition, int],
     away: Collection[TopicPartition],
 ) -> DataFrame:
     """Judge the messages of some spans, place by place."""
     bounds = ones.sparkSession.createDataFrame(
         [
-            (*_fields(log), span, starts.get(log), lasts.get(log), log in away)
+            (
+                *_fields(log),
+                span,
+                *(offsets.get(log) for offsets in (starts, ends, lasts)),
+                log in away,
+            )
             for log, span in spans
         ],
-        f"{_LOG_DDL}, span BIGINT, first BIGINT, last BIGINT, is_away BOOLEAN",
+        f"{_LOG_DDL}, span BIGINT, first BIGINT, recorded BIGINT, last BIGINT,"
+        " is_away BOOLEAN",
     )
     both = _matched(ones, others, [*PLACE, "span"])
     both = both.join(sf.broadcast(bounds), [*_LOG, "span"])
     offset, last, first = sf.col("offset"), sf.col("last"), sf.col("first")
+    # Of what nothing is recorded a broker has to know where its log starts.
+    was_had = sf.coalesce(offset <= sf.col("recorded"), first.isNotNull())
+    is_before = first.isNull() | (offset < first)
     kind = (
         sf.when(
             (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
@@ -365,10 +381,7 @@ def _compare_spans(
         )
         .when(sf.col("target_count") == 0, "lost")
         .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")
-        .when(
-            (sf.col("source_count") == 0) & (first.isNull() | (offset < first)),
-            "expired",
-        )
+        .when((sf.col("source_count") == 0) & is_before & was_had, "expired")
         .when(sf.col("source_count") == 0, "extra")
         .when(_differs(), "corrupted")
         .when(sf.col("target_count") > sf.col("source_count"), "doubled")
@@ -493,6 +506,17 @@ def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[DataFrame, DataF
     finally:
         ones.unpersist()
         others.unpersist()
+
+
+def _digest(side: DataFrame) -> Column:
+    """Return the digest of all columns; a side without dates has those of its times."""
+    micros, day = sf.unix_micros("timestamp"), sf.lit(DAY_MICROS)
+    date = sf.floor((micros - sf.pmod(micros, day)) / day)
+    if "date" in side.columns:
+        date = sf.unix_date("date")
+    times = [sf.isnull(each) for each in (micros, date)]
+    facts = ("offset", "message_id", "flag")
+    return sf.xxhash64(*facts, *times, micros, date.cast("long"), *_content())
 
 
 def _content() -> list[Column]:

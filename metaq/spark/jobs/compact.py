@@ -24,10 +24,10 @@ class CompactSummary:
 def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
     """Put the small files of an archive together.
 
-    That is Delta's `OPTIMIZE`, in one commit, and its `VACUUM` behind it: a kill at any
-    moment leaves each message in the archive once, and files that the table has not had
-    for a week, or for as long as its properties say, are deleted. It runs in
-    this process, without Spark.
+    They are written again with checksums, in one commit, and Delta's `VACUUM` follows:
+    a kill at any moment leaves each message in the archive once, and files that the
+    table has not had for a week, or for as long as its properties say, are deleted. It
+    runs in this process, without Spark. Damaged files stay as they are, with a warning.
 
     Args:
         path: Path or URL of the archive.

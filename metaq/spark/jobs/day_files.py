@@ -7,9 +7,11 @@ has no more in memory than what waits, the row group that is encoded of it, and 
 reads ahead. Executors import neither the table's library nor any client.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
@@ -18,6 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from metaq.fs import FileSystem as Disk
+from metaq.fs import SystemFileSystem
 from metaq.model import MessageId
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError, one_sentence
@@ -31,6 +35,7 @@ ROW_GROUP_BYTES: Final = 32 << 20
 OPEN_MAX: Final = 8
 """Files that a task has open; a day that comes again behind so many has a new one."""
 NS_PER_MS: Final = 1_000_000
+DISK: Final = SystemFileSystem()
 DAY_TYPE: Final = pa.date32()
 DELTAS: Final = ("offset", "message_id", "timestamp")
 """They grow slowly from row to row, and are written as differences."""
@@ -41,6 +46,8 @@ PARQUET: Final = {
     "column_encoding": dict.fromkeys(DELTAS, "DELTA_BINARY_PACKED"),
     "write_statistics": list(MEASURED),
     "store_schema": False,
+    # Readers that look at them refuse a page that has changed on the disk.
+    "write_page_checksum": True,
 }
 
 Read: TypeAlias = Callable[[ReadTask], Iterator[pa.RecordBatch]]
@@ -56,6 +63,17 @@ def file_system(root: str) -> FileSystem:
     return PyFileSystem(DeltaStorageHandler(root))
 
 
+def sync_file(root: str, path: str, disk: Disk) -> None:
+    """Wait until a closed file is on the disk; a store has it when it is closed.
+
+    Raises:
+        DiskError: The disk refused; what it has of the file is unknown.
+    """
+    if root.startswith("/"):
+        with closing(disk.open_append(Path(root, path), create=False)) as file:
+            file.sync()
+
+
 @one_sentence
 def write_task(
     task: ReadTask,
@@ -64,6 +82,7 @@ def write_task(
     root: str,
     staging: str,
     row_group_bytes: int = ROW_GROUP_BYTES,
+    disk: Disk = DISK,
 ) -> list[DataFile]:
     """Write the rows of a task as new files.
 
@@ -73,19 +92,57 @@ def write_task(
         root: Directory of the archive, as `ArchiveStore` has it.
         staging: Directory below, of which the files have their paths.
         row_group_bytes: Rows of that size, of all open files, wait in memory.
+        disk: Syncs local files.
 
     Raises:
         ArchiveError: The file system refused.
+        DiskError: The disk did, at a sync.
         MetaqError: As `read`.
+
+    Durability: a local disk has the files on return.
     """
     try:
         topic = task.range.partition.topic
         days = _Days(file_system(root), staging, topic, row_group_bytes)
         for batch in read(task):
             days.add(batch)
-        return days.close()
+        files = days.close()
     except (OSError, pa.ArrowException) as error:
         raise ArchiveError(f"{root}/{staging}: {error}") from error
+    for file in files:
+        sync_file(root, f"{staging}/{file.path}", disk)
+    return files
+
+
+def put_together(
+    root: str, files: Sequence[DataFile], *, disk: Disk = DISK
+) -> DataFile:
+    """Write the rows of files of one topic and day as one new file.
+
+    Each page that has a checksum is held against it, so that no damage gets a new one.
+
+    Raises:
+        ArchiveError: One is damaged or gone, or the file system refused.
+        DiskError: The disk did, at the sync.
+
+    Durability: a local disk has the file on return, without its name.
+    """
+    there, text = file_system(root), files[0].date
+    day = None if text is None else date.fromisoformat(text)
+    new = DayFile(there, "", files[0].topic, day)
+    for file in files:
+        try:
+            with there.open_input_file(file.path) as stream:
+                found = pq.ParquetFile(stream, page_checksum_verification=True)
+                for batch in found.iter_batches():
+                    new.add(batch.select(FILE_SCHEMA.names).cast(FILE_SCHEMA))
+                    if new.waiting_bytes >= ROW_GROUP_BYTES:
+                        new.flush()
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise ArchiveError(f"{root}/{file.path}: {error}") from error
+    done = new.close()
+    sync_file(root, done.path, disk)
+    return done
 
 
 class _Days:
@@ -96,8 +153,8 @@ class _Days:
     ) -> None:
         """Write nothing yet."""
         self._row_group_bytes = row_group_bytes
-        self._begin = partial(_DayFile, there, staging, topic)
-        self._open: dict[date | None, _DayFile] = {}
+        self._begin = partial(DayFile, there, f"{staging}/", topic)
+        self._open: dict[date | None, DayFile] = {}
         self._done: list[DataFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -118,25 +175,35 @@ class _Days:
         return self._done + [file.close() for file in self._open.values()]
 
 
-class _DayFile:
+class DayFile:
     """One file while it is written."""
 
     def __init__(
-        self, there: FileSystem, staging: str, topic: str, day: date | None
+        self, there: FileSystem, above: str, topic: str, day: date | None
     ) -> None:
+        """Begin the file.
+
+        Args:
+            there: Files of the archive.
+            above: What stands in front of its path; "" for one in its place.
+            topic: Of its messages.
+            day: Of their timestamps; None: they have none.
+        """
         self.waiting_bytes = 0
+        """Bytes of the rows that wait, in Arrow's form."""
         self._last_id: MessageId | None = None
-        self._there, self._staging = there, staging
+        self._there, self._above = there, above
         directory = directory_of(topic, None if day is None else day.isoformat())
-        there.create_dir(f"{staging}/{directory}", recursive=True)
+        there.create_dir(f"{above}{directory}", recursive=True)
         self._path = f"{directory}/part-{uuid4()}.parquet"
         self._waiting: list[pa.RecordBatch] = []
         self._footers: list[pq.FileMetaData] = []
-        self._stream = there.open_output_stream(f"{staging}/{self._path}")
+        self._stream = there.open_output_stream(f"{above}{self._path}")
         settings: dict[str, Any] = {**PARQUET, "metadata_collector": self._footers}
         self._writer = pq.ParquetWriter(self._stream, FILE_SCHEMA, **settings)
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows, one or more; they are written by `flush` and `close`."""
         self._waiting.append(rows.select(FILE_SCHEMA.names))
         self.waiting_bytes += rows.nbytes
         self._last_id = MessageId(rows.column("message_id")[-1].as_py())
@@ -149,10 +216,11 @@ class _DayFile:
             self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def close(self) -> DataFile:
+        """Write what waits, and the footer; return what the table says of the file."""
         self.flush()
         self._writer.close()
         self._stream.close()
-        info = self._there.get_file_info(f"{self._staging}/{self._path}")
+        info = self._there.get_file_info(f"{self._above}{self._path}")
         (footer,) = self._footers
         return DataFile.from_path(
             self._path,

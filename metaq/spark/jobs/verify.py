@@ -1,14 +1,17 @@
-"""Check every record of a data directory or an archive, in parallel on Spark.
+"""Check every record of data directories and archives, in parallel on Spark.
 
 Files are cut as for a query, so that each byte is checked by one task. Where there is a
 span index, bytes are held against it as `metaq verify` does; elsewhere each record is
-held against its own checksum, and a zip against its own as well. Nothing is changed.
+held against its own checksum, and a zip against its own as well. The data files of an
+archive are read as a whole (`check_files.py`). Nothing is changed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
@@ -17,6 +20,16 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import SizeBytes
 from metaq.spark.errors import OptionError
+from metaq.spark.jobs.archive_store import (
+    LOG,
+    OWN,
+    PATTERN_MARKS,
+    ArchiveStore,
+    open_archive,
+    root_of,
+)
+from metaq.spark.jobs.check_files import CheckedFile, check_file
+from metaq.spark.jobs.data_files import DataFile
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
@@ -53,16 +66,19 @@ class VerifySummary:
     """Result of a check."""
 
     file_count: int
-    """Segment files."""
+    """Segment files, and data files of archives."""
     record_count: int
     """Good records; such as share a damaged span are not counted."""
     checked_bytes: SizeBytes
-    """Bytes of records that were checked; of zips, unpacked."""
+    """Bytes of records that were checked; of zips, unpacked; of data files, all."""
     torn_bytes: SizeBytes
     """Bytes behind the last whole record of active segments: the next start of a
     broker cuts them, or the broker that runs is writing them."""
     damage: tuple[Damage, ...]
     """Damaged ranges, holes and unreadable files, by file and offset; empty: none."""
+    unsummed_count: int = 0
+    """Data files whose pages have no checksums, as older versions and other programs
+    write them: a changed row need not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,11 @@ class CheckedSplit:
     """Damaged ranges, in order."""
 
 
+_Found: TypeAlias = CheckedSplit | CheckedFile
+_Task: TypeAlias = Callable[[], Sequence[_Found]]
+"""Checks a part, on an executor; goes there in pickled form."""
+
+
 def verify(
     spark: SparkSession,
     *paths: str,
@@ -89,43 +110,87 @@ def verify(
 
     Args:
         spark: Where the tasks run; each executor has the paths mounted.
-        paths: As for `load`: directories or files, wildcards allowed; 1 or more.
+        paths: As for `load`: directories or files, wildcards allowed; and directories
+            of archives; 1 or more.
         bytes_per_task: About as many bytes are checked by one task, 1 or more.
         on_progress: Called on the driver, in this thread, now and then.
 
     Raises:
         OptionError: A path does not exist, names no partition, or has no segment.
+        ArchiveError: The table of an archive cannot be read.
         StorageError: The disk refused. A read that it refuses in a task is damage.
         JobError: Spark failed, or the disk refused to open a file in a task.
     """
     fs = SystemFileSystem()
-    options = SegmentOptions(paths=paths, bytes_per_partition=bytes_per_task)
-    files = find_segments(fs, paths)
-    if not files:
-        raise OptionError(f"no segment is below {name_few(paths)}: nothing to check")
-    plan = plan_query(fs, options, PushedFilters())
-    tasks = [[bounded.split for bounded in task] for task in plan.tasks]
-    total = SizeBytes(sum(split.size_bytes for task in tasks for split in task))
-    done: list[CheckedSplit] = []
-    damage = [*plan.unreadable, *find_holes(fs, files)]
-    at_once = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
-    for first in range(0, len(tasks), at_once):
-        group = tasks[first : first + at_once]
-        spread = spark.sparkContext.parallelize(group, len(group))
-        with job_errors("verify"):
-            for found in spread.map(_check_task).collect():
-                done += found
-        checked = SizeBytes(sum(found.checked_bytes for found in done))
-        count = len(damage) + sum(len(found.damage) for found in done)
-        on_progress(VerifyProgress(checked, total, count))
+    stores = {path: store for path in paths if (store := _archive_at(fs, path))}
+    tasks: list[tuple[int, _Task]] = [
+        (file.size_bytes, partial(_check_data, store.root, file))
+        for store in stores.values()
+        for file in store.files()
+    ]
+    file_count, damage = len(tasks), list[Damage]()
+    if others := [path for path in paths if path not in stores]:
+        files = find_segments(fs, others)
+        if not files:
+            raise OptionError(
+                f"no segment is below {name_few(others)}: nothing to check"
+            )
+        file_count += len(files)
+        options = SegmentOptions(
+            paths=tuple(others), bytes_per_partition=bytes_per_task
+        )
+        plan = plan_query(fs, options, PushedFilters())
+        for each in plan.tasks:
+            splits = [bounded.split for bounded in each]
+            size = sum(split.size_bytes for split in splits)
+            tasks.append((size, partial(_check_task, splits)))
+        damage += [*plan.unreadable, *find_holes(fs, files)]
+    done = list(_run(spark, tasks, len(damage), on_progress))
     damage += [item for found in done for item in found.damage]
+    checked = [found for found in done if isinstance(found, CheckedSplit)]
     return VerifySummary(
-        len(files),
+        file_count,
         sum(found.record_count for found in done),
         SizeBytes(sum(found.checked_bytes for found in done)),
-        SizeBytes(sum(found.torn_bytes for found in done)),
+        SizeBytes(sum(split.torn_bytes for split in checked)),
         tuple(sorted(damage, key=lambda item: (item.path, item.offset))),
+        sum(found.is_unsummed for found in done if isinstance(found, CheckedFile)),
     )
+
+
+def _run(
+    spark: SparkSession,
+    tasks: Sequence[tuple[int, _Task]],
+    damage_count: int,
+    on_progress: Callable[[VerifyProgress], None],
+) -> Iterator[_Found]:
+    """Yield what tasks find; each comes with the bytes that it checks."""
+    total = SizeBytes(sum(size for size, _task in tasks))
+    checked = 0
+    at_once = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+    for first in range(0, len(tasks), at_once):
+        group = [task for _size, task in tasks[first : first + at_once]]
+        spread = spark.sparkContext.parallelize(group, len(group))
+        with job_errors("verify"):
+            found = list(chain.from_iterable(spread.map(_call).collect()))
+        checked += sum(each.checked_bytes for each in found)
+        damage_count += sum(len(each.damage) for each in found)
+        on_progress(VerifyProgress(SizeBytes(checked), total, damage_count))
+        yield from found
+
+
+def _archive_at(fs: FileSystem, path: str) -> ArchiveStore | None:
+    """Return the archive that a path names; None for any other path.
+
+    Raises:
+        ArchiveError: There is one, and its table cannot be read.
+    """
+    if not path or PATTERN_MARKS & frozenset(path):
+        return None
+    root = Path(root_of(path))
+    if any(fs.is_directory(root / name) for name in (LOG, OWN)):
+        return open_archive(path)
+    return None
 
 
 def find_holes(fs: FileSystem, files: Sequence[SegmentFile]) -> list[Damage]:
@@ -157,6 +222,14 @@ def find_holes(fs: FileSystem, files: Sequence[SegmentFile]) -> list[Damage]:
 
 def _segment_of(file: SegmentFile) -> Segment:
     return Segment(file.path, file.base_offset, file.size_bytes)
+
+
+def _call(task: _Task) -> Sequence[_Found]:
+    return task()
+
+
+def _check_data(root: str, file: DataFile) -> list[CheckedFile]:
+    return [check_file(root, file)]
 
 
 def _check_task(splits: Iterable[Split]) -> list[CheckedSplit]:

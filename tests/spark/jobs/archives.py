@@ -3,14 +3,15 @@
 import datetime as dt
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.table import TableOptimizer
 from pyspark.sql import DataFrame, SparkSession
@@ -180,12 +181,20 @@ def places_elsewhere(path: str) -> dict[str, list[Place]]:
 @contextmanager
 def overtaken_by(other: Callable[[], object]) -> Iterator[None]:
     """Have another one go in between the next compaction and its commit."""
-    compact, others = TableOptimizer.compact, iter([other])
+    others = iter([other])
 
-    def late(optimizer: TableOptimizer, **named: Any) -> object:
-        for call in others:
-            call()
-        return compact(optimizer, **named)
+    def late(begin: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(begin)
+        def begin_late(*words: Any, **named: Any) -> Any:
+            for call in others:
+                call()
+            return begin(*words, **named)
 
-    with mock.patch.object(TableOptimizer, "compact", late):
+        return begin_late
+
+    # Of a table of latest messages the library does it, of an archive the job.
+    with ExitStack() as stack:
+        for owner, name in ((TableOptimizer, "compact"), (pq, "ParquetFile")):
+            call = late(getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, call))
         yield

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.errors import DiskError
@@ -12,6 +14,7 @@ from metaq.fs.calls import LinuxCalls
 from metaq.model import SizeBytes
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.errors import OptionError
+from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
 from metaq.spark.jobs.verify import (
     CheckedSplit,
     VerifyProgress,
@@ -22,6 +25,8 @@ from metaq.spark.jobs.verify import (
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.segments.segment_files import find_segments
 from metaq.spark.segments.segment_plan import plan_query
+from tests.spark.jobs.archives import row
+from tests.spark.jobs.test_day_files import STAGING, write
 from tests.spark.segment_dirs import (
     ARCHIVE,
     FS,
@@ -179,3 +184,27 @@ def test_a_directory_is_verified_in_parallel(
     assert [d.offset for d in found.damage] == [bad.base_offset, 6000, 99999]
     assert len(seen) > 1
     assert seen[-1] == VerifyProgress(found.checked_bytes, found.checked_bytes, 3)
+
+
+def test_an_archive_is_read_as_a_whole_and_damage_is_named(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Beside a data directory, without a broker; Spark's readers refuse it too."""
+    root, data_dir = tmp_path / "archive", tmp_path / "data"
+    write_log(data_dir, payloads(100))
+    store = ArchiveStore(str(root))
+    store.claim()
+    rows = [row("logs", 2, 50 * number) for number in range(100)]
+    store.commit(0, write(root, rows))
+    (file,) = store.files()
+    (root / file.path).parent.mkdir(parents=True)
+    (root / STAGING / file.path).rename(root / file.path)
+    found = verify(spark, str(root), str(data_dir))
+    assert (found.record_count, found.damage, found.unsummed_count) == (200, (), 0)
+    flip(root / file.path, 60)
+    (damage,) = verify(spark, f"file:{root}").damage
+    assert (damage.path, damage.offset) == (root / file.path, 0)
+    with pytest.raises(
+        (PySparkException, Py4JJavaError), match=r"CRC checksum verification failed"
+    ):
+        read_archive(spark, str(root)).toArrow()
