@@ -6,7 +6,7 @@ a wrong one would later look like rot, and a Java broker would cut the log there
 
 Producers that care for speed send records of equal size, so that case has a way of
 its own where they are many: lengths and checksums are compared, and ids written,
-column by column (`uniform.py`). Both ways accept and refuse the same batches.
+column by column. Both ways accept and refuse the same batches.
 
 A large payload comes in blocks, cut anywhere. It is checked in steps of about
 STEP_BYTES, and each block becomes a *part*: whole records that are stamped and written
@@ -24,7 +24,6 @@ from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK, checksum, crc32, pack_checksums
 from metaq.record.ids import id_after, id_runs
 from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
-from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
@@ -35,6 +34,9 @@ UNIFORM_COUNT_MIN: Final = 12
 
 BLOCK_COUNT: Final = 128
 """Records of one length that are taken apart in one call."""
+
+_HIGH_ID_BYTES: Final = 7
+_LOW_OCTETS: Final = bytes(range(256))
 
 STEP_BYTES: Final = 128 * 1024
 """Bytes of a batch verified in one step: 0.3 ms with small records."""
@@ -108,10 +110,39 @@ def stamp_in_steps(
         if number:
             yield
         if isinstance(positions, range):
-            stamp_ids(records, positions.step, first_id, len(positions))
+            _stamp_uniform(records, positions.step, first_id, len(positions))
         else:
             yield from _stamp_each(records, positions, first_id)
         first_id = id_after(first_id, len(positions))
+
+
+def _stamp_uniform(
+    records: bytearray, stride: int, first_id: MessageId, count: int
+) -> None:
+    """Write the ids of records of one length into them.
+
+    Args:
+        records: changed in place; `count * stride` bytes.
+        stride: size of a record, header included.
+        first_id: of the first record; the k-th gets `id_after(first_id, k)`.
+        count: records.
+    """
+    id_at = ID_AT
+    for run in id_runs(first_id, count):
+        first = run.start
+        while first < run.stop:
+            # Ids that differ in their last byte only.
+            low = first & 0xFF
+            step = min(256 - low, run.stop - first)
+            octets = first.to_bytes(8, signed=True)
+            end = id_at + step * stride
+            for octet in range(_HIGH_ID_BYTES):
+                high = octets[octet : octet + 1]
+                records[id_at + octet : end : stride] = high * step
+            records[id_at + _HIGH_ID_BYTES : end : stride] = _LOW_OCTETS[
+                low : low + step
+            ]
+            id_at, first = end, first + step
 
 
 def _stamp_each(

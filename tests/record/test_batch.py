@@ -3,12 +3,12 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
 from metaq.record.batch import STEP_BYTES, UNIFORM_COUNT_MIN, BatchError, check_in_steps
-from metaq.record.ids import id_after
+from metaq.record.ids import SEQUENCE_MASK, id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.pieces import join_in_steps
 from metaq.record.scan import CleanEnd, read_record, scan_records
@@ -48,6 +48,20 @@ def test_every_record_gets_its_id_and_nothing_else_changes(
         for k, payload in enumerate(payloads)
     )
     assert isinstance(scan_records(buffer), CleanEnd)
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(UNIFORM_COUNT_MIN, 600))
+@example(-2, 600)
+@example(SEQUENCE_MASK - 1, 600)
+def test_ids_of_records_of_one_length_are_those_of_any(
+    first_id: int, count: int
+) -> None:
+    """Across bytes, signs and the end of the sequence."""
+    first, buffer = MessageId(first_id), batch_of([b"abc"] * count)
+    assert check_and_stamp(buffer, count, first) is None
+    assert buffer == b"".join(
+        encode_record(b"abc", id=id_after(first, k), flag=-7) for k in range(count)
+    )
 
 
 LARGE = {"uniform": [b"x" * 100] * 9000, "mixed": [b"x" * 100, b"y" * 99] * 4500}
