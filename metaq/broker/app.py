@@ -33,6 +33,7 @@ from metaq.broker.definitions import Definitions
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     DELETED_CHECK_S,
+    INDEX_S,
     JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
     REALTIME_RESET_S,
@@ -524,6 +525,7 @@ class Broker(Service):
         checkpoint_s = self._config.system.checkpoint_interval_ms / 1000
         return (
             Job("logs", self._log_check_s, self._tick_logs),
+            every("index", INDEX_S, self._logs.index),
             every("connections", CONNECTION_CHECK_S, self._check_sessions),
             every("realtime", REALTIME_RESET_S, realtime.reset),
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),

@@ -52,6 +52,9 @@ JOURNAL_OPENING_S: Final = 5.0
 SCRUB_STEP_S: Final = 1.0
 """Interval between steps of the scrub, seconds; each reads as much as its rate
 allows."""
+INDEX_S: Final = 0.1
+"""Small groups get their index entry this often: the time of an entry is when it is
+made, and a put that comes just then is the storage thread's."""
 LOG_CHECK_S: Final = 5.0
 """Logs and free space are looked at this often where no interval is shorter."""
 LOG_CHECK_S_MIN: Final = 0.05

@@ -269,14 +269,16 @@ class LogDir:
     def tick(self, now_s: float, refresh_s: float) -> None:
         """Have the free space looked at when the figure is older than `refresh_s`.
 
-        One look at a time; one that takes too long is of a disk that hangs. Small
-        groups that were committed since are indexed.
+        One look at a time; one that takes too long is of a disk that hangs.
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
             self._watch.tick(now_s, refresh_s, look)
-            if self.appender.unindexed:
-                self._worker.submit(self.appender.index_later)
+
+    def index(self) -> None:
+        """Have small groups indexed that were committed since the last call."""
+        if self.state is DirState.ONLINE and self.appender.unindexed:
+            self._worker.submit(self.appender.index_later)
 
     def is_record_due(self, now_s: float) -> bool:
         """Tell whether the record of the directory's contents is to be written."""

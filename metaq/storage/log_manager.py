@@ -477,6 +477,11 @@ class LogManager:
             for path, record in self._make_records().items():
                 self._directories[path].write_record(record)
 
+    def index(self) -> None:
+        """Have small groups indexed; called some times a second."""
+        for directory in self._directories.values():
+            directory.index()
+
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""
         return tuple(self._directories.values())

@@ -11,7 +11,7 @@ from metaq.fs import FileSystem
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.append_request import AppendRequest, AppendTicket, Request
-from metaq.storage.log_dir import DirState, RunRequests
+from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from tests.rigs.fs import FaultyFileSystem
@@ -145,7 +145,7 @@ class StorageBench:
         self._lateness = random.Random(SEED) if is_late else None
         self.workers: list[StepWorker] = []
         self.is_busy = False
-        """Small groups wait for their index: the next tick is not yet due."""
+        """Small groups wait for their index: that is not due yet."""
         self.next_id = 1
         self.syncs = fs.syncs if isinstance(fs, FaultyFileSystem) else None
         self.manager = LogManager(
@@ -190,9 +190,7 @@ class StorageBench:
         """Run the storage threads and the loop until nothing is queued."""
         self._run()
         if not self.is_busy:
-            for each in self.manager.directories():
-                if each.state is DirState.ONLINE and each.appender.unindexed:
-                    each.submit(each.appender.index_later)
+            self.manager.index()
             self._run()
 
     def _run(self) -> None:

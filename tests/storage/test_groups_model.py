@@ -187,6 +187,7 @@ class World:
     def pass_time(self) -> None:
         self.clock.advance_s(self.rng.choice([0.01, 0.1, 1]))
         self.manager.tick(self.clock.monotonic_s())
+        self.manager.index()
         self.syncs.is_full = self.rng.random() < 0.2
 
     def ask(self) -> None:

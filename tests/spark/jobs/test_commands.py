@@ -23,6 +23,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.java_gateway import launch_gateway
 
+from metaq.fs import SystemFileSystem
+from metaq.model import Offset
+from metaq.storage.span_index import read_index
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.rigs.fork_server import executable
 from tests.rigs.waiting import wait_until
@@ -158,11 +161,18 @@ def test_a_topic_is_ingested_archived_audited_and_replayed(
     assert data_of(stored(broker, "copy")) == numbered(LINES)
 
 
+def is_indexed(segment: Path) -> bool:
+    """Tell whether the index has the bytes that damage is to be found in by."""
+    index = read_index(SystemFileSystem(), segment, Offset(0))
+    return index is not None and index.end_offset == segment.stat().st_size
+
+
 @pytest.mark.usefixtures("warm_jvm")
 def test_damage_is_an_exit_code_and_a_place(broker: EmbeddedBroker) -> None:
     """Of who checks the files of a broker."""
     publish(broker, numbered(100))
     (segment,) = broker.data_path.glob(f"**/{TOPIC}-0/*.meta")
+    wait_until(lambda: is_indexed(segment))
     flip(segment, 10 * RECORD_BYTES + 30)
     done = pipeline("verify", str(broker.data_path))
     assert (done.returncode, done.stderr) == (1, "")
