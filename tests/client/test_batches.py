@@ -1,6 +1,8 @@
 """Batches: their bytes, and results that are computed when asked for."""
 
 import asyncio
+import gc
+import sys
 import threading
 
 import pytest
@@ -122,6 +124,37 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
             await future
         assert SendFuture(batch, 0).exception() is None
         assert await SendFuture(batch, 2) == receipt(5, 21)
+
+    run_virtually(main())
+
+
+def test_asking_again_and_again_leaves_nothing() -> None:
+    """A wait that ends without the outcome takes its callback back, in both worlds."""
+
+    async def main() -> None:
+        batch = make_batch([b"a"])
+        future = SendFuture(batch, 0)
+
+        def blocks_after_polls() -> int:
+            for _ in range(1000):
+                with pytest.raises(RequestTimeoutError):
+                    future.result(timeout=0)
+            gc.collect()
+            return sys.getallocatedblocks()
+
+        async def blocks_after_waits() -> int:
+            for _ in range(1000):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(future, 0.001)
+            gc.collect()
+            return sys.getallocatedblocks()
+
+        before = blocks_after_polls()
+        assert blocks_after_polls() - before < 500
+        before = await blocks_after_waits()
+        assert await blocks_after_waits() - before < 500
+        batch.resolve([BatchOutcome(0, receipt(1, 0), None)])
+        assert await future == receipt(1, 0)
 
     run_virtually(main())
 

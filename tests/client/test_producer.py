@@ -1,6 +1,8 @@
 """The producer in virtual time, against brokers that fail on cue."""
 
 import asyncio
+import gc
+import sys
 from typing import Any
 
 import pytest
@@ -421,6 +423,29 @@ def test_room_is_bounded_and_waited_for() -> None:
                 await world.producer.send_nowait("test", b"x")
             with pytest.raises(BufferFullError, match="do not fit"):
                 await world.producer.send_nowait("test", b"x")
+
+    run_virtually(main())
+
+
+def test_a_send_that_finds_no_space_in_time_leaves_nothing() -> None:
+    """As often as it is tried, while the broker answers none of the others."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.default = Act.SWALLOW
+        async with producing(broker, buffer_count_max=1) as world:
+            send = world.producer.send_nowait
+            await send("test", b"x", timeout=600)
+
+            async def blocks_after_trying() -> int:
+                for _ in range(1000):
+                    with pytest.raises(BufferFullError):
+                        await send("test", b"x", timeout=0.001)
+                gc.collect()
+                return sys.getallocatedblocks()
+
+            before = await blocks_after_trying()
+            assert await blocks_after_trying() - before < 500
 
     run_virtually(main())
 

@@ -113,7 +113,7 @@ class BufferMemory:
         self._bytes_max = options.buffer_bytes_max
         self._freed = threading.Condition(lock)
         self._waiter_count = 0
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: dict[Callable[[], None], None] = {}
 
     def has(self, size_bytes: int, message_count: int) -> bool:
         """Tell whether there is room for messages, or waiting for it has no sense."""
@@ -207,13 +207,17 @@ class BufferMemory:
 
     def on_freed(self, callback: Callable[[], None]) -> None:
         """Have `callback` among those that the next `wake` returns."""
-        self._callbacks.append(callback)
+        self._callbacks[callback] = None
 
-    def wake(self) -> list[Callable[[], None]]:
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Take a callback back; harmless when it was called."""
+        self._callbacks.pop(callback, None)
+
+    def wake(self) -> Iterable[Callable[[], None]]:
         """Wake blocked callers; return callbacks to call outside the lock."""
         if self._waiter_count:
             self._freed.notify_all()
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, {}
         return callbacks
 
 
@@ -485,6 +489,11 @@ class Accumulator:
                 self._loop.call_soon(callback)
             else:
                 self._memory.on_freed(callback)
+
+    def forget_room(self, callback: Callable[[], None]) -> None:
+        """Take back a callback of `on_room`; harmless when it was called."""
+        with self._lock:
+            self._memory.forget(callback)
 
     def set_connection(self, queue: PartitionQueue, connection: PutConnection) -> None:
         """Keep a queue's batches to the limits that its broker announced."""

@@ -19,6 +19,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, repeat
 from operator import and_
 from struct import Struct
@@ -143,7 +144,7 @@ class Batch:
             may_move: it may go to another partition; a message that may not clears it.
         """
         self._home = home
-        self._callbacks: list[Callable[[], object]] = []
+        self._callbacks: dict[Callable[[], object], None] = {}
         self._outcomes: Sequence[BatchOutcome] | None = None
         self._ends: Sequence[int] = ()
         self.created_s = created_s
@@ -189,7 +190,7 @@ class Batch:
         """
         with self._home.lock:
             self._outcomes = outcomes
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, {}
         for callback in callbacks:
             callback()
 
@@ -197,13 +198,19 @@ class Batch:
         """Call back on the loop's thread when it is done; at once when it is.
 
         Args:
-            callback: must not raise and not wait.
+            callback: must not raise and not wait; equal to no other one.
         """
         with self._home.lock:
             if self._outcomes is None:
-                self._callbacks.append(callback)
+                self._callbacks[callback] = None
                 return
         callback()
+
+    def remove_callback(self, callback: Callable[[], object]) -> None:
+        """Forget a callback; harmless when it was called."""
+        if self._outcomes is None:
+            with self._home.lock:
+                self._callbacks.pop(callback, None)
 
     def call_later(self, function: Callable[..., object], argument: object) -> None:
         """Let the loop call a function of a user, which may raise, when it is done.
@@ -238,7 +245,10 @@ class Batch:
         done = threading.Lock()
         done.acquire()
         self.add_callback(done.release)
-        return done.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
+        try:
+            return done.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
+        finally:
+            self.remove_callback(done.release)
 
     async def wait_async(self) -> None:
         """Wait until it is done, on any event loop.
@@ -253,15 +263,18 @@ class Batch:
         self._home.require_loop()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        if loop is self._home.loop:
-            self.add_callback(lambda: _settle(waiter))
-        elif self._home.loop.is_running():
-            self.add_callback(lambda: _settle_elsewhere(loop, waiter))
-        else:
-            raise OutcomeUnknownError(
-                "the event loop of the client does not run; outcome unknown"
-            )
-        await waiter
+        settle = partial(_settle, waiter)
+        if loop is not self._home.loop:
+            if not self._home.loop.is_running():
+                raise OutcomeUnknownError(
+                    "the event loop of the client does not run; outcome unknown"
+                )
+            settle = partial(_settle_elsewhere, loop, waiter)
+        self.add_callback(settle)
+        try:
+            await waiter
+        finally:
+            self.remove_callback(settle)
 
     def outcome(self, at: int) -> SendResult | MetaqError:
         """Return the outcome of the message at `at`; only when it is done."""

@@ -550,8 +550,11 @@ class AsyncProducer:
         has_room = asyncio.Event()
         self.accumulator.on_room(has_room.set)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        if not await wait_set(has_room, left_s):
-            raise full
+        try:
+            if not await wait_set(has_room, left_s):
+                raise full
+        finally:
+            self.accumulator.forget_room(has_room.set)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)
