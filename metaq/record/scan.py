@@ -13,6 +13,7 @@ walk itself never skips anything.
 """
 
 import enum
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,10 @@ from metaq.record.layout import (
 
 START: Final = Position(0)
 """Default start of a walk."""
+HEADER_EFFORT: Final = 1024
+"""Bytes whose checksum takes as long as a look at a header, about."""
+POSITION_EFFORT: Final = 128
+"""The same for a position where no header can be."""
 
 
 class Flaw(enum.Enum):
@@ -222,36 +227,80 @@ def find_next_record(
     Returns:
         The position, or None where no whole record starts in start..limit.
     """
+    found, position = search_next_record(
+        buffer, start, limit, payload_bytes_max=payload_bytes_max, effort_max=math.inf
+    )
+    return position if found else None
+
+
+def search_next_record(
+    buffer: BytesLike,
+    start: Position,
+    limit: Position | None = None,
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    effort_max: float,
+) -> tuple[bool, Position]:
+    """Do as `find_next_record`, with a bound.
+
+    Bytes may be made so that each of them begins what looks like a long record, and the
+    checksum of each is computed.
+
+    Args:
+        buffer: as there.
+        start: as there.
+        limit: as there.
+        payload_bytes_max: as there.
+        effort_max: bytes, of checksums computed in vain, after which it ends; a header
+            counts as HEADER_EFFORT, and a position as POSITION_EFFORT.
+
+    Returns:
+        Whether a record was found, and its position; else the first position that was
+        not tried, the end of the buffer if all were.
+    """
     with memoryview(buffer) as view:
         end = len(view)
         stop = end if limit is None else min(limit, end)
+        reach = int(min(stop, start + effort_max / POSITION_EFFORT))
         longest = max(0, min(payload_bytes_max, end - start))
-        pattern = _candidates(longest >> 24)
-        for match in pattern.finditer(view, start):
+        pattern, effort = _candidates(longest >> 24), 0
+        for match in pattern.finditer(view, start, reach + HEADER_BYTES):
             position = match.start()
-            if position >= stop or position + HEADER_BYTES > end:
+            if position >= reach or position + HEADER_BYTES > end:
                 break
-            if _leads_to_payload(view, position, payload_bytes_max):
-                return Position(position)
-    return None
+            is_good, spent = _leads_to_payload(view, position, payload_bytes_max)
+            if is_good:
+                return True, Position(position)
+            effort += spent
+            if effort > effort_max:
+                return False, Position(position + 1)
+        return False, Position(end if reach == stop else reach)
 
 
-def _leads_to_payload(view: memoryview, position: int, payload_bytes_max: int) -> bool:
-    """Tell a record from eight zero bytes that happen to precede something."""
-    end = len(view)
+def _leads_to_payload(
+    view: memoryview, position: int, payload_bytes_max: int
+) -> tuple[bool, int]:
+    """Tell a record from eight zero bytes that happen to precede something.
+
+    Returns:
+        Whether it is one, and the effort.
+    """
+    end, effort = len(view), 0
     while position < end:
+        effort += HEADER_EFFORT
         if position + HEADER_BYTES > end:
-            return False
+            return False, effort
         length, stored, _message_id, _flag = HEADER.unpack_from(view, position)
         start = position + HEADER_BYTES
         if not 0 <= length <= min(payload_bytes_max, end - start):
-            return False
+            return False, effort
         if length:
-            return checksum(view[start : start + length]) == int(stored)
+            computed = checksum(view[start : start + length])
+            return computed == int(stored), effort + length
         if stored or view[position:start] == ZERO_HEADER:
-            return False
+            return False, effort
         position = start
-    return True
+    return True, effort
 
 
 def is_blank_to_end(buffer: BytesLike, position: Position) -> bool:

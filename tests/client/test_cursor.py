@@ -1,14 +1,20 @@
 """A cursor advances over whole records and never loops."""
 
 import random
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.consume.cursor import FETCH_BYTES, FRUITLESS_MAX, PartitionCursor
+from metaq.client.consume.cursor import (
+    FETCH_BYTES,
+    FRUITLESS_MAX,
+    SMALL_MAX,
+    PartitionCursor,
+)
 from metaq.client.errors import NoProgressError
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
@@ -272,3 +278,48 @@ def test_random_bytes_never_loop(rng: random.Random) -> None:
         answers = [rng.randbytes(rng.randrange(1, 60)) for _ in range(300)]
         with pytest.raises((CorruptRecordError, NoProgressError)):
             feed(cursor, [Fetched(b"\x80" + answer) for answer in answers])
+
+
+HUGE = struct.pack(">iiqi", 2_000_000_000, 123, 5, 0)
+"""A header that claims more than is ever fetched."""
+BOTH_NUMBERS = r"record of 2000000020 bytes \(at most 67108864 are fetched\)"
+
+
+@pytest.mark.parametrize("filler", [HUGE, HUGE + b"x" * 100, bytes(20)])
+def test_the_search_behind_a_huge_length_ends_soon(filler: bytes) -> None:
+    """Whatever each answer is full of; what was not looked at is read on from."""
+    cursor = PartitionCursor(PARTITION, Offset(0))
+
+    def answers() -> Iterator[GetOutcome]:
+        for _ in range(5):
+            yield Fetched(HUGE + filler * (cursor.size_bytes // len(filler)))
+
+    with pytest.raises(CorruptRecordError, match=BOTH_NUMBERS):
+        feed(cursor, answers())
+    assert 0 < cursor.behind_damage < 8 * FETCH_BYTES
+
+
+def test_bytes_that_are_searched_are_no_progress() -> None:
+    """Nor is it silent: the damage has both numbers before the search is over."""
+    cursor = PartitionCursor(PARTITION, Offset(7))
+    feed(cursor, [Fetched(HUGE + b"x" * 100)] * 5)
+    assert cursor.reached == 7
+    assert re.search(BOTH_NUMBERS, str(cursor.damage))
+    cursor.seek(Offset(7))
+    assert cursor.damage is None
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "text"),
+    [
+        (HUGE, CorruptRecordError, BOTH_NUMBERS),
+        (with_length(60_000_000), NoProgressError, "of 60000020 bytes, got .* answers"),
+    ],
+)
+def test_a_record_does_not_come_in_crumbs_for_ever(
+    head: bytes, error: type[Exception], text: str
+) -> None:
+    """A broker that gives next to nothing each time is not asked without end."""
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    with pytest.raises(error, match=text):
+        feed(cursor, [Fetched(head + b"x" * 100)] * (SMALL_MAX + 3))

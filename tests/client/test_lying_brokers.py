@@ -1,13 +1,15 @@
 """A reply that cannot be is not used, and its connection is closed."""
 
 import asyncio
+import re
+import struct
 from collections.abc import Callable
 
 import pytest
 
 from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
-from metaq.errors import MetaqError, RemoteProtocolError
+from metaq.errors import CorruptRecordError, MetaqError, RemoteProtocolError
 from metaq.protocol.commands import (
     Command,
     Get,
@@ -17,6 +19,7 @@ from metaq.protocol.commands import (
     Reply,
     Result,
     Stats,
+    Value,
 )
 from tests.client.scripted import ScriptedBroker, ok
 from tests.client.worlds import QUICK
@@ -109,5 +112,33 @@ def test_a_consumer_uses_nothing_of_it_and_says_so() -> None:
                 wanted = "expected an offset, got '-7'"
                 await until(lambda: wanted in " ".join(consumer.health().problems))
                 await until(lambda: broker.ends)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("filler", [bytes, lambda size: b"x" * min(size, 100)])
+def test_a_consumer_ends_over_a_header_that_claims_too_much(
+    filler: Callable[[int], bytes],
+) -> None:
+    """However much comes with it; the error and `health` name both numbers."""
+    head = struct.pack(">iiqi", 2_000_000_000, 123, 5, 0)
+    wanted = "record of 2000000020 bytes (at most 67108864 are fetched)"
+
+    async def scenario() -> None:
+        def answer(command: Command) -> Reply | None:
+            if isinstance(command, OffsetQuery):
+                return Result(200, b"0", command.opaque)
+            if isinstance(command, Get):
+                return Value(head + filler(command.max_size), command.opaque)
+            return ok(command)
+
+        async with ScriptedBroker() as broker, connected(broker) as client:
+            broker.answer = answer
+            async with client.consumer("g", ["test"], partitions=["7-0"]) as consumer:
+                with pytest.raises(CorruptRecordError, match=re.escape(wanted)):
+                    await consumer.receive(timeout=60)
+                health = consumer.health()
+                assert health.state.value == "failed"
+                assert wanted in " ".join(health.problems)
 
     asyncio.run(scenario())

@@ -233,6 +233,17 @@ def test_gets_that_fail_again_and_again_are_no_progress(
     assert BOUND_S <= count * BOUND_S / 4 <= 1.5 * BOUND_S
 
 
+def test_a_question_cut_by_a_malformed_answer_to_a_get_clears_nobody(
+    bench: Bench,
+) -> None:
+    """Both share a connection; what the broker said before still holds."""
+    bench.standing = Standing(Offset(0), ConnectionLostError("malformed reply"))
+    for _ in range(4):
+        assert bench.look() is None
+    bench.ends = ConnectionLostError("malformed reply")
+    assert "malformed reply" in str(bench.look())
+
+
 def test_the_error_tells_the_last_answer_of_the_broker(bench: Bench) -> None:
     bench.standing = Standing(Offset(0), ServerError("the disk cannot read it"))
     for _ in range(4):

@@ -16,6 +16,7 @@ from metaq.record.scan import (
     find_next_record,
     read_record,
     scan_records,
+    search_next_record,
 )
 
 A = encode_record(b"hello", id=MessageId(1))
@@ -165,3 +166,21 @@ def test_flaw_texts_are_words() -> None:
     """Reports print the value of a flaw."""
     for flaw in Flaw:
         assert re.fullmatch(r"[a-z -]+", flaw.value)
+
+
+def test_a_search_with_a_bound_says_how_far_it_came() -> None:
+    """Long records in vain, and bytes where no header can be, count both."""
+    log = HEADER.pack(900_000, 1, 1, 1) * 50_000 + A
+    found, tried = search_next_record(log, Position(1), effort_max=10**7)
+    assert not found
+    assert 1 < tried < 10_000
+    assert search_next_record(bytes(10**6), Position(0), effort_max=128_000) == (
+        False,
+        1000,
+    )
+    good = Position(5)
+    assert search_next_record(b"\xff" * 5 + A, good, effort_max=10**6) == (True, good)
+    assert search_next_record(b"\xff" * 50, Position(0), effort_max=10**6) == (
+        False,
+        50,
+    )

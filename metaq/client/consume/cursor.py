@@ -6,17 +6,17 @@ A broker sends at most its `maxTransferSize` at once, and takes records that are
 Such a record is put together from several answers: a get may begin inside a record.
 Collected bytes are dropped when the offset moves or the rest does not come.
 
-Three answers lead nowhere if they are repeated for ever, so each is bounded: a record
+Some answers lead nowhere if they are repeated for ever, so each is bounded: a record
 that stays incomplete although more was asked for, an offset that the broker keeps
-moving, and a damaged record. They end in an error that names partition and offset;
-nothing is ever skipped.
+moving, a record that comes in crumbs, and a damaged record. They end in an error that
+names partition and offset; nothing is ever skipped.
 
 A length that rotted upward looks like a record that is larger than a fetch, or whose
 rest does not come. Brokers show whole records alone, so a rest that is not there never
 comes, and a real record ends where another one, a segment or the log does: that is
 looked up before a record counts as too large. Behind damage the next good record is
-looked for in more and more bytes: one that is cut by the end of an answer is not left
-out for the damage of another one.
+looked for in more and more bytes, as far as that is quick: one that is cut by the end
+of an answer is not left out for the damage of another one.
 
 A broker that knows of damage names it, and where its log can be read on: that counts
 as what the cursor finds itself. Of one that cannot say, and gives nothing where its log
@@ -28,7 +28,7 @@ Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, NoReturn
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.errors import NoProgressError
@@ -50,9 +50,9 @@ from metaq.record.scan import (
     CleanEnd,
     Corrupt,
     Incomplete,
-    find_next_record,
     is_blank_to_end,
     scan_records,
+    search_next_record,
 )
 
 FETCH_BYTES: Final = SizeBytes(1024 * 1024)
@@ -61,11 +61,17 @@ FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
 """A record larger than this is not read."""
 FRUITLESS_MAX: Final = 3
 """Answers in a row that bring no message although they should."""
-_OFFSET_OF: Final = attrgetter("offset")
-
+SMALL_BYTES: Final = 16 * 1024
+"""An answer that brings less of a record that comes in pieces is a small one."""
+SMALL_MAX: Final = 2048
+"""Small answers to one record, or to the search for the next good one."""
+EFFORT_MAX: Final = 512 * 1024 * 1024
+"""Bytes of checksums computed at once for a good record behind damage: a third of a
+second, in which the loop does nothing else. What is left is looked at as new damage."""
 GAP_DOUBT: Final = 2
 """Answers in a row without data where there should be some, before a gap is
 searched; that search counts as one more."""
+_OFFSET_OF: Final = attrgetter("offset")
 
 
 class PartitionCursor:
@@ -104,6 +110,9 @@ class PartitionCursor:
         self._part = bytearray()
         """The beginning of a record that comes in several answers; mostly empty."""
         self._part_needed = SizeBytes(0)
+        self._small_count = 0
+        self._tried = Position(0)
+        """Bytes from a flaw on that hold no good record."""
         self._is_doubting = False
         """`_part` begins a record that claims to be larger than a fetch."""
         self._flaw = ""
@@ -134,8 +143,22 @@ class PartitionCursor:
 
     @property
     def reached(self) -> Offset:
-        """Offset behind the bytes read so far; while it stands still, reading does."""
-        return Offset(self.offset + len(self._part))
+        """Offset behind the bytes read so far; while it stands still, reading does.
+
+        Bytes in which the next good record is looked for do not count.
+        """
+        is_damaged = self._is_doubting or self._flaw
+        return Offset(self.offset + (0 if is_damaged else len(self._part)))
+
+    @property
+    def damage(self) -> CorruptRecordError | None:
+        """Damage at `offset`, while the next good record is looked for."""
+        if not self._flaw:
+            return None
+        return CorruptRecordError(
+            f"damaged record at offset {self.offset}: {self._flaw}; no good record in"
+            f" the {len(self._part)} bytes from there on, so far"
+        )
 
     @property
     def is_amid(self) -> bool:
@@ -161,7 +184,7 @@ class PartitionCursor:
     def seek(self, offset: Offset) -> None:
         """Go on at another offset, a record boundary or behind damage."""
         self._start_over()
-        self._fruitless = 0
+        self._fruitless = self._small_count = 0
         self.offset = offset
 
     def search_gap(self) -> None:
@@ -247,6 +270,9 @@ class PartitionCursor:
             self._count_fruitless("the broker sends nothing")
         self._part += data
         missing = self._part_needed - len(self._part)
+        self._small_count += len(data) < SMALL_BYTES
+        if self._small_count > SMALL_MAX:
+            self._give_up()
         if missing > 0:
             self.size_bytes = SizeBytes(missing)
             return []
@@ -255,11 +281,23 @@ class PartitionCursor:
         self._origin = origin
         return self._search(whole, flaw) if flaw else self._read(whole)
 
+    def _give_up(self) -> NoReturn:
+        """Raise for the record at `offset`, of which too little comes at a time."""
+        part, flaw, needed = bytes(self._part), self._flaw, self._part_needed
+        self._small_count = 0
+        if flaw:
+            raise self._damage(part, flaw, self._next_good(part))
+        self._start_over()
+        raise NoProgressError(
+            f"{self.partition}: no progress at offset {self.offset}: expected a record"
+            f" of {needed} bytes, got {len(part)} of them in over {SMALL_MAX} answers"
+        )
+
     def _read(self, data: bytes) -> Sequence[Message]:
         messages, ending = decode_messages(data, self.partition, self.offset)
         if messages:
             self.offset = messages[-1].next_offset
-            self._fruitless = 0
+            self._fruitless = self._small_count = 0
             self.size_bytes = self._fetch_bytes
             if self._end is None or self.offset <= self._end:
                 return messages
@@ -368,13 +406,16 @@ class PartitionCursor:
         """Return where a good record begins in the bytes collected behind a flaw."""
         # Bytes behind a gap may begin with one; the record at `offset` is not good.
         first = Position(1) if self._origin is None else Position(0)
-        return find_next_record(data, first)
+        found, self._tried = search_next_record(data, first, effort_max=EFFORT_MAX)
+        return self._tried if found else None
 
     def _search(self, data: bytes, flaw: str) -> Sequence[Message]:
         """Raise when the next good record is there; else ask for more, to the bound."""
         found = self._next_good(data)
         is_sure = found is not None and not is_blank_to_end(data, found)
-        if is_sure or len(data) >= self._fetch_bytes_max:
+        is_last = len(data) >= self._fetch_bytes_max
+        is_late = found is None and self._tried < len(data)
+        if is_sure or is_late or is_last:
             raise self._damage(data, flaw, found)
         self._part += data
         self._flaw = flaw
@@ -389,9 +430,11 @@ class PartitionCursor:
         begin = self._begin
         self._start_over()
         follower = None if found is None else Offset(begin + found)
-        self.behind_damage = follower or Offset(begin + _size_of_damage(data))
+        tried = self._tried
+        size = _size_of_damage(data) if tried == len(data) else tried
+        self.behind_damage = follower or Offset(begin + size)
         where = (
-            f"no good record in the {len(data)} bytes from there on"
+            f"no good record in the {tried} bytes from there on"
             if follower is None
             else f"the next good record is at offset {follower}"
         )

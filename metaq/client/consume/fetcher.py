@@ -137,6 +137,14 @@ class PartitionFetcher:
         """Return the fetched partition."""
         return self.cursor.partition
 
+    @property
+    def problem(self) -> MetaqError | None:
+        """Return why nothing comes: the last get's error, or damage that is searched.
+
+        None where nothing is wrong.
+        """
+        return self.last_error or self.cursor.damage
+
     def statistics(self) -> FetchStatistics:
         """Return a snapshot of the counters."""
         return FetchStatistics(

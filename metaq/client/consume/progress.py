@@ -27,6 +27,7 @@ from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
+    ConnectionLostError,
     CorruptRecordError,
     ForbiddenError,
     MetaqError,
@@ -343,7 +344,7 @@ class Standing:
     reached: Offset
     """Offset behind the bytes read so far."""
     error: MetaqError | None
-    """Error of the last get; None after one that was answered."""
+    """Error of the last get, or damage whose end is looked for; None: neither."""
 
     def __str__(self) -> str:
         if self.error is None:
@@ -531,8 +532,9 @@ class Watchdog:
             ends = await log_range(
                 self._context, partition, deadline_s=now_s + self._bound_s / 4
             )
-        except (WireError, RemoteProtocolError):
-            # It is there, and refuses this as well: its last answer still holds.
+        except (WireError, RemoteProtocolError, ConnectionLostError):
+            # It refuses this as well, or a malformed answer to a get has ended the
+            # connection of both: its last answer still holds.
             return None if old is None else old.end
         except MetaqError:
             # A broker that is away is told by `health`, and comes back or not.

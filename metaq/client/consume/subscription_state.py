@@ -360,7 +360,7 @@ class SubscriptionState:
         fetcher = self._fetchers.get(partition)
         if fetcher is None:
             return None
-        return Standing(fetcher.cursor.reached, fetcher.last_error)
+        return Standing(fetcher.cursor.reached, fetcher.problem)
 
     @property
     def uncommitted_count(self) -> int:
@@ -370,9 +370,9 @@ class SubscriptionState:
     def problems(self) -> list[str]:
         """Return the problems of partitions and commits, one sentence each."""
         found = [
-            f"{fetcher.partition}: {fetcher.last_error}"
+            f"{fetcher.partition}: {problem}"
             for fetcher in tuple(self._fetchers.values())
-            if fetcher.last_error is not None
+            if (problem := fetcher.problem) is not None
         ]
         if self._committer.last_error is not None:
             found.append(f"commit: {self._committer.last_error}")
