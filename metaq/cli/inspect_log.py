@@ -35,6 +35,9 @@ from metaq.storage.walk import search_record
 
 WINDOW_BYTES: Final = 1 << 20
 """Read at once; a larger record is read alone."""
+DUMP_PAYLOAD_BYTES_MAX: Final = 64 << 20
+"""A longer payload is not read: a length that rotted, or was made, would take gigabytes
+of memory. It is four times what brokers take by default."""
 DUMP_COLUMNS: Final = {
     "offset": 12,
     "id": 20,
@@ -101,7 +104,9 @@ def iter_records(
     window, base = b"", start
     position = start
     while position < end:
-        result = read_record(window, Position(position - base))
+        result = read_record(
+            window, Position(position - base), payload_bytes_max=DUMP_PAYLOAD_BYTES_MAX
+        )
         if isinstance(result, Record):
             yield position, result
             position = Position(position + result.size_bytes)

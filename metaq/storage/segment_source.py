@@ -61,7 +61,8 @@ class ZipSource:
         """Read the table of the zip.
 
         Raises:
-            CorruptRecordError: It is no zip, or one without exactly one entry.
+            CorruptRecordError: It is no zip, or one without exactly one entry, or its
+                entry cannot be unpacked in pieces.
         """
         self._file = file
         self._held = b""
@@ -69,7 +70,7 @@ class ZipSource:
         self._flaw: Exception | None = None
         try:
             self._archive = zipfile.ZipFile(io.BufferedReader(_FileStream(file)))
-            (entry,) = self._archive.infolist()
+            entry = _entry_of(self._archive)
             self._stream = self._archive.open(entry)
         except _BAD_ZIP as error:
             file.close()
@@ -117,6 +118,16 @@ class ZipSource:
         self._file.close()
 
 
+def _entry_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the only entry, which can be unpacked in pieces."""
+    (entry,) = archive.infolist()
+    if entry.compress_type not in _METHODS:
+        raise zipfile.BadZipFile(
+            f"expected an entry stored or deflated, got method {entry.compress_type}"
+        )
+    return entry
+
+
 class _FileStream(io.RawIOBase):
     """Seekable input stream for `zipfile` over a file that it does not own."""
 
@@ -147,6 +158,9 @@ class _FileStream(io.RawIOBase):
 
 _STEP_BYTES: Final = 1 << 16
 """Unpacked at a time: as much is lost, at most, before damage."""
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Retention deflates. Of bzip2 and LZMA Python unpacks 4 KiB to all that they stand
+for, which may be gigabytes."""
 _BAD_ZIP: Final = (
     zipfile.BadZipFile,
     ValueError,  # not exactly one entry

@@ -1,6 +1,7 @@
 """`metaq dump`: the records of a file, and where they end."""
 
 import json
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from metaq.cli.render import preview
 from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Position
 from metaq.record.flags import encode_payload
-from metaq.record.layout import Record, encode_record
+from metaq.record.layout import HEADER, Record, encode_record
 from metaq.record.scan import Corrupt, Incomplete
 from tests.cli.runner import id_at, run
 
@@ -108,6 +109,33 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
     result = run("dump", str(path))
     assert result.exit_code == 1
     assert f"archive is damaged: File is not a zip file: file={path}" in result.stderr
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_unpacks_to_gigabytes_at_once_is_refused(
+    tmp_path: Path, method: int
+) -> None:
+    """A kilobyte of bzip2 took two gigabytes of memory."""
+    path = tmp_path / f"{BASE:020d}.meta.zip"
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("segment", record(b"x") + bytes(1 << 20))
+    result = run("dump", str(path))
+    assert result.exit_code == 1
+    assert f"expected an entry stored or deflated, got method {method}" in result.stderr
+
+
+def test_a_length_over_the_limit_takes_no_memory(tmp_path: Path) -> None:
+    """In an archive that claims to hold all of it; nothing is unpacked for it."""
+    path = tmp_path / f"{BASE:020d}.meta.zip"
+    size = 100 << 20
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("segment", HEADER.pack(size, 1, 1, 1) + b"x" * size)
+    tracemalloc.start()
+    result = run("dump", str(path))
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert f"length {size}, the limit is {64 << 20}" in result.stderr
+    assert peak < 16 << 20
 
 
 @pytest.mark.parametrize("suffix", ["", ".zip"])
