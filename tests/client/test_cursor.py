@@ -285,7 +285,11 @@ HUGE = struct.pack(">iiqi", 2_000_000_000, 123, 5, 0)
 BOTH_NUMBERS = r"record of 2000000020 bytes \(at most 67108864 are fetched\)"
 
 
-@pytest.mark.parametrize("filler", [HUGE, HUGE + b"x" * 100, bytes(20)])
+@pytest.mark.parametrize(
+    "filler",
+    [HUGE, HUGE + b"x" * 100, bytes(20)],
+    ids=["headers", "headers and text", "zeros"],
+)
 def test_the_search_behind_a_huge_length_ends_soon(filler: bytes) -> None:
     """Whatever each answer is full of; what was not looked at is read on from."""
     cursor = PartitionCursor(PARTITION, Offset(0))
@@ -315,6 +319,7 @@ def test_bytes_that_are_searched_are_no_progress() -> None:
         (HUGE, CorruptRecordError, BOTH_NUMBERS),
         (with_length(60_000_000), NoProgressError, "of 60000020 bytes, got .* answers"),
     ],
+    ids=["too large", "large"],
 )
 def test_a_record_does_not_come_in_crumbs_for_ever(
     head: bytes, error: type[Exception], text: str

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
+from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
@@ -111,3 +112,36 @@ def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
     go_on.set()
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
         assert payloads(take(consumer, 1)) == [b"0"]
+
+
+@pytest.mark.slow
+def test_what_a_run_leaves_stuck_is_a_problem_until_a_later_run_handles_it(
+    broker: AnyBroker, client: Any
+) -> None:
+    """No broker has the topic of dead letters; they get no longer than the run has."""
+    fails, tried, found = [True], [], []
+
+    def handle(message: Message) -> None:
+        if fails:
+            tried.append(message)
+            raise ValueError("no number")
+        found.append(message.data)
+
+    policy = RetryPolicy(attempts_max=1, then="dead_letter", dead_letter_topic="no")
+    options = {"offsets": MemoryOffsets(), **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        broker.put(b"0", b"1")
+        handler = handler_of(client, handle)
+        while not tried:
+            consumer.run(handler, retry=policy, timeout=SHORT_S)
+        health = consumer.health()
+        assert not health.is_ok
+        (problem,) = health.problems
+        assert "failed 1 times: ValueError('no number'); it is given up" in problem
+        assert "no broker serves topic 'no'" in problem
+        assert "waited 10 s" not in problem
+        assert "no run is handling it now" in problem
+        fails.clear()
+        while len(found) < 2:
+            consumer.run(handler, retry=policy, timeout=SHORT_S)
+        assert consumer.health().is_ok

@@ -27,6 +27,7 @@ class MessageSender(Protocol):
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        timeout: float | None = None,
     ) -> object:
         """Send one message and wait until it is on the broker's disk."""
         ...

@@ -381,7 +381,8 @@ class AsyncConsumer:
                 than there are partitions.
             retry: policy for failures.
             timeout: seconds until it returns, handlers that are at work then given
-                `revoke_timeout_s` to end; the consumer goes on, and may be run again.
+                `revoke_timeout_s` to end, and dead letters half a second; the consumer
+                goes on, and may be run again.
                 None: until another task or thread calls `close`.
 
         Raises:
@@ -424,6 +425,7 @@ class AsyncConsumer:
             make_producer=lambda: self._context.make_producer(
                 ProducerOptions(), DeadLetterSelector()
             ),
+            before=self._handling,
         )
         self._runs.add(self._handling)
         return self._handling

@@ -35,6 +35,7 @@ from metaq.client.consume.redelivery import (
     next_delay_s,
 )
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
+from metaq.client.options import ProducerOptions
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
@@ -56,6 +57,10 @@ CONCURRENCY_MAX: Final = 10_000
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: no broker takes the dead letter, or the
 local retry store does not take the message."""
+
+
+LETTER_S: Final = 0.5
+"""A dead letter that is begun at the end of a run still has so long."""
 
 
 @dataclass(slots=True)
@@ -138,6 +143,7 @@ class Handling:
         clock: Clock,
         make_producer: Callable[[], MessageSender],
         fs: FileSystem | None = None,
+        before: "Handling | None" = None,
     ) -> None:
         """Prepare; call it on the loop.
 
@@ -149,6 +155,7 @@ class Handling:
             clock: for deadlines, and for the times in dead letters.
             make_producer: makes the producer of dead letters, when there is one.
             fs: the disk of the local retry store; None: this machine's.
+            before: the run before, which has ended; its messages may be stuck.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
@@ -165,6 +172,8 @@ class Handling:
                 fetch_buffer, group=group, topics=topics, policy=policy, fs=fs
             )
         self._troubles: dict[TopicPartition, Trouble] = {}
+        self._stuck_before = {} if before is None else before.stuck()
+        self._deadline_s: float | None = None
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._lock = threading.Lock()
         self._idle: set[asyncio.Task[Any]] = set()
@@ -186,13 +195,15 @@ class Handling:
         """Open the local retry store, and begin to replay it.
 
         Args:
-            timeout_s: how long the disk may take; None: for ever.
+            timeout_s: time of the run, which the disk may take; None: for ever.
 
         Raises:
             StorageError: the directory is unusable, or another process has it.
             RequestTimeoutError: the disk does not answer.
         """
         check_timeout(timeout_s)
+        if timeout_s is not None:
+            self._deadline_s = self.clock.monotonic_s() + timeout_s
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
@@ -466,7 +477,15 @@ class Handling:
             attribute=message.attribute,
             key=message.key,
             headers=letter_headers(message.header_pairs, origin),
+            timeout=self._letter_timeout_s(),
         )
+
+    def _letter_timeout_s(self) -> float | None:
+        """Return what the run leaves a dead letter; None where that is no bound."""
+        if self._deadline_s is None:
+            return None
+        left_s = max(LETTER_S, self._deadline_s - self.clock.monotonic_s())
+        return left_s if left_s < ProducerOptions().timeout_s else None
 
     def _stopped(self, trouble: Trouble, why: str = "") -> HandlerFailedError:
         return HandlerFailedError(
@@ -478,18 +497,24 @@ class Handling:
     # -- how it is doing --------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return one sentence for each problem; none when the run is over."""
+        """Return one sentence for each problem; what is stuck outlives the run."""
+        found = [str(trouble) for trouble in self.stuck().values()]
         if self.is_closed:
-            return []
-        buffers = self._fetch_buffer.handled()
-        found = [
-            str(trouble)
-            for partition, trouble in tuple(self._troubles.items())
-            if partition in buffers and trouble.attempts
-        ]
+            return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:
             found.append(f"local retry store: {self._retry_store.last_error}")
         return found
+
+    def stuck(self) -> dict[TopicPartition, Trouble]:
+        """Return the failed messages that have not been handled since."""
+        handled = self._fetch_buffer.handled()
+        return {
+            partition: trouble
+            for partition, trouble in (self._stuck_before | self._troubles).items()
+            if trouble.attempts
+            and partition in handled
+            and trouble.message.offset >= handled[partition].offset
+        }
 
     def statistics(self) -> HandlingStatistics:
         """Return a snapshot of the counters."""
