@@ -44,10 +44,10 @@ from metaq.storage.append_request import AppendRequest, Request
 from metaq.storage.appender import FREE_SPACE_REFRESH_S, Appender, gathered
 from metaq.storage.log_writer import LogWriter
 
-GROUP_BYTES_MAX: Final = 128 * 1024
+LOOP_BYTES_MAX: Final = 128 * 1024
 """Most bytes that the loop writes in one turn, some 20 µs."""
 
-GROUP_LOGS_MAX: Final = 16
+LOOP_LOGS_MAX: Final = 16
 """Most logs that they may be of: each is a write and a sync of its own."""
 
 ALIVE_S: Final = 1.0
@@ -181,7 +181,10 @@ class CommitOwner:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        groups = self._plan(waiting) if self.owner is Owner.NONE else None
+        try:
+            groups = self._plan(waiting) if self.owner is Owner.NONE else None
+        except (MemoryError, NoSpaceError):
+            groups = None  # no memory, and nothing has begun
         if groups is None:
             self._apply(OwnerEvent.HAND)
             self._hand(waiting)
@@ -205,7 +208,12 @@ class CommitOwner:
     # -- the loop's groups
 
     def _plan(self, requests: Sequence[Request]) -> dict[LogWriter, _Group] | None:
-        """Return what the loop commits of each log; None: it is for the thread."""
+        """Return what the loop commits of each log; None: it is for the thread.
+
+        Raises:
+            MemoryError: there is none for it now.
+            NoSpaceError: likewise.
+        """
         now_s, appender = self._clock.monotonic_s(), self._appender
         if (
             self._syncs is None
@@ -224,19 +232,16 @@ class CommitOwner:
                 return None
             size_bytes += each.size_bytes
             groups.setdefault(each.writer, []).append(each)
-        if size_bytes > GROUP_BYTES_MAX or len(groups) > GROUP_LOGS_MAX:
+        if size_bytes > LOOP_BYTES_MAX or len(groups) > LOOP_LOGS_MAX:
             return None
         for writer, group in groups.items():
             batch_count = sum(each.batch is not None for each in group)
             if not writer.takes_small(batch_count=batch_count, now_s=now_s):
                 return None
-        try:
-            return {
-                writer: _Group(group, gathered(group, sum(r.size_bytes for r in group)))
-                for writer, group in groups.items()
-            }
-        except NoSpaceError:
-            return None  # no memory; nothing has begun
+        return {
+            writer: _Group(group, gathered(group, sum(r.size_bytes for r in group)))
+            for writer, group in groups.items()
+        }
 
     def _begin(self, groups: dict[LogWriter, _Group]) -> None:
         start_s = self._clock.monotonic_s()

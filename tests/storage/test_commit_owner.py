@@ -16,8 +16,8 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.commit_owner import (
     ALIVE_S,
-    GROUP_BYTES_MAX,
-    GROUP_LOGS_MAX,
+    LOOP_BYTES_MAX,
+    LOOP_LOGS_MAX,
     TRANSITIONS,
     CommitOwner,
     Owner,
@@ -218,7 +218,7 @@ def test_what_a_group_of_the_loop_is_not_to_do_is_the_storage_threads(
     bench.close()
     bench = begun(fs := FaultyFileSystem(), clock)
     other, syncs = log_of(bench, OTHER), syncs_of(fs)
-    assert not is_begun(other, GROUP_BYTES_MAX)
+    assert not is_begun(other, LOOP_BYTES_MAX)
     bench.is_busy = True
     assert is_begun(other, UNCOVERED_BYTES_MAX)
     assert not is_begun(other), "bytes wait for the index"
@@ -230,16 +230,16 @@ def test_many_logs_at_once_are_the_storage_threads(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
     """Each would be a write on the loop."""
-    logs = [log_of(bench, LogId("many", n)) for n in range(GROUP_LOGS_MAX + 1)]
+    logs = [log_of(bench, LogId("many", n)) for n in range(LOOP_LOGS_MAX + 1)]
     for each in logs:
         put(bench, each)
     bench.run()
-    for count in (GROUP_LOGS_MAX, GROUP_LOGS_MAX + 1):
+    for count in (LOOP_LOGS_MAX, LOOP_LOGS_MAX + 1):
         first = single(bench, log_of(bench))
         tickets = [single(bench, each) for each in logs[:count]]
         syncs_of(fs).reap()
         assert first.is_stored
-        is_begun = count == GROUP_LOGS_MAX
+        is_begun = count == LOOP_LOGS_MAX
         assert owner_of(bench) is (Owner.LOOP if is_begun else Owner.THREAD)
         bench.run()
         assert all(each.is_stored for each in tickets)
@@ -386,21 +386,32 @@ def test_the_producer_file_is_made_again_by_the_storage_thread(
         assert ticket.is_stored
 
 
-def test_a_bug_takes_the_directory_offline(
-    bench: StorageBench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["write_small", "takes_small"])
+def test_an_error_of_ours_leaves_no_put_without_an_answer(
+    bench: StorageBench,
+    fs: FaultyFileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
-    """Nothing waits for ever, and nothing is acknowledged."""
-    log = log_of(bench)
+    """A bug in a write takes the directory offline; before it, without memory, a group
+    is the storage thread's.
+    """
+    log, is_bug = log_of(bench), method == "write_small"
 
-    def fail(*_: object, **__: object) -> None:
-        raise ValueError("bug")
+    def fail(*_: object, **__: object) -> bool:
+        raise ValueError("bug") if is_bug else MemoryError
 
-    monkeypatch.setattr(log.writer, "write_small", fail)
+    monkeypatch.setattr(log.writer, method, fail)
     first, later = single(bench, log), single(bench, log)
+    assert not syncs_of(fs).begun
     bench.run()
-    assert log.state is LogState.OFFLINE
-    assert "bug" in str(first.error)
-    assert later.error is not None
+    if is_bug:
+        assert log.state is LogState.OFFLINE
+        assert "bug" in str(first.error)
+        assert later.error is not None
+    else:
+        assert first.is_stored
+        assert later.is_stored
 
 
 def test_what_a_power_cut_finds_before_the_sync_was_not_acknowledged(

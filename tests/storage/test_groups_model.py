@@ -15,7 +15,7 @@ from metaq.fs.group_thread import GroupThread
 from metaq.model import LogId, MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.append_request import Request
-from metaq.storage.commit_owner import GROUP_BYTES_MAX
+from metaq.storage.commit_owner import LOOP_BYTES_MAX
 from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
@@ -114,7 +114,7 @@ class World:
             return
         size = self.rng.choice([1, 50, 50, 900, 5000])
         if self.rng.random() < 0.02:
-            size = GROUP_BYTES_MAX
+            size = LOOP_BYTES_MAX
         count = self.rng.choice([1, 1, 2, 6])
         chunks = []
         for _ in range(count):
