@@ -18,6 +18,10 @@ the two works at any time, and `TRANSITIONS` says which:
 * What comes while the loop has a group under way waits for its end, and is the next
   group of one or the other. What comes while the thread works is handed over together,
   at the end of the turn: each hand-over takes the interpreter from the loop.
+* Clients that were answered together send their next puts together, so what waits at
+  the end of a loop's group is not begun at once: it would go without them, and they
+  would wait for its sync. Up to `GATHER_TURNS` turns are given until as many puts
+  wait as were answered and waited then. A client that is alone waits for nothing.
 * A group that the loop commits takes a write and a sync of each log, and nothing else
   (`LogWriter.takes_small`). What goes wrong on the way is a task for the thread, which
   is handed before everything that came since: a sync that the kernel does not take, and
@@ -56,6 +60,10 @@ ALIVE_S: Final = 1.0
 HELD_UP_S: Final = 0.02
 """A disk that has kept the loop so long in one turn is the thread's for `ALIVE_S`: it
 is written through, or was frozen, or has no memory left for it."""
+
+GATHER_TURNS: Final = 8
+"""Most turns of the loop, some 10 µs each, in which a group waits for the next puts of
+those that were answered just now."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +143,11 @@ class CommitOwner:
         )
         self._waiting: list[Request] = []
         """Requests that no thread was given yet, in their order."""
-        self._is_turn_posted = False
+        self._turns_left = 0
+        """Turns of the loop until what waits is begun; 0: none is posted."""
+        self._expected_count = 0.0
+        """Puts of the loop's last group, and of those that waited for its end: as many
+        may come together next."""
         self._handed_count = 0
         self._under_way = 0
         """Syncs of the loop's group."""
@@ -156,11 +168,12 @@ class CommitOwner:
             joins: others come in this turn of the loop: they are handed over together.
         """
         self._waiting.append(request)
-        if self.owner is Owner.NONE and not joins and len(self._waiting) == 1:
+        if self._turns_left or self.owner not in (Owner.NONE, Owner.THREAD):
+            return  # it is looked at later
+        if self.owner is Owner.NONE and not joins:
             self._go_on()
-        elif not self._is_turn_posted:
-            self._is_turn_posted = True
-            self._post(self._end_turn)
+        else:
+            self._wait_turns(1)
 
     def stop(self) -> None:
         """Have what is queued finished by the thread, which ends then."""
@@ -171,10 +184,23 @@ class CommitOwner:
     def _apply(self, event: OwnerEvent) -> None:
         self.owner = TRANSITIONS[self.owner, event]
 
+    def _wait_turns(self, count: int) -> None:
+        self._turns_left = count
+        self._post(self._end_turn)
+
     def _end_turn(self) -> None:
-        self._is_turn_posted = False
-        if self.owner in (Owner.NONE, Owner.THREAD):
+        turns_left, self._turns_left = self._turns_left - 1, 0
+        if turns_left and self._count_puts() < self._expected_count:
+            self._wait_turns(turns_left)
+        elif self.owner in (Owner.NONE, Owner.THREAD):
             self._go_on()
+
+    def _count_puts(self) -> float:
+        """Return how many puts wait; infinity if anything else does, which is begun."""
+        return sum(
+            each.record_count if isinstance(each, AppendRequest) else float("inf")
+            for each in self._waiting
+        )
 
     def _go_on(self) -> None:
         """Begin a group of what waits, or hand it to the thread."""
@@ -245,6 +271,7 @@ class CommitOwner:
 
     def _begin(self, groups: dict[LogWriter, _Group]) -> None:
         start_s = self._clock.monotonic_s()
+        self._expected_count = 0
         for writer, group in groups.items():
             try:
                 self._commit(writer, group)
@@ -262,6 +289,7 @@ class CommitOwner:
         """Write a group of one log, and begin its sync."""
         assert self._syncs is not None, "a group was planned"
         requests, appender = group.requests, self._appender
+        self._expected_count += sum(each.record_count for each in requests)
         assert requests[0].offset == writer.end, (requests[0].offset, writer.end)
         receiver = requests[0].receiver
         try:
@@ -296,8 +324,12 @@ class CommitOwner:
     def _on_ended(self) -> None:
         """Go on after the last sync of the loop's group."""
         self._apply(OwnerEvent.ENDED)
-        self._waiting[:0], self._left = self._left, []
+        self._expected_count += self._count_puts()
+        left, self._left = self._left, []
+        self._waiting[:0] = left
         if self.owner is Owner.ENDED:
             self._end()
+        elif self._expected_count > 1 and not left:
+            self._wait_turns(GATHER_TURNS)
         else:
             self._go_on()

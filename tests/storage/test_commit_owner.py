@@ -16,6 +16,7 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.commit_owner import (
     ALIVE_S,
+    GATHER_TURNS,
     LOOP_BYTES_MAX,
     LOOP_LOGS_MAX,
     TRANSITIONS,
@@ -131,6 +132,7 @@ def test_what_comes_in_the_course_of_a_group_is_the_next_one(
     assert len(syncs.begun) == 1
     syncs.reap()
     assert first.is_stored
+    bench.loop.run()
     assert len(syncs.begun) == 2
     last = syncs.begun.pop()
     syncs.reap()
@@ -140,6 +142,36 @@ def test_what_comes_in_the_course_of_a_group_is_the_next_one(
     syncs.reap()
     assert later[1].is_stored
     assert owner_of(bench) is Owner.NONE
+
+
+def test_clients_that_are_answered_together_are_gathered_again(
+    bench: StorageBench, fs: FaultyFileSystem
+) -> None:
+    """Their next puts are one group: at most `GATHER_TURNS` turns wait for them."""
+    log, syncs = log_of(bench), syncs_of(fs)
+    single(bench, log)
+    tickets = [single(bench, log), single(bench, log)]
+    syncs.reap()
+    assert not syncs.begun, "the first client may put again"
+    tickets.append(single(bench, log))
+    bench.loop.run_some(1)
+    assert len(syncs.begun) == 1, "all that may come are here"
+    syncs.reap()
+    assert all(ticket.is_stored for ticket in tickets)
+    tickets = [single(bench, log), single(bench, log)]
+    for _ in range(GATHER_TURNS - 1):
+        bench.loop.run_some(1)
+    assert not syncs.begun, "a third may come"
+    bench.loop.run_some(1)
+    syncs.reap()
+    assert all(ticket.is_stored for ticket in tickets)
+    bench.loop.run()
+    for _ in range(3):
+        ticket = single(bench, log)
+        assert syncs.begun, "a client that is alone waits for no other"
+        syncs.reap()
+        assert ticket.is_stored
+        bench.loop.run_some(1)
 
 
 def test_the_loop_begins_nothing_before_it_has_heard_all_of_the_thread(
@@ -239,6 +271,7 @@ def test_many_logs_at_once_are_the_storage_threads(
         tickets = [single(bench, each) for each in logs[:count]]
         syncs_of(fs).reap()
         assert first.is_stored
+        bench.loop.run()
         is_begun = count == LOOP_LOGS_MAX
         assert owner_of(bench) is (Owner.LOOP if is_begun else Owner.THREAD)
         bench.run()
