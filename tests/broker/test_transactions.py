@@ -238,6 +238,20 @@ def test_a_commit_of_pipelined_puts_has_them_all(data_dir: Path) -> None:
     run(scenario())
 
 
+def test_stats_count_the_begin_of_every_transaction(data_dir: Path) -> None:
+    """As MetaQ does: `tx_begin` has XA ones too, `tx_xa_begin` these alone."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            for key in (b"TX:s:1", XID):
+                await good(peer, command(key, b"BEGIN"))
+            lines = (await peer.ask(b"stats\r\n")).split(b"\r\n")
+            assert b"tx_begin 2" in lines
+            assert b"tx_xa_begin 1" in lines
+
+    run(scenario())
+
+
 def test_a_begin_is_answered_whatever_follows_it(data_dir: Path) -> None:
     """With its puts where they come in one piece, and not later than now where a put
     is only half there, or refused at once.

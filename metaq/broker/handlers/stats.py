@@ -130,7 +130,7 @@ def _broker_lines(context: BrokerContext) -> _Lines:
         f"cmd_put {counters.cmd_put}",
         f"cmd_get {counters.cmd_get}",
         f"cmd_offset {counters.cmd_offset}",
-        f"tx_begin {transactions.begun_local}",
+        f"tx_begin {transactions.begun_local + transactions.begun_xa}",
         f"tx_xa_begin {transactions.begun_xa}",
         f"tx_commit {transactions.committed}",
         f"tx_rollback {transactions.rolled_back}",
