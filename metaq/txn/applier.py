@@ -1,24 +1,24 @@
 """The second half of a commit: its batches go to their partitions.
 
 What is here is decided: its commit record is in the journal. A batch that its partition
-refuses is tried again, until it is there or the process ends; the next start finds it
-missing then.
+refuses is retried until it is stored or the process ends; then the next start finds it
+missing.
 
 Transactions that are committed together (`side_files.py`) give a partition one append,
 so that readers see the batches of all of them in the same moment.
 
-A batch lies at the bound of its commit record or behind. Where it is behind, its place
-is written into the record just before the batch is written: a Java broker looks for the
-batch there and nowhere else, and would append it again otherwise.
+A batch is at the bound in its commit record or after it. Where it is after it, its
+offset is written into the record just before the batch is written: a Java broker looks
+for the batch only there, and would append it again otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from metaq.errors import ClosedError, MetaqError, StorageError
 from metaq.model import LogId, Offset
-from metaq.txn.journal import Journal, Task
+from metaq.txn.journal import Journal
 from metaq.txn.ports import MessageSink
 from metaq.txn.state import UNAVAILABLE, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
@@ -27,8 +27,18 @@ _Joined: TypeAlias = Sequence[tuple[BrokerTransaction, PendingBatch]]
 """Batches that are one append to one partition, in their order there."""
 
 
+class _BatchTicket(NamedTuple):
+    """Calls one of two functions with the outcome of a batch."""
+
+    on_stored: Callable[[], None]
+    on_failed: Callable[[StorageError], None]
+
+
 class Applier:
-    """Transactions that are decided and not finished. Owner: the coordinator."""
+    """Transactions that are decided and not finished. Owner: the coordinator.
+
+    `on_applied` gets each transaction whose batches are all stored.
+    """
 
     def __init__(
         self,
@@ -36,13 +46,6 @@ class Applier:
         journal: Journal,
         on_applied: Callable[[BrokerTransaction], None],
     ) -> None:
-        """Begin without any.
-
-        Args:
-            sink: takes the batches.
-            journal: forgets what is applied.
-            on_applied: told of a transaction whose batches are all stored.
-        """
         self._sink = sink
         self._journal = journal
         self._on_applied = on_applied
@@ -58,14 +61,14 @@ class Applier:
         return sum(tx.stuck is not None for tx in self.decided)
 
     def apply(self, tx: BrokerTransaction) -> None:
-        """Hand to the partitions what they do not have of a decided transaction.
+        """Hand the missing batches of a decided transaction to their partitions.
 
-        And of those that are committed together with it.
+        Also those of the transactions that are committed together with it.
         """
         together = tx.group or {tx: None}
         self.decided.update(together)
         if any(each.is_unverified for each in together):
-            text = "a partition could not be read: a restart sees what it has"
+            text = "a partition could not be read: a restart checks what it has"
             for each in together:
                 self._get_stuck(each, StorageError(text))
             return
@@ -76,7 +79,7 @@ class Applier:
                 if not batch.is_stored and not batch.is_in_flight:
                     waiting.setdefault(batch.log_id, []).append((each, batch))
         for log_id, joined in waiting.items():
-            # What a crash has cut lies at the end of its log, where the rest belongs.
+            # First: the rest of an append cut by a crash belongs at the end of its log.
             joined.sort(key=lambda each: not each[1].is_cut)
             self._append(log_id, joined)
 
@@ -93,7 +96,7 @@ class Applier:
         self.apply_all([tx for tx in self.decided if tx.stuck is not None])
 
     def drop_topic(self, topic: str) -> None:
-        """Give up what waits for the partitions of a topic that is deleted."""
+        """Give up batches that wait for the partitions of a deleted topic."""
         for tx in list(self.decided):
             for batch in tx.batches.values():
                 if batch.log_id.topic == topic and not batch.is_in_flight:
@@ -101,7 +104,7 @@ class Applier:
             self._finish_if_stored(tx)
 
     def call_when_settled(self, on_settled: Callable[[], None]) -> None:
-        """Call once when no batch is on its way: stored, or refused for now."""
+        """Call once when no batch is in flight: stored, or refused for now."""
         self._on_settled = on_settled
         self._settle()
 
@@ -115,7 +118,7 @@ class Applier:
                 size_bytes=sum([batch.size_bytes for _tx, batch in joined]),
                 record_count=sum([batch.put_count for _tx, batch in joined]),
                 last_id=max([batch.last_id for _tx, batch in joined]),
-                before_write=partial(self._tell_places, joined),
+                before_write=partial(self._note_offsets, joined),
                 completes=joined[0][1].is_cut,
                 ticket=_BatchTicket(
                     partial(self._on_stored, joined), partial(self._on_failed, joined)
@@ -124,13 +127,15 @@ class Applier:
         except (StorageError, ClosedError) as error:
             self._refuse(joined, error)
 
-    def _tell_places(self, joined: _Joined, offset: Offset) -> Sequence[Task]:
-        """Bring commit records in step; on the thread that writes the batches next."""
-        tasks: list[Task] = []
+    def _note_offsets(
+        self, joined: _Joined, offset: Offset
+    ) -> Sequence[Callable[[], None]]:
+        """Note offsets of batches in commit records; on the thread that writes them."""
+        tasks: list[Callable[[], None]] = []
         for tx, batch in joined:
-            if batch.place_at >= 0 and offset != batch.place_told:
-                batch.place_told = offset
-                tasks += self._journal.note_place(tx.slot, batch.place_at, offset)
+            if batch.offset_at >= 0 and offset != batch.offset_written:
+                batch.offset_written = offset
+                tasks += self._journal.note_offset(tx.slot, batch.offset_at, offset)
             offset = Offset(offset + batch.size_bytes)
         return tasks
 
@@ -161,7 +166,7 @@ class Applier:
         self.failed_count += 1
         tx.stuck = error
         text = f"committed, and not in every partition yet: {error}"
-        tx.tell(XaCommandError(UNAVAILABLE, text))
+        tx.answer(XaCommandError(UNAVAILABLE, text))
 
     def _settle(self) -> None:
         if self._on_settled is None:
@@ -170,17 +175,3 @@ class Applier:
         if not any(batch.is_in_flight for batch in batches):
             on_settled, self._on_settled = self._on_settled, None
             on_settled()
-
-
-class _BatchTicket:
-    """Tells one of two functions what became of a batch."""
-
-    __slots__ = ("on_failed", "on_stored")
-
-    def __init__(
-        self,
-        on_stored: Callable[[], None],
-        on_failed: Callable[[StorageError], None],
-    ) -> None:
-        self.on_stored = on_stored
-        self.on_failed = on_failed

@@ -1,31 +1,33 @@
-"""The coordinator: all transactions of a broker that are not finished, and their ends.
+"""The coordinator: all unfinished transactions of a broker, and their ends.
 
 Theory of operation. Everything here happens on the loop's thread; what waits for a disk
-comes back as a call. A transaction is a row of the state table (`state.py`), the
-records that its puts will be, one list for each partition, and a slot in the journal.
+comes back as a call. A transaction is a row of the state table (`state.py`), its future
+records as one list for each partition, and a slot in the journal.
 
     put       records are kept, a run of them is journalled, then it is answered
     prepare   one record, synced as the mode says, then it is answered
-    commit    1. each partition is asked for a bound of the offset to come (a refusal
-                 here rolls back, or leaves it prepared)
+    commit    1. each partition returns a bound for the offset to come (a refusal here
+                 rolls back, or leaves it prepared)
               2. the commit record with these bounds: from here on it *is* committed
               3. one batch to each partition; what one refuses is tried again
               4. all are stored as their partitions promise: it is answered
 
 Several prepared ones can be committed as one: `side_files.py` says how a start knows,
 and step 3 gives each partition one append for all of them. A time-out, a heuristic
-outcome or another verdict of one of them is met before step 1, or waits for the end.
+outcome or another command for one of them takes effect before step 1, or waits for the
+end.
 
 So a reader never sees one partition's half of something that a crash could take back:
-what is appended is decided. A client that is told that a batch could not be appended
-yet may ask again, and gets the answer when it is.
+what is appended is decided. A client whose batch could not be appended yet may ask
+again, and gets the answer when it is appended.
 
-A transaction takes puts from the connection that began it, its *owner*, alone, and is
-begun once: two that used one key would mix their messages. A local one ends with its
-connection, an XA one obeys verdicts of any. A time-out ends what is not prepared.
+A transaction takes puts only from the connection that began it, its *owner*, and is
+begun once: two users of one key would mix their messages. A local one ends with its
+connection; any connection may decide an XA one. A time-out ends what is not prepared.
 
 Bounds: open transactions, bytes of their puts, transactions with a time-out, bytes of
-the journal; what would pass one is refused, and counted. Source: broker spec 5.
+the journal; what would exceed one is refused, and counted.
+Source: docs/metaq-1.4/broker.md 5.
 """
 
 import logging
@@ -36,7 +38,6 @@ from functools import partial
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.deadlines import Deadlines
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -48,6 +49,13 @@ from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
+from metaq.txn.decisions import (
+    CommitRecords,
+    DecisionTicket,
+    Outcomes,
+    UnendedTransactions,
+    submit_rollback,
+)
 from metaq.txn.figures import (
     TransactionCounters,
     TransactionFigures,
@@ -55,10 +63,11 @@ from metaq.txn.figures import (
     TransactionView,
 )
 from metaq.txn.journal import Journal, JournalEntry, JournalTicket
+from metaq.txn.open_transactions import OpenTransactions
 from metaq.txn.opening import OpenedJournal, tidy
+from metaq.txn.outcomes import HeuristicOutcomes
 from metaq.txn.ports import MessageSink
 from metaq.txn.records import RedoOperation, encode_operation
-from metaq.txn.side_files import KeptOutcome, write_outcomes
 from metaq.txn.state import (
     OPEN_STATES,
     ROLLED_BACK,
@@ -80,23 +89,17 @@ from metaq.txn.transaction import (
     NO_OWNER,
     PUT_OVERHEAD_BYTES,
     BrokerTransaction,
-    Told,
+    OnDone,
     restore_transaction,
     view_transactions,
 )
-from metaq.txn.verdicts import (
-    CommitRecords,
-    Outcomes,
-    UnendedTransactions,
-    VerdictTicket,
-)
 
 VOTE_COMMIT: Final = 0
-"""XA_OK: a prepared transaction waits for its verdict."""
+"""XA_OK: a prepared transaction waits for its decision."""
 VOTE_READ_ONLY: Final = 3
 """XA_RDONLY: there was nothing to prepare, and it is gone."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class TransactionCoordinator:
@@ -112,30 +115,22 @@ class TransactionCoordinator:
     ) -> None:
         """Begin without a transaction; `restore` or `disable` comes next.
 
-        Args:
-            fs: the disk, for outcomes.
-            clock: for deadlines and ages.
-            journal: open, its thread running, when the first command comes.
-            sink: takes what is committed.
-            limits: bounds.
+        The journal is open, its thread running, when the first command comes.
         """
         self._fs = fs
         self._clock = clock
         self._journal = journal
         self._limits = limits
-        self._transactions: dict[str, BrokerTransaction] = {}
-        self._owned: dict[object, dict[BrokerTransaction, None]] = {}
-        self._outcomes: dict[str, KeptOutcome] = {}
-        self._deadlines = Deadlines[BrokerTransaction]()
-        self._held_bytes = 0
+        self.counters = TransactionCounters()
+        """Counts since the start."""
+        self._open = OpenTransactions(clock, limits, self.counters)
+        self._outcomes = HeuristicOutcomes(fs, clock, journal)
         self._records = CommitRecords(fs, journal, sink)
         self._applier = Applier(sink, journal, self._on_applied)
         self._unended = UnendedTransactions(journal)
         self._disabled: StorageError | None = None
         self._notes: tuple[str, ...] = ()
         self._is_closed = False
-        self.counters = TransactionCounters()
-        """Counts since the start."""
 
     # -- the start and the end
 
@@ -144,36 +139,31 @@ class TransactionCoordinator:
         self._disabled = cause
 
     def restore(self, opened: OpenedJournal, on_settled: Callable[[], None]) -> None:
-        """Take over what the journal held, and append what is committed.
+        """Take over the content of the journal, and append what is committed.
 
-        Args:
-            opened: what the journal held.
-            on_settled: called once, when what is committed is in its partitions, or
-                they do not take it now.
+        `on_settled` is called once, when what is committed is in its partitions, or
+        they do not take it now.
         """
         self._disabled = None
-        self._outcomes = dict(opened.outcomes)
+        self._outcomes.by_key.update(opened.outcomes)
         self._notes = opened.notes
         for restored in opened.transactions:
-            tx = restore_transaction(restored, self._clock.wall_ms())
-            self._add(tx)
-            self._held_bytes += tx.held_bytes
+            self._open.add(restore_transaction(restored, self._clock.wall_ms()))
         for keys in opened.together:
-            self._records.join([self._transactions[key] for key in keys])
-        # What a crash has cut lies at the end of its log, where the rest belongs.
+            self._records.join([self._open.by_key[key] for key in keys])
+        # First: the rest of an append cut by a crash belongs at the end of its log.
         decided = [
-            tx for tx in self._transactions.values() if tx.state is TxState.DECIDED
+            tx for tx in self._open.by_key.values() if tx.state is TxState.DECIDED
         ]
         self._applier.apply_all(sorted(decided, key=lambda tx: not tx.is_cut))
-        # What was refused because the rest of another one was to come before.
+        # Those refused because the rest of another one had to come first.
         self._applier.retry()
         self._applier.call_when_settled(on_settled)
 
     def close(self, on_closed: Callable[[], None]) -> None:
-        """End what has no verdict, and close the journal, behind commits under way.
+        """End what is not decided, and close the journal after commits under way.
 
-        Args:
-            on_closed: called when its files are closed, on the loop's thread.
+        `on_closed` is called on the loop's thread when its files are closed.
         """
         self._is_closed = True
         if self._disabled is not None:
@@ -182,17 +172,17 @@ class TransactionCoordinator:
 
         def close_journal() -> None:
             finish = None
-            # What is committed and not applied is in the journal alone.
+            # Commits that are not applied are only in the journal.
             if not self._applier.decided:
                 finish = partial(
-                    tidy, self._fs, self._journal, has_prepared=bool(self._transactions)
+                    tidy, self._fs, self._journal, has_prepared=bool(self._open.by_key)
                 )
             self._journal.close(finish, on_closed)
 
         def written(_error: StorageError | None) -> None:
             self._applier.call_when_settled(close_journal)
 
-        # Behind what is queued: no commit is on its way to the journal then.
+        # After everything queued: then no commit is on its way to the journal.
         self._journal.call(lambda: None, written)
 
     # -- what clients ask
@@ -203,7 +193,7 @@ class TransactionCoordinator:
         """Begin a transaction; nothing happens when its owner begins it again.
 
         Args:
-            key: its key.
+            key: of the transaction.
             owner: the connection.
             timeout_s: seconds after which it is rolled back; 0 or less: never.
             session_id: name of a producer, of which a connection may have several.
@@ -213,7 +203,7 @@ class TransactionCoordinator:
                 offline.
         """
         self._require_journal()
-        self._require_no_outcome(key)
+        self._outcomes.require_none(key)
         found = self._get(key)
         if found is not None:
             is_same = (found.owner, found.session_id) == (owner, session_id)
@@ -222,31 +212,18 @@ class TransactionCoordinator:
             return
         if key in self._unended:
             raise in_use(key, TxState.ROLLING_BACK)
-        limits, count = self._limits, len(self._transactions) + len(self._unended)
-        if count >= limits.open_count_max:
-            self._refuse(
-                f"too many transactions are open: expected at most"
-                f" {limits.open_count_max}, got {count + 1}"
-            )
-        if timeout_s > 0 and len(self._deadlines) >= limits.timed_count_max:
-            # MetaQ's words.
-            self._refuse(
-                f"Timer size {len(self._deadlines) + 1} is great than maxTimerCapacity"
-                f" {limits.timed_count_max}"
-            )
+        self._open.require_begin(timeout_s, unended_count=len(self._unended))
         tx = BrokerTransaction(key, owner, self._clock.wall_ms(), session_id)
-        self._add(tx)
+        self._open.add(tx)
+        self._open.limit_time(tx, timeout_s)
         self.counters.begun_xa += is_xa(key)
         self.counters.begun_local += not is_xa(key)
-        if timeout_s > 0:
-            seconds = min(timeout_s, limits.timeout_s_max)
-            self._deadlines.set(tx, self._clock.monotonic_s() + seconds)
 
     def find_for_put(self, key: str, owner: object) -> BrokerTransaction:
         """Return a transaction that takes puts.
 
         Raises:
-            TransactionError: it is not known, or takes none.
+            TransactionError: it is unknown, or takes none.
         """
         self._require_journal()
         tx = self._find(key, owner)
@@ -256,16 +233,16 @@ class TransactionCoordinator:
         return tx
 
     def check_room(self, put_count: int, payload_bytes: int) -> None:
-        """Raise TransactionError where so many puts would pass a bound."""
-        after = self._held_bytes + payload_bytes + PUT_OVERHEAD_BYTES * put_count
+        """Raise TransactionError where so many puts would exceed a bound."""
+        after = self._open.held_bytes + payload_bytes + PUT_OVERHEAD_BYTES * put_count
         limits, journal_bytes = self._limits, self._journal.figures.size_bytes
         if after > limits.held_bytes_max:
-            self._refuse(
+            self._open.refuse(
                 f"open transactions hold too much: expected at most"
                 f" {limits.held_bytes_max} bytes, got {after}"
             )
         if journal_bytes > limits.journal_bytes_max:
-            self._refuse(
+            self._open.refuse(
                 f"the transaction journal is full: expected at most"
                 f" {limits.journal_bytes_max} bytes, got {journal_bytes}"
             )
@@ -292,7 +269,7 @@ class TransactionCoordinator:
             record_count: records in them.
             last_id: id of the last one.
             journalled: their records in the journal's format, in any split.
-            ticket: told when they are journalled.
+            ticket: called when they are journalled.
         """
         if tx.state is not TxState.IN_USE:
             tx.state = advance(tx.key, tx.state, TxEvent.PUT)
@@ -307,37 +284,38 @@ class TransactionCoordinator:
         payload_bytes = size_bytes - HEADER_BYTES * record_count
         held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * record_count
         tx.held_bytes += held_bytes
-        self._held_bytes += held_bytes
+        self._open.held_bytes += held_bytes
         self._journal.submit(
             JournalEntry(
                 tx.slot,
                 journalled,
                 sum(map(len, journalled)),
-                is_verdict=False,
+                is_decision=False,
                 is_last=False,
                 ticket=ticket,
             )
         )
 
     def prepare(
-        self, key: str, owner: object, on_voted: Callable[[int], None], on_failed: Told
+        self,
+        key: str,
+        owner: object,
+        on_voted: Callable[[int], None],
+        on_failed: OnDone,
     ) -> None:
-        """Prepare an XA transaction.
+        """Prepare an XA transaction for the connection that asks.
 
-        Args:
-            key: its key.
-            owner: the connection that asks.
-            on_voted: told the vote, now or when it is journalled.
-            on_failed: told instead why it was rolled back.
+        `on_voted` gets the vote, now or when the prepare is journalled; `on_failed` is
+        called instead with why it was rolled back.
 
         Raises:
-            TransactionError: it is not known, or cannot be prepared now.
+            TransactionError: it is unknown, or cannot be prepared now.
         """
         self._require_journal()
         tx = self._find(key, owner)
         tx.state = advance(key, tx.state, TxEvent.PREPARE)
         if tx.state is TxState.FINISHED:
-            self._drop(tx)
+            self._open.drop(tx)
             on_voted(VOTE_READ_ONLY)
             return
 
@@ -353,26 +331,30 @@ class TransactionCoordinator:
             self._forget_refused(tx)
             on_failed(self._rolled_back(tx, error))
 
-        self._deadlines.clear(tx)
+        self._open.deadlines.clear(tx)
         with suppress(NoSpaceError):
-            # Now, as many of them may be committed in one turn of the loop.
+            # Now: many of them may be committed in one turn of the loop later.
             for batch in tx.batches.values():
                 batch.seal()
-        self._submit(tx, RedoOperation.XA_PREPARE, journalled, refused)
+        data = encode_operation(RedoOperation.XA_PREPARE, key)
+        ticket = DecisionTicket(journalled, refused)
+        self._journal.submit(
+            JournalEntry(tx.slot, (data,), len(data), True, False, ticket)
+        )
 
     def commit(
-        self, key: str, owner: object, on_done: Told, *, is_two_phase: bool
+        self, key: str, owner: object, on_done: OnDone, *, is_two_phase: bool
     ) -> None:
-        """Commit a transaction.
+        """Commit a transaction for the connection that asks.
 
         Args:
-            key: its key.
-            owner: the connection that asks.
-            on_done: told when its batches are stored, or that they are not yet.
+            key: of the transaction.
+            owner: the connection.
+            on_done: called when its batches are stored, or with why they are not yet.
             is_two_phase: an XA transaction must have been prepared.
 
         Raises:
-            TransactionError: it is not known, or cannot be committed now.
+            TransactionError: it is unknown, or cannot be committed now.
         """
         self._require_journal()
         event = TxEvent.COMMIT_TWO_PHASE if is_two_phase else TxEvent.COMMIT_ONE_PHASE
@@ -387,12 +369,12 @@ class TransactionCoordinator:
     ) -> None:
         """Commit prepared XA transactions; a partition gets the batches of all at once.
 
-        What cannot be committed does not hold up the others.
+        One that cannot be committed does not hold up the others.
 
         Args:
-            keys: theirs, one or more.
-            on_done: told of each in their order, as `commit` would tell, when the last
-                outcome is known.
+            keys: one or more.
+            on_done: gets the outcome of each in the order of the keys, as `commit`
+                would report it, when the last one is known.
 
         Raises:
             TransactionError: the journal is offline.
@@ -400,34 +382,29 @@ class TransactionCoordinator:
         self._require_journal()
         outcomes, begun = Outcomes(len(keys), on_done), list[BrokerTransaction]()
         for index, key in enumerate(keys):
-            told = partial(outcomes.take, index)
+            take = partial(outcomes.take, index)
             try:
-                tx = self._ask_commit(key, NO_OWNER, TxEvent.COMMIT_TWO_PHASE, told)
+                tx = self._ask_commit(key, NO_OWNER, TxEvent.COMMIT_TWO_PHASE, take)
             except TransactionError as error:
-                told(error)
+                take(error)
             else:
                 begun += [] if tx is None else [tx]
         if begun:
             self._begin_commit(*begun)
 
-    def rollback(self, key: str, owner: object, on_done: Told) -> None:
-        """Roll a transaction back.
-
-        Args:
-            key: its key.
-            owner: the connection that asks.
-            on_done: told when that is journalled.
+    def rollback(self, key: str, owner: object, on_done: OnDone) -> None:
+        """Roll a transaction back; `on_done` is called when that is journalled.
 
         Raises:
-            TransactionError: it is not known, or committed.
+            TransactionError: it is unknown, or committed.
         """
         self._require_journal()
         tx = self._find(key, owner)
         tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
         self._roll_back(tx, on_done)
 
-    def forget(self, key: str, on_done: Told) -> None:
-        """Forget a heuristic outcome; one that is not known is forgotten.
+    def forget(self, key: str, on_done: OnDone) -> None:
+        """Forget a heuristic outcome; an unknown one is forgotten already.
 
         Raises:
             TransactionError: the key is not that of an XA transaction.
@@ -435,26 +412,17 @@ class TransactionCoordinator:
         if not is_xa(key):
             raise XaCommandError(UNKNOWN, f"{key} is not a valid xid")
         self._require_journal()
-        if key in self._transactions and key in self._outcomes:
+        if key in self._open.by_key and key in self._outcomes.by_key:
             raise XaCommandError(
                 UNAVAILABLE, f"the outcome of '{key}' is not carried out yet"
             )
-        kept = self._outcomes.pop(key, None)
-        if kept is None:
-            on_done(None)
-            return
-
-        def written(error: MetaqError | None) -> None:
-            self._outcomes |= {} if error is None else {key: kept}
-            on_done(error)
-
-        self._keep_outcomes(written)
+        self._outcomes.forget(key, on_done)
 
     def recover(self, qualifier: str | None) -> list[str]:
         """Return the keys of what is prepared, or ended by an operator.
 
         Args:
-            qualifier: of the coordinator that asks; None: all.
+            qualifier: of the transaction manager that asks; None: all.
 
         Raises:
             TransactionError: the journal is offline.
@@ -463,18 +431,17 @@ class TransactionCoordinator:
         waiting = {TxState.PREPARED, TxState.DECIDED}
         keys = [
             key
-            for key, tx in self._transactions.items()
+            for key, tx in self._open.by_key.items()
             if is_xa(key) and tx.state in waiting
         ]
-        keys += [key for key in self._outcomes if key not in self._transactions]
+        keys += [key for key in self._outcomes.by_key if key not in self._open.by_key]
         return [
             key for key in keys if qualifier is None or qualifier_of(key) == qualifier
         ]
 
     def end_owner(self, owner: object) -> None:
-        """Roll back the local transactions of a connection that is gone."""
-        for tx in self._owned.pop(owner, ()):
-            tx.owner = NO_OWNER
+        """Roll back the local transactions of a connection that has ended."""
+        for tx in self._open.disown(owner):
             if tx.state in OPEN_STATES and not is_xa(tx.key):
                 self.counters.abandoned += 1
                 tx.state = TxState.FINISHED
@@ -482,21 +449,21 @@ class TransactionCoordinator:
 
     # -- what operators ask
 
-    def decide(self, key: str, outcome: HeuristicOutcome, on_done: Told) -> None:
-        """End a prepared transaction, whatever its coordinator would have said.
+    def decide(self, key: str, outcome: HeuristicOutcome, on_done: OnDone) -> None:
+        """End a prepared transaction without its transaction manager.
 
-        One that is not prepared can be rolled back: of that no outcome is kept.
+        One that is not prepared can be rolled back, and no outcome of that is kept.
 
         Args:
             key: of an XA transaction.
             outcome: which way.
-            on_done: told when it is carried out.
+            on_done: called when it is carried out.
 
         Raises:
             TransactionError: it is not prepared, or ended otherwise before.
         """
         self._require_journal()
-        tx, kept = self._get(key), self._outcomes.get(key)
+        tx, kept = self._get(key), self._outcomes.by_key.get(key)
         if kept is not None and (tx is None or kept.outcome is not outcome):
             raise outcome_error(key, kept.outcome)
         if tx is None:
@@ -509,11 +476,9 @@ class TransactionCoordinator:
             raise TransactionError(
                 f"transaction '{key}' is not prepared: {tx.state.value}"
             )
-        self._outcomes[key] = KeptOutcome(outcome, self._clock.wall_ms())
 
         def carry_out(error: MetaqError | None) -> None:
             if error is not None:
-                self._outcomes.pop(key, None)
                 on_done(error)
             elif outcome is HeuristicOutcome.COMMIT:
                 tx.waiters.append(on_done)
@@ -523,51 +488,47 @@ class TransactionCoordinator:
                 tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
                 self._roll_back(tx, on_done)
 
-        self._keep_outcomes(carry_out)
+        self._outcomes.keep(key, outcome, carry_out)
 
     def views(self) -> list[TransactionView]:
-        """Return what is not finished, and outcomes; raises as `recover`."""
+        """Return unfinished transactions, and outcomes; raises as `recover`."""
         self._require_journal()
         now_ms = self._clock.wall_ms()
-        return view_transactions(self._transactions, self._outcomes, now_ms)
+        return view_transactions(self._open.by_key, self._outcomes.by_key, now_ms)
 
     def figures(self) -> TransactionFigures:
         """Return a snapshot."""
         now_ms = self._clock.wall_ms()
-        prepared = [
-            tx.prepared_ms or tx.began_ms
-            for tx in self._transactions.values()
-            if tx.state is TxState.PREPARED
-        ]
+        prepared = [tx.prepared_ms or tx.began_ms for tx in self._open.prepared()]
         journal = self._journal.figures
         cause = self._disabled or self._journal.offline_cause
         return TransactionFigures(
             counters=replace(
                 self.counters, failed=self.counters.failed + self._applier.failed_count
             ),
-            open_count=len(self._transactions),
+            open_count=len(self._open.by_key),
             in_doubt_count=len(prepared),
             stuck_count=self._applier.stuck_count,
-            outcome_count=len(self._outcomes),
-            held_bytes=self._held_bytes,
+            outcome_count=len(self._outcomes.by_key),
+            held_bytes=self._open.held_bytes,
             journal_bytes=journal.size_bytes,
             journal_file_count=journal.file_count,
             journal_sync_count=journal.sync_count,
             oldest_in_doubt_ms=max(0, now_ms - min(prepared)) if prepared else 0,
             sync_latency=self._journal.sync_latency.snapshot(),
             offline_cause=None if cause is None else str(cause),
-            is_silent=self._journal.is_silent,
+            is_silent=self._journal.watch.is_silent,
             notes=self._notes,
         )
 
     # -- deletions of topics
 
-    def note_deletion(self, topic: str, on_done: Told) -> None:
-        """Keep a start from bringing back what was committed for a topic so far.
+    def note_deletion(self, topic: str, on_done: OnDone) -> None:
+        """Keep a start from bringing back what was committed for a topic until now.
 
         Args:
-            topic: is not served any more; its data is still there.
-            on_done: told when its data may go, or what keeps it from that.
+            topic: not served any more; its data still exists.
+            on_done: called when its data may be deleted, or with why it may not.
         """
         try:
             self._require_journal()
@@ -583,11 +544,10 @@ class TransactionCoordinator:
     # -- what comes with time
 
     def tick(self) -> None:
-        """End what has run out of time, try again what is stuck; twice a second."""
+        """End what is past its deadline, retry what is stuck; twice a second."""
         if self._disabled is None and not self._is_closed:
             self._journal.tick()
-        now_s = self._clock.monotonic_s()
-        for tx in self._deadlines.take_due(now_s):
+        for tx in self._open.deadlines.take_due(self._clock.monotonic_s()):
             self._expire(tx)
         self._applier.retry()
         self._unended.retry()
@@ -600,21 +560,21 @@ class TransactionCoordinator:
     def checkpoint(self) -> None:
         """Write where replay would begin."""
         if self._disabled is None and not self._is_closed:
-            slots = [tx.slot for tx in self._transactions.values() if tx.put_count]
+            slots = [tx.slot for tx in self._open.by_key.values() if tx.put_count]
             if slots:
                 self._journal.checkpoint(slots)
 
-    # -- verdicts
+    # -- decisions
 
     def _ask_commit(
-        self, key: str, owner: object, event: TxEvent, on_done: Told
+        self, key: str, owner: object, event: TxEvent, on_done: OnDone
     ) -> BrokerTransaction | None:
-        """Take note of who asks for a commit; return what is to begin it, if any."""
+        """Note who waits for a commit; return the transaction if it must begin now."""
         tx = self._find(key, owner)
         before = tx.state
         tx.state = advance(key, before, event)
         if tx.state is TxState.FINISHED:
-            self._drop(tx)
+            self._open.drop(tx)
             self.counters.committed += 1
             on_done(None)
             return None
@@ -636,7 +596,7 @@ class TransactionCoordinator:
                 self._applier.apply(together[0])
 
         for tx in together:
-            self._deadlines.clear(tx)
+            self._open.deadlines.clear(tx)
         try:
             self._records.submit(together, settled)
         except (StorageError, ClosedError) as error:
@@ -655,18 +615,18 @@ class TransactionCoordinator:
             state = "still prepared"
             if self._journal.offline_cause is not None:
                 state = "the outcome is known after a restart"
-            tx.tell(XaCommandError(UNAVAILABLE, f"{state}: {error}"))
+            tx.answer(XaCommandError(UNAVAILABLE, f"{state}: {error}"))
             return
         if is_journalled:
             self._forget_refused(tx)
-            tx.tell(self._rolled_back(tx, error))
+            tx.answer(self._rolled_back(tx, error))
         else:
             failure = self._rolled_back(tx, error)
-            self._roll_back(tx, lambda _error: tx.tell(failure))
+            self._roll_back(tx, lambda _error: tx.answer(failure))
 
     def _rolled_back(self, tx: BrokerTransaction, error: MetaqError) -> MetaqError:
-        """Return what is told of a transaction whose verdict could not be made."""
-        log.warning("transaction not committed: key=%s error=%s", tx.key, error)
+        """Return the answer for a prepare or commit that was refused."""
+        _log.warning("transaction not committed: key=%s error=%s", tx.key, error)
         if self._journal.offline_cause is not None:
             return XaCommandError(
                 UNAVAILABLE, f"the outcome is known after a restart: {error}"
@@ -676,15 +636,15 @@ class TransactionCoordinator:
     def _on_applied(self, tx: BrokerTransaction) -> None:
         """Finish a transaction whose batches are in their partitions."""
         tx.state = advance(tx.key, tx.state, TxEvent.APPENDED)
-        self._drop(tx)
+        self._open.drop(tx)
         self.counters.committed += 1
-        tx.tell(None)
+        tx.answer(None)
 
-    def _roll_back(self, tx: BrokerTransaction, on_done: Told) -> None:
-        """Journal a rollback; what is not prepared is gone at once."""
+    def _roll_back(self, tx: BrokerTransaction, on_done: OnDone) -> None:
+        """Journal a rollback; what is not prepared is dropped at once."""
         self.counters.rolled_back += 1
         if not tx.put_count:
-            self._drop(tx)
+            self._open.drop(tx)
             on_done(None)
             return
         is_prepared = tx.state is TxState.ROLLING_BACK
@@ -692,7 +652,7 @@ class TransactionCoordinator:
         def journalled(_position: int) -> None:
             if is_prepared:
                 tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
-                self._drop(tx)
+                self._open.drop(tx)
             on_done(None)
 
         def refused(error: StorageError) -> None:
@@ -700,91 +660,45 @@ class TransactionCoordinator:
                 tx.state = advance(tx.key, tx.state, TxEvent.REFUSED)
                 on_done(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
             else:
-                # Nothing of it survives a restart: that is what was asked for.
+                # Nothing of it survives a restart, which is what was asked for.
                 self._unended.add(tx.key, tx.slot)
                 on_done(None)
 
         if not is_prepared:
-            self._drop(tx)
-        operation = (
-            RedoOperation.XA_ROLLBACK if is_xa(tx.key) else RedoOperation.LOCAL_ROLLBACK
-        )
-        self._submit(tx, operation, journalled, refused)
-
-    def _submit(
-        self,
-        tx: BrokerTransaction,
-        operation: RedoOperation,
-        on_journalled: Callable[[int], None],
-        on_refused: Callable[[StorageError], None],
-    ) -> None:
-        """Journal a prepare or a rollback."""
-        data = encode_operation(operation, tx.key, was_prepared=tx.was_prepared)
-        is_last = operation is not RedoOperation.XA_PREPARE
-        ticket = VerdictTicket(on_journalled, on_refused)
-        self._journal.submit(
-            JournalEntry(tx.slot, (data,), len(data), True, is_last, ticket)
+            self._open.drop(tx)
+        ticket = DecisionTicket(journalled, refused)
+        submit_rollback(
+            self._journal, tx.slot, tx.key, ticket, was_prepared=tx.was_prepared
         )
 
     # -- helpers
 
     def _find(self, key: str, owner: object) -> BrokerTransaction:
-        self._require_no_outcome(key)
+        self._outcomes.require_none(key)
         tx = self._get(key)
         if tx is None or (tx.owner is not owner and not is_xa(key)):
             raise not_started(key)
         return tx
 
     def _get(self, key: str) -> BrokerTransaction | None:
-        """Return a transaction whose time is not over."""
-        tx = self._transactions.get(key)
-        deadline_s = None if tx is None else self._deadlines.get(tx)
+        """Return a transaction that is not past its deadline."""
+        tx = self._open.by_key.get(key)
+        deadline_s = None if tx is None else self._open.deadlines.get(tx)
         if tx is None or deadline_s is None or self._clock.monotonic_s() < deadline_s:
             return tx
         self._expire(tx)
         return None
 
     def _expire(self, tx: BrokerTransaction) -> None:
-        """Roll a transaction back whose time is over."""
+        """Roll back a transaction that is past its deadline."""
         tx.state = advance(tx.key, tx.state, TxEvent.TIMEOUT)
         self.counters.timed_out += 1
         self._roll_back(tx, lambda _error: None)
 
-    def _add(self, tx: BrokerTransaction) -> None:
-        self._transactions[tx.key] = tx
-        if tx.owner is not NO_OWNER:
-            self._owned.setdefault(tx.owner, {})[tx] = None
-
-    def _drop(self, tx: BrokerTransaction) -> None:
-        """Forget a transaction that is finished."""
-        self._deadlines.clear(tx)
-        self._held_bytes -= tx.held_bytes
-        del self._transactions[tx.key]
-        if tx.owner is not NO_OWNER:
-            owned = self._owned[tx.owner]
-            del owned[tx]
-            if not owned:
-                del self._owned[tx.owner]
-
     def _forget_refused(self, tx: BrokerTransaction) -> None:
-        """Drop a transaction of which the journal takes no more records."""
+        """Drop a transaction whose slot takes no more records."""
         self._unended.add(tx.key, tx.slot)
-        self._drop(tx)
-
-    def _keep_outcomes(self, on_done: Told) -> None:
-        outcomes = dict(self._outcomes)
-
-        def write() -> None:
-            # An outcome must not outlive the prepare that it is about.
-            self._journal.sync_now()
-            write_outcomes(self._fs, self._journal.directory, outcomes)
-
-        self._journal.call(write, on_done)
-
-    def _require_no_outcome(self, key: str) -> None:
-        kept = self._outcomes.get(key)
-        if kept is not None:
-            raise outcome_error(key, kept.outcome)
+        self._open.drop(tx)
 
     def _require_journal(self) -> None:
         cause = self._disabled or self._journal.offline_cause
@@ -794,7 +708,3 @@ class TransactionCoordinator:
             raise TransactionError(f"transactions are offline until {until}: {cause}")
         if self._is_closed:
             raise TransactionError("the broker stops")
-
-    def _refuse(self, text: str) -> None:
-        self.counters.refused += 1
-        raise TransactionError(text)

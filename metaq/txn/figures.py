@@ -44,13 +44,13 @@ class TransactionCounters:
     rolled_back: int = 0
     """Rollbacks, those by time-out and by a lost connection too."""
     timed_out: int = 0
-    """Rolled back because their time was over."""
+    """Rolled back because they were past their deadline."""
     abandoned: int = 0
     """Local ones, rolled back because their connection ended."""
     refused: int = 0
     """Commands and puts refused because of a bound."""
     failed: int = 0
-    """Verdicts that the journal or a partition refused."""
+    """Decisions that the journal or a partition refused."""
     put_count: int = 0
     """Puts in transactions."""
 
@@ -72,7 +72,7 @@ class TransactionView:
     age_ms: int
     """Since its begin, or its first put before a restart."""
     prepared_age_ms: int | None
-    """Since it was prepared, as far as it is known; None: it is not."""
+    """Since it was prepared, as far as that is known; None: it is not prepared."""
     detail: str = ""
     """Cause that holds it up."""
 
@@ -96,7 +96,7 @@ class TransactionFigures:
     )
     in_doubt_count: int = gauge(
         "metaq_transactions_in_doubt",
-        "Transactions that are prepared and wait for their verdict.",
+        "Transactions that are prepared and wait for their decision.",
     )
     oldest_in_doubt_ms: int = gauge(
         "metaq_transactions_oldest_in_doubt_seconds",
@@ -135,6 +135,6 @@ class TransactionFigures:
     )
     """Reason why there are no transactions, until a restart or until there is space."""
     is_silent: bool = False
-    """The disk of the journal hangs: what is asked of it is not answered."""
+    """The disk of the journal hangs, and does not answer."""
     notes: tuple[str, ...] = ()
     """Findings of the start, one sentence each."""

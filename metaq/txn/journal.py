@@ -1,38 +1,38 @@
 """The transaction journal: one thread that writes and syncs redo files, in groups.
 
-Theory of operation. Entries come from the loop in the order things happened. Those of
-one turn of the loop go to the thread of the journal together: woken by the first one,
-it would sync that alone. It takes everything queued at once:
+Theory of operation. Entries come from the loop in the order of events. Those of one
+turn of the loop go to the journal's thread together; if the first one woke it, that
+one would be synced alone. The thread takes everything queued at once:
 
-    per redo file: write, sync if a verdict asks for it  →  sums  →  tell the loop
+    per redo file: write, sync if a decision asks for it  →  sums  →  report to the loop
 
-* Like a Java broker, all entries of one transaction lie in one file. The first one goes
-  to the current file and counts as a reference to it, and the others follow it there. A
-  file that has reached its size takes no new transactions. A large one is removed when
-  nothing refers to it. `release` gives a reference back: with a rollback, or when the
-  batches of a commit are in their partitions. That has time until the next entry.
-* A *verdict* (prepare, commit, rollback) is synced before the loop is told where
-  `flushTxLogAtCommit` is 1. With 2 `sync_due` does it once a second, with 0 nothing.
-  Puts are written before the loop is told, and synced by the verdict behind them.
-* What must lie on the disk *ahead* of the partitions is synced in every mode.
-* No room: the file is cut back to what it had, the entries of that group fail, and so
-  does what comes later of those transactions: a commit must not lack a put. Where there
-  is none for the next file, nor a descriptor, the present one goes on.
+* As at a Java broker, all entries of one transaction are in one file. The first one
+  goes to the current file and counts as a reference to it; the others follow it there.
+  A file of full size takes no new transactions. A large one is removed when it has no
+  reference. `release` gives a reference back: with a rollback, or when the batches of a
+  commit are in their partitions. It has time until the next entry.
+* A *decision* (prepare, commit, rollback) is synced before it is reported where
+  `flushTxLogAtCommit` is 1. With 2 `sync_due` syncs once a second, with 0 nothing does.
+  Puts are written before they are reported, and synced with the next decision.
+* What must be on disk *before* the partitions get it is synced in every mode.
+* Disk full: the file is cut back to what it had, the entries of that group fail, and so
+  do later ones of those transactions: a commit must not lack a put. Without space for
+  the next file, or without a descriptor, the current one goes on.
 * Any other failure takes the journal offline, once: everything fails from then on, and
-  nothing is believed before a restart has read the disk again. Which verdicts of the
-  group are on the disk, is unknown.
-* The offsets in a commit record are rewritten in place (`redo_file.py`), on whichever
-  thread is about to write the batch: so at each moment a Java broker, which takes them
-  for places, finds each batch there or does not find it at all.
-* `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
-  costs the checksums of what follows in that file, and nothing else.
+  nothing is believed before a restart has read the disk again. Which decisions of the
+  group are on disk is unknown.
+* The offsets in a commit record are rewritten (`redo_file.py`) on the thread that is
+  about to write the batch: a Java broker looks for the batch at exactly these offsets,
+  and at each moment it finds it there or finds nothing.
+* `sums.N` beside each file (`sums.py`) is written after its bytes. A failure there
+  costs the checksums of later bytes of that file, and nothing else.
 
-Invariant: an entry is told once, as written or as failed. Source: broker spec 5.6.
+Invariant: an entry is reported once, as written or as failed.
+Source: docs/metaq-1.4/broker.md 5.6.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -42,21 +42,27 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, DirLock, FileSystem
-from metaq.fs.group_thread import GroupThread, SilenceWatch, Worker, tell_slow_sync
+from metaq.fs.group_thread import (
+    GroupThread,
+    Post,
+    SilenceWatch,
+    Worker,
+    tell_slow_sync,
+)
 from metaq.model import Offset
 from metaq.stats import Histogram
 from metaq.txn.redo_file import (
     Bounds,
-    PlaceBlock,
+    OffsetBlock,
     RedoFile,
     create_redo_file,
     remove_files,
 )
 from metaq.txn.side_files import (
+    DELETIONS,
     Deletions,
     JournalPosition,
     write_checkpoint,
-    write_deletions,
 )
 
 IDLE_BYTES_MAX: Final = 1 << 20
@@ -66,14 +72,12 @@ less to read."""
 QUESTION_INTERVAL_S: Final = 30.0
 """From an answer of the thread to the next question whether its disk hangs."""
 
-SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
+SYNC_NEVER, SYNC_AT_DECISION, SYNC_EACH_SECOND = 0, 1, 2
 """Values of flushTxLogAtCommit."""
 
 Task: TypeAlias = Callable[[], None]
-Post: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a callback on the loop's thread, in the order of the calls."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class JournalTicket(Protocol):
@@ -94,10 +98,10 @@ class Slot:
     __slots__ = ("block", "error", "file", "position")
 
     def __init__(self) -> None:
-        self.block: PlaceBlock | None = None
+        self.block: OffsetBlock | None = None
         """Holds the offsets of the commit record, once it is written."""
         self.file: RedoFile | None = None
-        """None before the first entry, and behind the last one."""
+        """None before the first entry, and after the last one."""
         self.position = 0
         """Position of the first entry."""
         self.error: StorageError | None = None
@@ -105,13 +109,13 @@ class Slot:
 
 
 class Gate:
-    """Something that is done ahead of some entries. Owner: the journal's thread."""
+    """A task that is done before some entries. Owner: the journal's thread."""
 
     __slots__ = ("error",)
 
     def __init__(self) -> None:
         self.error: StorageError | None = None
-        """Why it was not done; no entry behind it is written then."""
+        """Why it was not done; then no entry that waits for it is written."""
 
 
 class JournalEntry(NamedTuple):
@@ -123,35 +127,29 @@ class JournalEntry(NamedTuple):
     """Whole records, in any split."""
     size_bytes: int
     """Length of all chunks."""
-    is_verdict: bool
+    is_decision: bool
     """To be synced, by the mode."""
     is_last: bool
     """Nothing of this transaction is needed any more."""
     ticket: JournalTicket
     """Receives the outcome."""
     is_ahead: bool = False
-    """To be synced in every mode: partitions may only get it behind that."""
+    """To be synced in every mode: partitions may get it only after that."""
     bounds: Bounds = ()
-    """Byte of the chunks and value of each offset that `note_place` may change."""
+    """Byte of the chunks and value of each offset that `note_offset` may change."""
     gate: Gate | None = None
-    """To be written behind this, which promises it."""
-
-
-class Release(NamedTuple):
-    """Word that a transaction is finished; see `Journal.release`."""
-
-    slot: Slot
-    """Slot of the transaction."""
+    """A task to be done first, which promises this entry."""
 
 
 _Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
 """An entry, and the position where it was written, or why it was not."""
 
-Request: TypeAlias = Sequence[JournalEntry | Release] | Task
+Request: TypeAlias = Sequence[JournalEntry | Slot] | Task
+"""Entries, and slots of finished transactions; or a task between two groups."""
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 StartWorker: TypeAlias = Callable[[str, RunRequests], Worker[Request]]
-"""Makes the thread of the journal; tests put a deterministic one here."""
+"""Makes the thread of the journal; tests pass a deterministic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +192,18 @@ class Journal:
             sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
             checkpoints_max: checkpoint files that are kept.
             file_bytes_max: a file of this size takes no new transactions.
-            slow_sync_ms: a sync that takes longer is told.
+            slow_sync_ms: a longer sync is logged.
             start_worker: makes the thread.
         """
         self.directory: Final = directory
-        """Its directory."""
         self.offline_cause: StorageError | None = None
         """The error that took it offline."""
         self.figures = JournalFigures()
-        """Figures that the thread told last."""
+        """Figures of the last group."""
         self.sync_latency = Histogram()
         """Seconds that one sync took; recorded on the journal's thread."""
+        self.watch: Final = SilenceWatch("journal", directory)
+        """Notices that the disk hangs."""
         self._fs = fs
         self._clock = clock
         self._post = post
@@ -213,19 +212,18 @@ class Journal:
         self._checkpoints_max = checkpoints_max
         self._file_bytes_max = file_bytes_max
         self._slow_sync_ms = slow_sync_ms
-        self._watch = SilenceWatch("journal", directory)
         self._idle_bytes_max = min(file_bytes_max, IDLE_BYTES_MAX)
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
         self._is_complete = False
         """All side files are in the directory."""
         self._crowded_number = 0
-        """Of the last file that had to go on for want of room for the next."""
+        """Of the last full file that had to go on."""
         self._failed: StorageError | None = None
         self._deletions: Deletions = {}
         self._sync_count = 0
         self._lock: DirLock | None = None
-        self._waiting: list[JournalEntry | Release] = []
+        self._waiting: list[JournalEntry | Slot] = []
         self._is_due = False
         self._worker = start_worker("journal", self._run)
 
@@ -241,7 +239,7 @@ class Journal:
         self._lock = self._fs.lock_directory(self.directory)
 
     def abandon(self) -> None:
-        """Close what is open and give the directory up: it is not to be used."""
+        """Close all files and release the directory without having used it."""
         self.close_files()
         self._unlock()
 
@@ -251,14 +249,12 @@ class Journal:
             lock.release()
 
     def open(
-        self,
-        number: int,
-        survivors: Iterable[tuple[Slot, bytes, Bounds]],
+        self, number: int, survivors: Iterable[tuple[Slot, bytes, Bounds]]
     ) -> None:
-        """Make a first file that holds the records of what is not finished. Blocks.
+        """Make a first file with the records of unfinished transactions. Blocks.
 
         Args:
-            number: of the file, above all that were there.
+            number: of the file, above all that existed.
             survivors: slot, records and bounds of each transaction.
 
         Raises:
@@ -297,35 +293,30 @@ class Journal:
 
     def release(self, slot: Slot) -> None:
         """Forget a transaction whose commit is carried out."""
-        self._waiting.append(Release(slot))
+        self._waiting.append(slot)
 
     def hand_over(self) -> None:
-        """Give the thread what waits: what nothing else gives it in its time."""
+        """Give the thread what waits."""
         self._is_due = False
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._worker.submit(waiting)
 
     def tick(self) -> None:
-        """Hand over what waits, and look whether the thread answers; now and then."""
+        """Hand over what waits, and check that the thread answers; now and then."""
         self.hand_over()
 
         def answered(_error: StorageError | None) -> None:
-            self._watch.on_answer(self._clock.monotonic_s())
+            self.watch.on_answer(self._clock.monotonic_s())
 
         ask = partial(self.call, lambda: None, answered)
-        self._watch.tick(self._clock.monotonic_s(), QUESTION_INTERVAL_S, ask)
+        self.watch.tick(self._clock.monotonic_s(), QUESTION_INTERVAL_S, ask)
 
-    @property
-    def is_silent(self) -> bool:
-        """Tell whether its disk hangs: the thread has not answered for long."""
-        return self._watch.is_silent
-
-    def note_place(self, slot: Slot, position: int, offset: Offset) -> Sequence[Task]:
-        """Take note of where a batch lies; on the thread that writes it next.
+    def note_offset(self, slot: Slot, position: int, offset: Offset) -> Sequence[Task]:
+        """Note the offset of a batch; on the thread that writes the batch next.
 
         Args:
-            slot: of its transaction, its commit record written.
+            slot: of its transaction, whose commit record is written.
             position: byte of the redo file where the offset is.
             offset: of the batch.
 
@@ -338,65 +329,57 @@ class Journal:
         return (slot.block.write,)
 
     def do_ahead(self, task: Task) -> Gate:
-        """Have a task done ahead of entries, on the journal's thread.
+        """Have a task done before some entries, on the journal's thread.
 
-        What has verdicts is synced before. Where the task finds no room, the entries
-        behind it are refused; any other failure takes the journal offline.
+        Written decisions are synced first. Where the task finds no space, the entries
+        that wait for it are refused; any other failure takes the journal offline.
 
         Args:
-            task: leaves what was there where it raises NoSpaceError.
+            task: changes nothing where it raises NoSpaceError.
 
         Returns:
-            What these entries are given.
+            The gate for these entries.
         """
         gate = Gate()
 
         def run() -> None:
-            try:
-                self.sync_now()
-                task()
-            except StorageError as error:
-                gate.error = error
-                if not isinstance(error, NoSpaceError):
-                    self._go_offline(error)
+            gate.error = self._attempt(self.sync_now) or self._attempt(task)
+            if gate.error is not None and not isinstance(gate.error, NoSpaceError):
+                self._go_offline(gate.error)
 
         self._submit_task(run)
         return gate
 
     def sync_due(self) -> None:
-        """Sync what has verdicts that are not on the disk: mode 2, once a second."""
+        """Sync written decisions: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
-            self._submit_task(self._sync_each_second)
+            self._submit_task(self.sync_now)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
-        """Write where replay begins.
-
-        Args:
-            slots: of all transactions that are not finished.
-        """
+        """Write where replay begins, given the slots of all unfinished transactions."""
         self._submit_task(partial(self._checkpoint, slots))
 
     def note_deletion(
         self, topic: str, on_done: Callable[[StorageError | None], None]
     ) -> None:
-        """Have replay leave out what was committed for a topic so far.
+        """Make replay skip what was committed for a topic until now.
 
         Args:
             topic: no commit with puts to it is submitted until its data is gone.
-            on_done: told on the loop's thread, when that is on the disk.
+            on_done: called on the loop's thread when that is on disk.
         """
 
         def note() -> None:
             ends = {n: file.end for n, file in self._files.items() if file.end}
             if not ends:
                 return
-            # Of files that are gone nothing comes back.
+            # Nothing comes back from files that are gone.
             self._deletions = {
                 each: {number: end for number, end in old.items() if number in ends}
                 for each, old in self._deletions.items()
             }
             self._deletions[topic] = ends
-            write_deletions(self._fs, self.directory, self._deletions)
+            DELETIONS.write(self._fs, self.directory, self._deletions)
 
         self.call(note, on_done)
 
@@ -405,7 +388,7 @@ class Journal:
 
         Args:
             task: may raise StorageError, which does not take the journal offline.
-            on_done: told on the loop's thread.
+            on_done: called on the loop's thread.
         """
 
         def run() -> None:
@@ -415,7 +398,7 @@ class Journal:
         self._submit_task(run)
 
     def close(self, finish: Task | None, on_closed: Task) -> None:
-        """Sync and close everything, behind what is queued; then end the thread.
+        """Sync and close everything after what is queued; then end the thread.
 
         Args:
             finish: called on the journal's thread when all files are closed, unless the
@@ -426,7 +409,7 @@ class Journal:
         self._worker.stop()
 
     def _submit_task(self, task: Task) -> None:
-        """Queue a task behind all that came before it."""
+        """Queue a task after everything submitted before."""
         self.hand_over()
         self._worker.submit(task)
 
@@ -435,42 +418,43 @@ class Journal:
     def _run(self, batch: Sequence[Request]) -> bool:
         """Carry out all that is queued, which `txBytesMax` bounds; nothing is left."""
         entries: list[JournalEntry] = []
-        releases: list[Release] = []
+        finished: list[Slot] = []
         for request in batch:
             if callable(request):
-                self._carry_out(entries, releases)
-                entries, releases = [], []
+                self._carry_out(entries, finished)
+                entries, finished = [], []
                 self._guarded(request)
                 continue
             for each in request:
-                if isinstance(each, JournalEntry):
-                    entries.append(each)
-                else:
+                if isinstance(each, Slot):
                     # No barrier: one between two entries would cost a sync.
-                    releases.append(each)
-        self._carry_out(entries, releases)
+                    finished.append(each)
+                else:
+                    entries.append(each)
+        self._carry_out(entries, finished)
         return False
 
     def _carry_out(
-        self, entries: Sequence[JournalEntry], releases: Sequence[Release]
+        self, entries: Sequence[JournalEntry], finished: Sequence[Slot]
     ) -> None:
-        # What is let go may be the current file, and is no longer in the figures then.
-        self._release_all(releases)
-        self._write(entries)
+        # First: a file that goes here must not be counted in the figures below.
+        for slot in finished:
+            if self._failed is None:
+                self._guarded(partial(self._let_go, slot))
+        if entries:
+            self._write(entries)
 
     def _write(self, entries: Sequence[JournalEntry]) -> None:
-        """Write a group, and tell the loop."""
-        if not entries:
-            return
-        told: list[_Outcome] = []
+        """Write a group, and report it to the loop."""
+        done: list[_Outcome] = []
         if self._failed is None:
-            self._guarded(partial(self._write_groups, entries, told))
+            self._guarded(partial(self._write_groups, entries, done))
         if self._failed is not None:
-            done = {id(entry) for entry, _ in told}
-            told += [(each, self._failed) for each in entries if id(each) not in done]
-        figures, outcomes = self._figures(), iter(told)
+            known = {id(entry) for entry, _ in done}
+            done += [(each, self._failed) for each in entries if id(each) not in known]
+        figures, outcomes = self._figures(), iter(done)
 
-        def tell() -> None:
+        def report() -> None:
             self.figures = figures
             try:
                 for entry, outcome in outcomes:
@@ -479,14 +463,14 @@ class Journal:
                     else:
                         entry.ticket.on_refused(outcome)
             except Exception:
-                # A bug of one: the others are still to be told.
-                self._call_soon(tell)
+                # A bug in one callback: the others still need their outcome.
+                self._call_soon(report)
                 raise
 
-        self._post(tell)
+        self._post(report)
 
     def _write_groups(
-        self, entries: Sequence[JournalEntry], told: list[_Outcome]
+        self, entries: Sequence[JournalEntry], done: list[_Outcome]
     ) -> None:
         groups: dict[int, list[JournalEntry]] = {}
         for entry in entries:
@@ -494,12 +478,12 @@ class Journal:
             if error is None and entry.gate is not None:
                 error = entry.gate.error
             if error is not None:
-                told.append((entry, error))
+                done.append((entry, error))
                 continue
             file = entry.slot.file or self._take_file(entry.slot)
             groups.setdefault(file.number, []).append(entry)
         for number, group in groups.items():
-            self._write_group(self._files[number], group, told)
+            self._write_group(self._files[number], group, done)
 
     def _take_file(self, slot: Slot) -> RedoFile:
         """Give a transaction its file."""
@@ -512,31 +496,28 @@ class Journal:
         return file
 
     def _write_group(
-        self,
-        file: RedoFile,
-        group: Sequence[JournalEntry],
-        told: list[_Outcome],
+        self, file: RedoFile, group: Sequence[JournalEntry], done: list[_Outcome]
     ) -> None:
         try:
             data = join_chunks([chunk for entry in group for chunk in entry.chunks])
             file.write(data)
         except NoSpaceError as error:
             if any(entry.gate is not None for entry in group):
-                # What was done ahead says that they are there: a start makes it true.
+                # The gate's task has promised these entries: a start makes them.
                 raise
             file.cut_back()
             for entry in group:
-                if not entry.is_verdict:
+                if not entry.is_decision:
                     entry.slot.error = error
-                told.append((entry, error))
+                done.append((entry, error))
             return
-        has_verdict = any(entry.is_verdict for entry in group)
+        has_decision = any(entry.is_decision for entry in group)
         is_synced = any(entry.is_ahead for entry in group) or (
-            has_verdict and self._sync_mode == SYNC_AT_VERDICT
+            has_decision and self._sync_mode == SYNC_AT_DECISION
         )
         if is_synced:
             self._sync(file)
-        elif has_verdict:
+        elif has_decision:
             file.is_dirty = True
         *starts, end = accumulate((entry.size_bytes for entry in group), initial=0)
         assert end == len(data), (end, len(data))
@@ -553,19 +534,13 @@ class Journal:
         for entry, start in placed:
             if entry.slot.position < 0:
                 entry.slot.position = position + start
-            told.append((entry, position + start))
+            done.append((entry, position + start))
         for entry in group:
             if entry.is_last:
                 self._let_go(entry.slot)
 
-    def _release_all(self, releases: Sequence[Release]) -> None:
-        """Let go of finished transactions."""
-        for release in releases:
-            if self._failed is None:
-                self._guarded(partial(self._let_go, release.slot))
-
     def _let_go(self, slot: Slot) -> None:
-        """Take back a reference, and remove a large file that is done with."""
+        """Take back a reference, and remove a large file without one."""
         file, slot.file = slot.file, None
         if file is None:
             return
@@ -583,12 +558,8 @@ class Journal:
         file.close()
         remove_files(self._fs, self.directory, [file.number])
 
-    def _sync_each_second(self) -> None:
-        with suppress(StorageError):
-            self.sync_now()
-
     def sync_now(self) -> None:
-        """Sync what has verdicts that are not on the disk; on the journal's thread.
+        """Sync written decisions that are not on disk; on the journal's thread.
 
         Raises:
             StorageError: the journal is offline.
@@ -596,13 +567,15 @@ class Journal:
         if self._failed is not None:
             raise self._failed
         try:
-            for file in self._files.values():
-                if file.is_dirty:
-                    self._sync(file)
-                    file.note_synced()
+            self._sync_files(file for file in self._files.values() if file.is_dirty)
         except StorageError as error:
             self._go_offline(error)
             raise
+
+    def _sync_files(self, files: Iterable[RedoFile]) -> None:
+        for file in files:
+            self._sync(file)
+            file.note_synced()
 
     def _sync(self, file: RedoFile) -> None:
         started_s = self._clock.monotonic_s()
@@ -613,35 +586,30 @@ class Journal:
         self._sync_count += 1
 
     def _checkpoint(self, slots: Sequence[Slot]) -> None:
-        places = [
+        starts = [
             JournalPosition(slot.file.number, slot.position)
             for slot in slots
             if slot.file is not None and slot.position >= 0
         ]
-        if self._failed is not None or not places:
+        if self._failed is not None or not starts:
             return
         try:
             write_checkpoint(
-                self._fs, self.directory, min(places), kept_max=self._checkpoints_max
+                self._fs, self.directory, min(starts), kept_max=self._checkpoints_max
             )
         except NoSpaceError as error:
-            log.warning("checkpoint not written: error=%s", error)
+            _log.warning("checkpoint not written: error=%s", error)
 
     def _close(self, finish: Task | None, on_closed: Task) -> None:
         if self._failed is None:
-            self._guarded(self._sync_all)
+            self._guarded(partial(self._sync_files, self._files.values()))
         self._attempt(self.close_files)
         if finish is not None and self._failed is None:
             error = self._attempt(finish)
             if error is not None:
-                log.warning("last step of closing the journal failed: error=%s", error)
+                _log.warning("last step of closing the journal failed: error=%s", error)
         self._attempt(self._unlock)
         self._post(on_closed)
-
-    def _sync_all(self) -> None:
-        for file in self._files.values():
-            self._sync(file)
-            file.note_synced()
 
     def close_files(self) -> None:
         """Close all files; for the journal's thread, or before it has started."""
@@ -658,15 +626,15 @@ class Journal:
     def _attempt(self, task: Task) -> StorageError | None:
         """Do a task; return why it was not done.
 
-        What the disk does not explain takes the journal offline: a thread that ended
-        would leave all that waits for it without an answer.
+        An error that the disk does not explain takes the journal offline: a thread that
+        ended would leave everything that waits for it without an answer.
         """
         try:
             task()
         except StorageError as error:
             return error
-        except Exception as error:
-            log.exception("journal failed: directory=%s", self.directory)
+        except Exception as error:  # noqa: BLE001  # logged, and the end of it
+            _log.exception("journal failed: directory=%s", self.directory)
             bug = StorageError(f"bug in the journal's thread: {error!r}")
             self._go_offline(bug)
             return bug
@@ -677,22 +645,19 @@ class Journal:
             return
         self._failed = error
 
-        def tell() -> None:
+        def report() -> None:
             self.offline_cause = error
-            log.error(
-                "journal offline until restart: directory=%s cause=%s",
-                self.directory,
-                error,
-            )
+            text = "journal offline until restart: directory=%s cause=%s"
+            _log.error(text, self.directory, error)
 
-        self._post(tell)
+        self._post(report)
 
     # -- files
 
     def _begin_file(self, file: RedoFile) -> RedoFile:
-        """Return the new current file; the present one where there is no room now.
+        """Return the new current file; `file` itself where there is no space now.
 
-        That one goes if nothing in it is needed.
+        `file` is removed if nothing in it is needed.
         """
         try:
             begun = self._make_file(file.number + 1)
@@ -701,10 +666,8 @@ class Journal:
                 raise
             if self._crowded_number != file.number:
                 self._crowded_number = file.number
-                path = self.directory / f"redo.{file.number}"
-                log.warning(
-                    "journal goes on in a full file: file=%s error=%s", path, error
-                )
+                text = "journal goes on in a full file: file=%s error=%s"
+                _log.warning(text, file.path, error)
             return file
         self._current = begun
         if not file.references:
@@ -727,7 +690,7 @@ class Journal:
 
 
 def _is_passing(error: StorageError) -> bool:
-    """Tell whether a file could not be made for want of what may be there again."""
+    """Return whether making a file failed for want of space or descriptors."""
     return isinstance(error, NoSpaceError) or (
         isinstance(error, DiskError) and error.lacks_descriptors
     )

@@ -1,21 +1,22 @@
-"""Opening a journal: read all of it, see what is applied, and write what is left anew.
+"""Opening a journal: read all of it, see what is applied, and write what is left.
 
     redo.3  redo.4      →  replay, look into the partitions  →  redo.5
     sums.3  sums.4                                              sums.5
 
-What is left are prepared transactions, and commits of which batches are not in their
+What is left are prepared transactions, and commits with batches that are not in their
 partitions. They are written to a new file with a higher number and synced; then the old
-files go. Nothing is appended before: an opening that is interrupted anywhere finds all
-it needs the next time, and some of it twice, which replay knows. So a crash costs what
-was not prepared and nothing else, and a start finds a small journal behind it.
+files go. Nothing is appended before: after an opening that is interrupted anywhere, the
+next one finds all it needs, and some of it twice, which replay recognises. So a crash
+costs what was not prepared and nothing else, and a start leaves a small journal.
 
-All redo files that are there are read: a checkpoint is never believed. A file that is
-missing is damage: there is a redo file from the first start on, and a `beside` in
-`sums.N` says that the others were there (`sums.py`). A Java broker that was here since
-may have removed any redo file.
+All existing redo files are read: a checkpoint is never believed. A missing file is
+damage: there is a redo file from the first start on, and a `beside` in `sums.N` says
+that the others existed (`sums.py`). A Java broker that has run since may have removed
+any redo file.
 
-A clean stop does the same, so that a Java broker finds no commit that it would judge by
-an offset, and no transaction that is not prepared. Source: broker spec 5.7.
+A clean stop does the same, so that a Java broker finds no commit that it would check by
+an offset, and no transaction that is not prepared.
+Source: docs/metaq-1.4/broker.md 5.7.
 """
 
 import logging
@@ -26,11 +27,17 @@ from typing import Final, NamedTuple
 
 from metaq.errors import ClosedError, DiskError, NoSpaceError
 from metaq.fs import FileSystem
-from metaq.model import MessageId, Position, SizeBytes
+from metaq.model import MessageId
 from metaq.record.ids import id_after
 from metaq.txn.journal import Journal, Slot
 from metaq.txn.ports import StoredBatches
-from metaq.txn.records import RedoOperation, bounds_of, encode_operation, encode_put
+from metaq.txn.records import (
+    RedoOperation,
+    bounds_of,
+    encode_operation,
+    encode_put,
+    ending_of,
+)
 from metaq.txn.recovery import (
     JournalDamagedError,
     Replay,
@@ -40,40 +47,37 @@ from metaq.txn.recovery import (
 )
 from metaq.txn.redo_file import FILE_NAME, remove_files
 from metaq.txn.side_files import (
-    DELETIONS_FILE,
-    EMPTY_FILES,
+    DELETIONS,
     JAVA_OUTCOMES_FILE,
     NOWHERE,
-    TOGETHER_FILE,
+    OUTCOMES,
+    SIDE_FILES,
+    TOGETHER,
     KeptOutcome,
     NamedGroup,
-    empty_file,
     ends_in,
     has_java_outcomes,
     make_missing_files,
     missing_files,
     read_checkpoint,
-    read_deletions,
-    read_outcomes,
-    read_together,
 )
-from metaq.txn.state import HeuristicOutcome, is_xa
+from metaq.txn.state import HeuristicOutcome
 from metaq.txn.sums import Sums, decode_sums
 
 NO_ID: Final = MessageId(-1)
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class RestoredTransaction(NamedTuple):
-    """A transaction that is not finished, and where its records lie now."""
+    """An unfinished transaction, and where its records are now."""
 
     replayed: ReplayedTransaction
     """Transaction as replayed."""
     slot: Slot
-    """For what follows."""
+    """For later entries."""
     records_end: int
-    """Behind its last record, which is that of its commit if there is one."""
+    """End of its last record, which is that of its commit if there is one."""
 
 
 class OpenedJournal(NamedTuple):
@@ -84,15 +88,15 @@ class OpenedJournal(NamedTuple):
     outcomes: dict[str, KeptOutcome]
     """Outcomes decided by operators."""
     next_id: MessageId
-    """Behind all ids of ours in it; negative without one."""
+    """After all ids of ours in it; negative without one."""
     notes: tuple[str, ...]
     """Notes for an operator, one sentence each."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Keys of those among the transactions that were committed by one command."""
+    """Keys of the transactions that one command committed, by command."""
 
 
 class _Found(NamedTuple):
-    """Contents of a journal as the start found it, and what is left to be written."""
+    """Contents of a journal as the start found it, and what is to be written."""
 
     replay: Replay
     """Everything that its files say."""
@@ -102,7 +106,7 @@ class _Found(NamedTuple):
     """Commits with batches that are not in their partitions."""
     outcomes: dict[str, KeptOutcome]
     """Outcomes decided by operators."""
-    together: list[NamedGroup]
+    together: Sequence[NamedGroup]
     """Commits that are one decision."""
     notes: tuple[str, ...]
     """Notes for an operator, one sentence each."""
@@ -115,13 +119,7 @@ class JournalOpening:
     """
 
     def __init__(self, fs: FileSystem, journal: Journal, reader: StoredBatches) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            fs: the disk.
-            journal: not open yet.
-            reader: the partitions, recovered.
-        """
+        """Read nothing yet: the journal is not open, the partitions are recovered."""
         self._fs = fs
         self._journal = journal
         self._reader = reader
@@ -131,17 +129,17 @@ class JournalOpening:
 
     @property
     def next_id(self) -> MessageId:
-        """Return the id after all of ours in it, when it is read; negative: none."""
+        """The id after all of ours in it, when it is read; negative: none."""
         last_id = NO_ID if self._found is None else self._found.replay.last_id
         return id_after(last_id, 1) if last_id >= 0 else NO_ID
 
     def run(self) -> OpenedJournal:
-        """Read a journal, and leave what is not finished in a new first file. Blocks.
+        """Read a journal, and write what is unfinished to a new first file. Blocks.
 
         Raises:
             NoSpaceError: nothing is lost; call it again later.
-            JournalDamagedError: bytes that were synced are not what they were, or a
-                file is missing; nothing was changed.
+            JournalDamagedError: bytes that were synced have changed, or a file is
+                missing; nothing was changed here.
             LogDirLockedError: another broker writes it.
             StorageError: the disk refuses.
             ClosedError: it was abandoned.
@@ -154,7 +152,7 @@ class JournalOpening:
             return self._write(self._found)
 
     def abandon(self) -> None:
-        """Give the journal up, when no thread is opening it any more. Blocks."""
+        """Abandon the journal, when no thread is opening it any more. Blocks."""
         with self._turn:
             self._is_over = True
             self._journal.abandon()
@@ -166,29 +164,31 @@ class JournalOpening:
         fs.make_directory(directory)
         self._journal.lock()
         replay = read_journal(fs, directory, journal_numbers(fs, directory))
-        outcomes = read_outcomes(fs, directory)
+        outcomes = OUTCOMES.read(fs, directory)
         notes = list(replay.notes)
         if has_java_outcomes(fs, directory):
             notes.append(
                 "a Java broker left heuristic outcomes, which are not read here:"
                 f" file={directory / JAVA_OUTCOMES_FILE}"
             )
-        together = read_together(fs, directory)
+        together = TOGETHER.read(fs, directory)
         prepared = _settle(replay, outcomes, together)
         unapplied = find_unapplied(replay.commits, self._reader, together)
         for log_id, offset in cut_appends(unapplied).items():
-            log.warning("append cut by a crash: partition=%s offset=%d", log_id, offset)
+            _log.warning(
+                "append cut by a crash: partition=%s offset=%d", log_id, offset
+            )
             self._reader.hold(log_id, offset)
         for note in notes:
-            log.warning("%s", note)
+            _log.warning("%s", note)
         return _Found(replay, prepared, unapplied, outcomes, together, tuple(notes))
 
     def _write(self, found: _Found) -> OpenedJournal:
         fs, journal = self._fs, self._journal
         directory = journal.directory
-        journal.close_files()  # of a try before
+        journal.close_files()  # of an earlier try
         numbers = journal_numbers(fs, directory)
-        # Higher than that of a checkpoint, too: a Java broker begins there.
+        # Also higher than that of a checkpoint, where a Java broker begins.
         number = max([read_checkpoint(fs, directory).number, *numbers]) + 1
         try:
             restored = compact(fs, journal, [*found.prepared, *found.unapplied], number)
@@ -200,11 +200,11 @@ class JournalOpening:
             raise
         journal.note_side_files()
         remove_files(fs, directory, numbers)
-        empty_file(fs, directory, DELETIONS_FILE)
+        DELETIONS.clear(fs, directory)
         joined = _join(restored, found.together)
         if not joined:
-            empty_file(fs, directory, TOGETHER_FILE)
-        log.info(
+            TOGETHER.clear(fs, directory)
+        _log.info(
             "journal opened: directory=%s records=%d commits=%d prepared=%d"
             " unapplied=%d",
             directory,
@@ -219,7 +219,7 @@ class JournalOpening:
 
 
 def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
-    """Leave nothing but what is prepared in the files of a closed journal. Blocks.
+    """Keep only what is prepared in the files of a closed journal. Blocks.
 
     Args:
         fs: the disk.
@@ -227,7 +227,7 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
         has_prepared: whether there is anything to keep.
 
     Raises:
-        StorageError: the disk refuses; the files that are there say the same.
+        StorageError: the disk refuses; the existing files have the same meaning.
     """
     directory = journal.directory
     numbers = journal_numbers(fs, directory)
@@ -235,8 +235,8 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     compact(fs, journal, left, max(numbers, default=0) + 1)
     journal.close_files()
     remove_files(fs, directory, numbers)
-    empty_file(fs, directory, DELETIONS_FILE)
-    empty_file(fs, directory, TOGETHER_FILE)
+    DELETIONS.clear(fs, directory)
+    TOGETHER.clear(fs, directory)
 
 
 def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
@@ -252,68 +252,64 @@ def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Rep
         JournalDamagedError: a file is missing, or see `recovery.py`.
         StorageError: the disk refuses.
     """
-    replay, deletions = Replay(), read_deletions(fs, directory)
+    replay, deletions = Replay(), DELETIONS.read(fs, directory)
     files = {number: directory / f"redo.{number}" for number in numbers}
-    there = {number: path for number, path in files.items() if fs.exists(path)}
+    found = {number: path for number, path in files.items() if fs.exists(path)}
     sums = {number: _read_sums(fs, directory, number) for number in files}
-    _require_files(fs, directory, there.keys(), sums)
-    for number, path in there.items():
+    _require_files(fs, directory, found.keys(), sums)
+    for number, path in found.items():
         deleted = ends_in(deletions, number)
         replay.read(_read_file(fs, path), sums[number], str(path), deleted=deleted)
     return replay
 
 
 def _require_files(
-    fs: FileSystem, directory: Path, there: Collection[int], sums: Mapping[int, Sums]
+    fs: FileSystem, directory: Path, found: Collection[int], sums: Mapping[int, Sums]
 ) -> None:
-    """Raise JournalDamagedError where a file was removed that we had.
+    """Raise JournalDamagedError where a file that we had was removed.
 
     Args:
         fs: the disk.
         directory: of the journal.
-        there: numbers of the redo files that are there.
-        sums: the side file of each number.
+        found: numbers of the existing redo files.
+        sums: the checksums of each number.
     """
-    for number, told in sums.items():
-        if not told.is_complete:
+    for number, of_file in sums.items():
+        if not of_file.is_complete:
             continue
-        missing = missing_files(fs, directory)
-        if number not in there and not _has_java_file(fs, directory, there):
-            missing.append(directory / f"redo.{number}")
+        missing = [each.name for each in missing_files(fs, directory)]
+        if number not in found and not _has_java_file(fs, directory, found):
+            missing.append(f"redo.{number}")
         if missing:
             raise JournalDamagedError(
-                f"journal damaged: file={missing[0]} is missing, which"
+                f"journal damaged: file={directory / missing[0]} is missing, which"
                 f" sums.{number} beside it expects"
             )
-    witnesses = [name for name in EMPTY_FILES if fs.exists(directory / name)]
+    witnesses = [each.name for each in SIDE_FILES if fs.exists(directory / each.name)]
     if read_checkpoint(fs, directory) != NOWHERE:
         witnesses.append("checkpoint")
-    if witnesses and not there:
+    if witnesses and not found:
         raise JournalDamagedError(
             f"journal damaged: directory={directory} expected a redo file, as it has"
             f" {', '.join(witnesses)}, got none"
         )
 
 
-def _has_java_file(fs: FileSystem, directory: Path, there: Iterable[int]) -> bool:
-    """Tell whether a Java broker has written a redo file: it makes no checksums."""
+def _has_java_file(fs: FileSystem, directory: Path, found: Iterable[int]) -> bool:
+    """Return whether a Java broker has written a redo file: it makes no checksums."""
     return any(
         fs.size_of(directory / f"redo.{number}")
         and not fs.exists(directory / f"sums.{number}")
-        for number in there
+        for number in found
     )
 
 
 def _read_file(fs: FileSystem, path: Path) -> bytes:
-    file = fs.open_read(path)
-    try:
-        return file.read_at(Position(0), SizeBytes(file.size()))
-    finally:
-        file.close()
+    return fs.read_file(path, fs.size_of(path))
 
 
 def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
-    """Return a side file; nothing of one that a Java broker has made old."""
+    """Return the checksums of a file; none where a Java broker has written it since."""
     path = directory / f"sums.{number}"
     try:
         sums = decode_sums(_read_file(fs, path), number)
@@ -324,7 +320,7 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
         return Sums()
     java = directory / JAVA_OUTCOMES_FILE
     if fs.exists(java) and fs.mtime_ms(java) > changed_ms:
-        log.info("journal not checked, a Java broker wrote it: file=%s", path)
+        _log.info("journal not checked, a Java broker wrote it: file=%s", path)
         return Sums()
     return sums
 
@@ -334,7 +330,7 @@ def _settle(
     outcomes: dict[str, KeptOutcome],
     together: Sequence[NamedGroup],
 ) -> list[ReplayedTransaction]:
-    """Return what is prepared, but for what is decided by side files: that is done."""
+    """Return what is prepared, and carry out what the side files decide."""
     left = []
     for each in replay.prepared():
         kept = outcomes.get(each.key)
@@ -342,8 +338,8 @@ def _settle(
         if kept is not None:
             is_committed = kept.outcome is HeuristicOutcome.COMMIT
         if is_committed:
-            # Its commit record was lost, or never made: none of it is applied.
-            each.places = ()
+            # Its commit record was lost, or never written: none of it is applied.
+            each.locations = ()
             replay.commits.append(each)
         elif kept is None:
             left.append(each)
@@ -353,8 +349,10 @@ def _settle(
 def _join(
     restored: Iterable[RestoredTransaction], together: Sequence[NamedGroup]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the keys of those that are committed, by group."""
-    committed = [each.replayed for each in restored if each.replayed.places is not None]
+    """Return the keys of the committed transactions, by group."""
+    committed = [
+        each.replayed for each in restored if each.replayed.locations is not None
+    ]
     groups = (
         tuple(each.key for each in committed if each.is_named(group))
         for group in together
@@ -365,22 +363,22 @@ def _join(
 def compact(
     fs: FileSystem, journal: Journal, left: Iterable[ReplayedTransaction], number: int
 ) -> tuple[RestoredTransaction, ...]:
-    """Open the journal with a first file that holds what is left.
+    """Open the journal with a first file that has what is left.
 
     Raises:
-        NoSpaceError: there is no space for it; a part of the file may be there.
+        NoSpaceError: there is no space for it; a part of the file may exist.
         StorageError: the disk refuses.
     """
     restored, survivors = [], []
     for each in left:
         slot = Slot()
         data = encode_transaction(each)
-        survivors.append((slot, data, bounds_of(each.places or (), len(data))))
+        survivors.append((slot, data, bounds_of(each.locations or (), len(data))))
         restored.append((each, slot, len(data)))
     size_bytes = sum(len(data) for _slot, data, _bounds in survivors)
     free_bytes = fs.free_bytes(journal.directory)
     if free_bytes < size_bytes:
-        # Without a try: it would take the free space of others meanwhile.
+        # Checked first: a failed try would take free space from others.
         raise NoSpaceError(
             f"no space for the journal: directory={journal.directory} expected"
             f" {size_bytes} bytes free, got {free_bytes}"
@@ -393,19 +391,18 @@ def compact(
 
 
 def encode_transaction(transaction: ReplayedTransaction) -> bytes:
-    """Return all records of a transaction, that of its commit last."""
+    """Return all records of a transaction, its commit last."""
     parts = [encode_put(*put) for put in transaction.puts.items()]
     if transaction.is_prepared:
         parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
-    if transaction.places is None:
+    if transaction.locations is None:
         return b"".join(parts)
-    xa = is_xa(transaction.key)
     parts.append(
         encode_operation(
-            RedoOperation.XA_COMMIT if xa else RedoOperation.LOCAL_COMMIT,
+            ending_of(transaction.key, is_commit=True),
             transaction.key,
             was_prepared=transaction.is_prepared,
-            places=transaction.places,
+            locations=transaction.locations,
         )
     )
     return b"".join(parts)

@@ -22,12 +22,13 @@
           | i64    | i32    | i32      | i32       |               |
           +--------+--------+----------+-----------+---------------+
 
-Messages are in protobuf's encoding, other numbers big-endian. The length in front does
-not count the attachment. `checksum` is that of the whole batch, headers of its records
-included. `offset` is where the batch lies; of a commit that we wrote a bound first, the
-batch lies there or behind, and rewritten in place before the batch is (`applier.py`).
+Messages are in protobuf's encoding, other numbers big-endian. The length at the start
+does not count the attachment. `checksum` covers the whole batch, headers of its records
+included. `offset` is that of the batch. In a commit record of ours it is a bound first:
+the batch is there or after it; the exact offset is written there before the batch is
+written to its partition (`applier.py`).
 
-`tests/txn/test_records.py` pins the bytes. Source: broker spec 5.6.
+`tests/txn/test_records.py` pins the bytes. Source: docs/metaq-1.4/broker.md 5.6.
 """
 
 import enum
@@ -39,14 +40,15 @@ from typing import Final, NamedTuple
 
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.txn.state import is_xa
 
 LENGTH_BYTES: Final = 4
 
-PLACE: Final = Struct(">qiii")
+LOCATION: Final = Struct(">qiii")
 """Offset, length, checksum, size of the name."""
 
 OFFSET: Final = Struct(">q")
-"""The first field of a place; what a broker may rewrite."""
+"""The first field of a location, which a broker may rewrite."""
 
 NAME_BYTES_MAX: Final = 4096
 """Longest `topic-partition` that is believed."""
@@ -64,7 +66,7 @@ _PUT_HEAD: Final = re.compile(
 _OPERATION_HEAD: Final = re.compile(
     rb"\x08\x02\x12" + _VARINT + rb"\x08([\x01-\x05])\x10([\0\x01])\x1a" + _VARINT
 )
-"""And what stands between that of an operation and its key."""
+"""Bytes between the length of an operation record and its key."""
 _FORCES: Final = (b"", b"\x18\x01", b"\x18\0")
 
 
@@ -85,13 +87,20 @@ COMMITS: Final = frozenset({RedoOperation.XA_COMMIT, RedoOperation.LOCAL_COMMIT}
 _OPERATIONS: Final = tuple(RedoOperation)
 
 
-class BatchPlace(NamedTuple):
-    """Place of a commit's puts in one partition, or a bound in front of it."""
+def ending_of(key: str, *, is_commit: bool) -> RedoOperation:
+    """Return the operation that commits a transaction, or rolls it back."""
+    if is_xa(key):
+        return RedoOperation.XA_COMMIT if is_commit else RedoOperation.XA_ROLLBACK
+    return RedoOperation.LOCAL_COMMIT if is_commit else RedoOperation.LOCAL_ROLLBACK
+
+
+class BatchLocation(NamedTuple):
+    """Location of a commit's puts in one partition, or a bound before it."""
 
     log_id: LogId
     """The partition."""
     offset: Offset
-    """Offset of the first byte; see the top of this file."""
+    """Offset of the first byte, or a bound; see the top of this file."""
     size_bytes: int
     """Length of all records together."""
     checksum: int
@@ -118,7 +127,7 @@ class OperationRecord(NamedTuple):
     """Key of its transaction."""
     was_prepared: bool
     """Whether a prepare came before."""
-    places: tuple[BatchPlace, ...]
+    locations: tuple[BatchLocation, ...]
     """Of a commit: one for each partition."""
 
 
@@ -158,12 +167,7 @@ def varint(number: int) -> bytes:
 
 
 def encode_put(message_id: MessageId, command: bytes) -> bytes:
-    """Return the record of a put.
-
-    Args:
-        message_id: its id.
-        command: line in eight words, CRLF and payload.
-    """
+    """Return the record of a put, given its line in eight words, CRLF and payload."""
     head = b"\x08" + varint(message_id) + b"\x12" + varint(len(command))
     size = len(head) + len(command)
     body = _APPEND_TAG + varint(size)
@@ -172,25 +176,25 @@ def encode_put(message_id: MessageId, command: bytes) -> bytes:
 
 
 def encode_put_head(message_id: int, size: int) -> bytes:
-    """Return what stands in front of a put in its record.
+    """Return the bytes before a put in its record.
 
     Args:
         message_id: of the put, above 127.
         size: of the put in its eight-word form, line and body.
     """
     upper = varint(message_id >> 7)
-    before, behind = _around_id(size, len(upper))
-    return b"%b%c%b%b" % (before, message_id & 0x7F | 0x80, upper, behind)
+    before, after = _around_id(size, len(upper))
+    return b"%b%c%b%b" % (before, message_id & 0x7F | 0x80, upper, after)
 
 
 @lru_cache(1024)
 def _around_id(size: int, upper_bytes: int) -> tuple[bytes, bytes]:
-    """Return what stands before and behind an id, whose first byte is not counted."""
-    behind = b"\x12" + varint(size)
-    content = 2 + upper_bytes + len(behind) + size
+    """Return the bytes before and after an id of `1 + upper_bytes` bytes."""
+    after = b"\x12" + varint(size)
+    content = 2 + upper_bytes + len(after) + size
     body = _APPEND_TAG + varint(content)
     length = (len(body) + content).to_bytes(LENGTH_BYTES, "big")
-    return length + body + b"\x08", behind
+    return length + body + b"\x08", after
 
 
 def encode_batch(
@@ -200,16 +204,16 @@ def encode_batch(
     records: bytearray,
     positions: Iterable[int],
 ) -> list[bytes]:
-    """Return the records of the puts that a batch of messages stands for, in pieces.
+    """Return the records of a batch of messages, in pieces.
 
-    A Java broker knows no batch, so each message of it is journalled as a put.
+    A Java broker knows no batches, so each message is journalled as a put.
 
     Args:
         log_id: the partition.
         key: of the transaction.
         opaque: of the command, given to each put.
         records: the messages in segment format, their ids stamped.
-        positions: where each of those to be journalled begins.
+        positions: start of each message to be journalled.
     """
     head = b"put %b %d" % (log_id.topic.encode(), log_id.partition)
     tail = b"%b %d\r\n" % (key, opaque)
@@ -229,10 +233,10 @@ def encode_operation(
     key: str,
     *,
     was_prepared: bool = False,
-    places: Sequence[BatchPlace] = (),
+    locations: Sequence[BatchLocation] = (),
 ) -> bytes:
     """Return the record of a prepare, commit or rollback, its attachment included."""
-    name, attachment = key.encode(), encode_places(places)
+    name, attachment = key.encode(), encode_locations(locations)
     head = (operation, was_prepared, varint(len(name)), name)
     content = b"\x08%c\x10%c\x1a%b%b" % head
     if operation in COMMITS:
@@ -243,13 +247,15 @@ def encode_operation(
     return len(body).to_bytes(LENGTH_BYTES, "big") + body + attachment
 
 
-def encode_places(places: Iterable[BatchPlace]) -> bytes:
+def encode_locations(locations: Iterable[BatchLocation]) -> bytes:
     """Return the attachment of a commit."""
     parts = []
-    for place in places:
-        name = _name_of(place.log_id)
+    for location in locations:
+        name = _name_of(location.log_id)
         parts += [
-            PLACE.pack(place.offset, place.size_bytes, place.checksum, len(name)),
+            LOCATION.pack(
+                location.offset, location.size_bytes, location.checksum, len(name)
+            ),
             name,
         ]
     return b"".join(parts)
@@ -260,10 +266,10 @@ def _name_of(log_id: LogId) -> bytes:
     return str(log_id).encode()
 
 
-def bounds_of(places: Sequence[BatchPlace], end: int) -> list[tuple[int, Offset]]:
+def bounds_of(locations: Sequence[BatchLocation], end: int) -> list[tuple[int, Offset]]:
     """Return position and value of each offset in an attachment that ends at `end`."""
-    offsets = [place.offset for place in places]
-    return list(zip(offset_positions(places, end), offsets, strict=True))
+    offsets = [location.offset for location in locations]
+    return list(zip(offset_positions(locations, end), offsets, strict=True))
 
 
 # -- reading --------------------------------------------------------------------------
@@ -272,7 +278,7 @@ def bounds_of(places: Sequence[BatchPlace], end: int) -> list[tuple[int, Offset]
 def decode_record(
     data: bytes, position: int, end: int
 ) -> tuple[PutRecord | OperationRecord, int]:
-    """Return the record at a position, and the position behind it.
+    """Return the record at a position, and the position after it.
 
     Raises:
         RecordError: there is no whole record before `end`.
@@ -320,7 +326,7 @@ def _decode_operation(
             return _with_attachment(
                 found[2][0], key, was_prepared, size, data=data, stop=stop, end=end
             )
-    # Fields in another order, or absent: no broker writes that, and it means the same.
+    # Fields in another order, or absent: the same record, which no broker writes so.
     fields = read_fields(data[start:stop])
     content = fields.get(2)
     if fields.get(1) != 2 or not isinstance(content, bytes):
@@ -347,7 +353,7 @@ def _small(octets: bytes) -> int:
 
 @lru_cache(1024)
 def _read_upper(octets: bytes) -> int:
-    """Return the number of a varint's octets but the first: of many ids the same."""
+    """Return the number of a varint without its first octet: many ids share it."""
     return read_varint(octets, 0)[0] << 7
 
 
@@ -366,29 +372,25 @@ def _with_attachment(
     stop: int,
     end: int,
 ) -> tuple[OperationRecord, int]:
-    """Return an operation with the attachment of `size` bytes behind it."""
+    """Return an operation with the attachment of `size` bytes after it."""
     if not 0 <= size <= end - stop:
         raise RecordError(f"attachment: expected at most {end - stop}, got {size}")
-    places = decode_places(data[stop : stop + size]) if size else ()
+    locations = decode_locations(data[stop : stop + size]) if size else ()
     operation = _OPERATIONS[kind - 1] if 0 < kind <= len(_OPERATIONS) else None
     if operation is None:
         raise RecordError(f"operation: expected 1..{len(_OPERATIONS)}, got {kind}")
-    record = OperationRecord(operation, key.decode(), was_prepared, places)
+    record = OperationRecord(operation, key.decode(), was_prepared, locations)
     return record, stop + size
 
 
-def decode_places(data: bytes) -> tuple[BatchPlace, ...]:
-    """Return what an attachment says.
-
-    Raises:
-        RecordError: it is none.
-    """
-    places, position = [], 0
+def decode_locations(data: bytes) -> tuple[BatchLocation, ...]:
+    """Return the locations in an attachment; RecordError when it is malformed."""
+    locations, position = [], 0
     while position < len(data):
-        if position + PLACE.size > len(data):
+        if position + LOCATION.size > len(data):
             raise RecordError("attachment is cut off")
-        offset, size, checksum, name_size = PLACE.unpack_from(data, position)
-        position += PLACE.size
+        offset, size, checksum, name_size = LOCATION.unpack_from(data, position)
+        position += LOCATION.size
         name = data[position : position + name_size].decode()
         position += name_size
         topic, dash, number = name.rpartition("-")
@@ -397,27 +399,23 @@ def decode_places(data: bytes) -> tuple[BatchPlace, ...]:
             raise RecordError(f"attachment: {name[:80]!r} is no partition")
         if size <= 0 or position > len(data) or offset < -1:
             raise RecordError(f"attachment: {size} bytes at offset {offset}")
-        places.append(
-            BatchPlace(LogId(topic, int(number)), Offset(offset), size, checksum)
+        locations.append(
+            BatchLocation(LogId(topic, int(number)), Offset(offset), size, checksum)
         )
-    return tuple(places)
+    return tuple(locations)
 
 
-def offset_positions(places: Sequence[BatchPlace], end: int) -> list[int]:
-    """Return where the offsets in an attachment begin that ends at `end`."""
+def offset_positions(locations: Sequence[BatchLocation], end: int) -> list[int]:
+    """Return the position of each offset in an attachment that ends at `end`."""
     found = []
-    for place in reversed(places):
-        end -= PLACE.size + len(_name_of(place.log_id))
+    for location in reversed(locations):
+        end -= LOCATION.size + len(_name_of(location.log_id))
         found.append(end)
     return found[::-1]
 
 
 def decode_put(command: bytes) -> LoggedPut:
-    """Return what the put of a record says.
-
-    Raises:
-        RecordError: it is none, or its body has another length.
-    """
+    """Return the message of a put; RecordError when it is malformed."""
     line_end = command.find(b"\r\n")
     words = command[:line_end].split(b" ")
     payload = command[line_end + 2 :]
@@ -431,11 +429,7 @@ def decode_put(command: bytes) -> LoggedPut:
 
 
 def read_fields(data: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a protobuf message.
-
-    Raises:
-        RecordError: it is none.
-    """
+    """Return the fields of a protobuf message; RecordError when it is malformed."""
     fields: dict[int, int | bytes] = {}
     position = 0
     while position < len(data):
@@ -454,7 +448,7 @@ def read_fields(data: bytes) -> dict[int, int | bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a position, and the position behind it."""
+    """Return the number at a position, and the position after it."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1

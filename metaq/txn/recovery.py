@@ -4,28 +4,29 @@ Pure. A put opens its transaction or joins it, a prepare marks it, a rollback dr
 a commit moves it to the list of commits. What is open and not prepared at the end was
 rolled back by the crash.
 
-How a file ends is judged by its side file (`sums.py`):
+The checksums beside a file (`sums.py`) decide how it ends:
 
-* bytes that were synced and do not have their checksum, or are not there: damage; the
+* bytes that were synced and do not have their checksum, or are missing: damage; the
   journal is not to be believed, and nothing is done with it;
-* bytes that were written and not synced, and are not whole: torn; what is in front of
-  them counts;
-* no side file, or bytes behind its last span: records are read as long as they make
+* bytes that were written and not synced, and are not whole: torn; what is before them
+  counts;
+* no checksums, or bytes after the last span: records are read as long as they make
   sense, as a Java broker reads them.
 
 A record may come twice, when compaction was interrupted (`opening.py`): a put is known
 by its message id, and a commit by those of its puts.
 
-Whether a commit is in its partitions is found by looking. The order is the reverse of
-MetaQ's: the commit record comes first, and the batches behind it, so that a crash
-between two partitions leaves no half. The offset in an attachment is the place of the
-batch. Where it is not, a power cut has taken it, and the bound counts that was written
-first: where the readable log ended when the record was made, so each batch lies there
-or behind. Without a side file the time of the first put is a bound. The batch is found
-(`locate`) by the id of its first record and its bytes. One that a crash has cut lies at
-the end of its log, and is completed there; until then the partition shows nothing of it
-(`cut_appends`), nor of what is one append with it (`side_files.py`). Source: broker
-spec 5.7, 12 rows 3 and 5.
+Whether a commit is in its partitions is found by reading them. The order is the reverse
+of MetaQ's: the commit record comes first and the batches after it, so that a crash
+between two partitions leaves no half. The offset in an attachment is that of the batch.
+Where the batch is not there, a power cut has torn the offset, and the bound counts that
+was written first: the end of the readable log when the record was made, so each batch
+is there or after it. Without checksums the time of the first put is a bound. The batch
+is found (`locate`) by the id of its first record and its bytes. A batch that a crash
+has cut is at the end of its log, and is completed there; until then the partition shows
+nothing of it (`cut_appends`), nor of what is one append with it (`side_files.py`).
+
+Source: docs/metaq-1.4/broker.md 5.7, 12 rows 3 and 5.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
     COMMITS,
     OFFSET,
-    BatchPlace,
+    BatchLocation,
     LoggedPut,
     OperationRecord,
     PutRecord,
@@ -73,43 +74,43 @@ class ReplayedTransaction:
     puts: dict[MessageId, bytes] = field(default_factory=dict)
     """Id → the put as on the wire, in the order in which they came."""
     is_prepared: bool = False
-    """It survives, and obeys the later verdict."""
-    places: tuple[BatchPlace, ...] | None = None
-    """Of a commit: where its batches lie, or behind; None: there is none."""
+    """It survives, and obeys the later decision."""
+    locations: tuple[BatchLocation, ...] | None = None
+    """Of a commit: offsets of its batches, or bounds; None: there is none."""
     commit_end: int = 0
-    """Behind the attachment with the places, in its redo file."""
+    """End of the attachment with the locations, in its redo file."""
     first_offsets: Mapping[int, Offset] = field(default_factory=dict)
-    """Position in that file → what an offset was first, where that is known."""
+    """Position in that file → first value of an offset, where that is known."""
     deleted_topics: frozenset[str] = frozenset()
-    """Topics that were deleted behind its commit: what it put to them is over."""
+    """Topics that were deleted after its commit: its puts to them are dropped."""
     is_unverified: bool = False
-    """Whether its batches are there could not be seen: not to be applied now."""
+    """A partition could not be read: not to be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
-    """Bytes of a batch that lie at the end of its log already."""
+    """Bytes of a batch that are at the end of its log already."""
 
     @property
     def first_id(self) -> MessageId:
-        """Return the id of its first put; -1 without any."""
+        """The id of its first put; -1 without any."""
         return next(iter(self.puts), MessageId(-1))
 
     def is_named(self, group: Mapping[str, MessageId]) -> bool:
-        """Tell whether a group means this one, and no former one of its key."""
+        """Return whether a group means this one, and no former one of its key."""
         return self.first_id <= group.get(self.key, MessageId(-1))
 
     def bounds(self) -> dict[LogId, Offset]:
-        """Return from where on batches lie, whatever a power cut made of places."""
-        places = self.places or ()
-        positions = offset_positions(places, self.commit_end)
+        """Return the bound of each batch that no power cut can have torn."""
+        locations = self.locations or ()
+        positions = offset_positions(locations, self.commit_end)
         return {
-            place.log_id: self.first_offsets[position]
-            for position, place in zip(positions, places, strict=True)
+            location.log_id: self.first_offsets[position]
+            for position, location in zip(positions, locations, strict=True)
             if position in self.first_offsets
         }
 
 
 @dataclass(slots=True)
 class Replay:
-    """Everything that a journal says; filled file by file."""
+    """The content of a journal; filled file by file."""
 
     open: dict[str, ReplayedTransaction] = field(default_factory=dict)
     """By key: begun or prepared, and not ended."""
@@ -134,11 +135,11 @@ class Replay:
         *,
         deleted: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Take in one redo file.
+        """Read one redo file.
 
         Args:
             data: all of its bytes.
-            sums: its side file.
+            sums: its checksums.
             name: of the file, for texts.
             deleted: topic → end of the file when it was deleted.
 
@@ -149,15 +150,15 @@ class Replay:
         position = 0
         while position < end:
             try:
-                record, behind = decode_record(data, position, end)
+                record, after = decode_record(data, position, end)
             except RecordError as error:
                 if position < sums.synced_end:
                     raise JournalDamagedError(f"{name}: {error}") from error
                 self._note_torn(name, position, len(data))
                 return
             self.record_count += 1
-            self._take(record, behind, sums, deleted)
-            position = behind
+            self._take(record, after, sums, deleted)
+            position = after
         if end < len(data):
             self._note_torn(name, end, len(data))
 
@@ -179,7 +180,7 @@ class Replay:
             if found is None:
                 found = self.open[record.key] = ReplayedTransaction(record.key)
             self.last_id = max(self.last_id, record.message_id)
-            # A Java broker journals puts behind the prepare, and drops them then.
+            # A Java broker journals puts after the prepare, and drops them at a start.
             if not found.is_prepared:
                 found.puts.setdefault(record.message_id, record.command)
             return
@@ -190,7 +191,7 @@ class Replay:
         ended = self.open.pop(record.key, None)
         if ended is None or record.operation not in COMMITS:
             return
-        ended.places, ended.commit_end = record.places, end
+        ended.locations, ended.commit_end = record.locations, end
         ended.first_offsets = sums.bounds
         if deleted:
             ended.deleted_topics = frozenset(
@@ -211,10 +212,10 @@ def _as_first_written(data: bytes, sums: Sums) -> bytes:
 
 
 def whole_end(data: bytes, sums: Sums, name: str) -> int:
-    """Return up to where the bytes of a redo file may be believed.
+    """Return the end of the bytes of a redo file that may be believed.
 
     Raises:
-        JournalDamagedError: they may not, and were synced.
+        JournalDamagedError: bytes that were synced may not.
     """
     for span in sums.spans:
         flaw = _flaw_of(data, span)
@@ -256,15 +257,15 @@ class CommittedBatch(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """Return the checksum over all bytes."""
+        """The checksum over all bytes."""
         return checksum(self.data)
 
 
 def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
-    """Return what a transaction puts, one batch for each partition.
+    """Return the puts of a transaction, one batch for each partition.
 
     Raises:
-        JournalDamagedError: a put makes no sense.
+        JournalDamagedError: a put is malformed.
     """
     found: dict[LogId, tuple[list[bytes], list[MessageId]]] = {}
     for message_id, command in transaction.puts.items():
@@ -292,10 +293,10 @@ def find_unapplied(
     reader: StoredBatches,
     together: Iterable[Mapping[str, MessageId]] = (),
 ) -> list[ReplayedTransaction]:
-    """Return what of the commits is not in its partitions.
+    """Return the commits with batches that are not in their partitions.
 
-    Each has the puts of the missing batches alone, and places that say from where on
-    they will lie. Blocks: reads the partitions.
+    Each has only the puts of its missing batches, and bounds as locations. Blocks:
+    reads the partitions.
 
     Args:
         commits: as replayed.
@@ -306,7 +307,7 @@ def find_unapplied(
     missing: dict[MessageId, ReplayedTransaction] = {}
     seen: set[MessageId] = set()
     for commit in commits:
-        # The copy of a start that was interrupted has no puts but those.
+        # The copy that an interrupted start has made has only some of its puts.
         if not commit.puts or commit.first_id in seen:
             continue
         left = _left_of(commit, windows)
@@ -325,17 +326,17 @@ def find_unapplied(
 
 
 def cut_appends(left: Iterable[ReplayedTransaction]) -> dict[LogId, Offset]:
-    """Return where the last append of a partition begins, if it is not whole there.
+    """Return where the last append of each partition begins that a crash has cut.
 
     Args:
         left: what `find_unapplied` has found.
     """
     found: dict[LogId, Offset] = {}
     for each in left:
-        for place in each.places or ():
-            if each.applied_bytes.get(place.log_id):
-                first = found.get(place.log_id, place.offset)
-                found[place.log_id] = min(first, place.offset)
+        for location in each.locations or ():
+            if each.applied_bytes.get(location.log_id):
+                first = found.get(location.log_id, location.offset)
+                found[location.log_id] = min(first, location.offset)
     return found
 
 
@@ -344,17 +345,17 @@ def _find_waiting(
     missing: Mapping[MessageId, ReplayedTransaction],
     windows: "_Windows",
 ) -> list[tuple[ReplayedTransaction, Mapping[LogId, Offset]]]:
-    """Return commits with whole batches of which others are missing, and where.
+    """Return commits with whole batches whose append lacks other batches, and where.
 
     Batches of a group are one append to a partition, in any order. What a crash has
-    left of it is the end of the log: batches one behind the other, then a cut one.
+    left of it is the end of the log: whole batches back to back, then a cut one.
     """
     ends: dict[LogId, Offset] = {}
     for left in [missing[e.first_id] for e in group if e.first_id in missing]:
         if left.is_unverified:
             return []
-        for place in left.places or ():
-            log_id, end = place.log_id, place.offset
+        for location in left.locations or ():
+            log_id, end = location.log_id, location.offset
             if not left.applied_bytes[log_id]:
                 _log_start, end = windows.range_of(log_id)
             ends[log_id] = min(end, ends.get(log_id, end))
@@ -384,18 +385,18 @@ def _left_of(
     windows: "_Windows",
     waiting: Mapping[LogId, Offset] = MappingProxyType({}),
 ) -> ReplayedTransaction | None:
-    """Return what of one commit is not applied; None: all of it is.
+    """Return the part of one commit that is not applied; None: all of it is.
 
-    Batches that lie at the offsets of `waiting` are there and count as not applied.
+    Batches at the offsets of `waiting` are stored and count as not applied.
     """
-    places, gone = commit.places or (), commit.deleted_topics
-    placed_bytes = sum([place.size_bytes for place in places])
+    locations, gone = commit.locations or (), commit.deleted_topics
+    placed_bytes = sum([location.size_bytes for location in locations])
     is_placed = not (gone or waiting) and placed_bytes == _record_bytes(commit)
-    if is_placed and all(windows.has(place, commit) for place in places):
+    if is_placed and all(windows.has(location, commit) for location in locations):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
-    known, bounds = commit.bounds(), list[BatchPlace]()
-    placed = {place.log_id: place.offset for place in places} | known
+    known, bounds = commit.bounds(), list[BatchLocation]()
+    placed = {location.log_id: location.offset for location in locations} | known
     kept: set[LogId] = set()
     for batch in make_batches(commit):
         if batch.log_id.topic in gone:
@@ -405,23 +406,23 @@ def _left_of(
         try:
             found = locate(batch, bound, windows)
             if batch.log_id in waiting:
-                found = Location(waiting[batch.log_id], size)
+                found = Unapplied(waiting[batch.log_id], size)
             elif found is not None and not found.applied_bytes and is_guess:
                 found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
             left.is_unverified = True
-            found = Location(bound, 0)
+            found = Unapplied(bound, 0)
         if found is None:
             continue
         kept.add(batch.log_id)
         left.applied_bytes[batch.log_id] = found.applied_bytes
-        bounds.append(BatchPlace(batch.log_id, found.offset, size, batch.checksum))
+        bounds.append(BatchLocation(batch.log_id, found.offset, size, batch.checksum))
     if not kept:
         return None
     for message_id, command in commit.puts.items():
         if _decode_put(commit.key, command).log_id in kept:
             left.puts[message_id] = command
-    left.places = tuple(bounds)
+    left.locations = tuple(bounds)
     return left
 
 
@@ -436,19 +437,19 @@ def _record_bytes(commit: ReplayedTransaction) -> int:
     )
 
 
-class Location(NamedTuple):
-    """Place of a batch that is not whole."""
+class Unapplied(NamedTuple):
+    """A batch that is not whole in its partition."""
 
     offset: Offset
-    """There or behind."""
+    """It belongs there or after it."""
     applied_bytes: int
-    """Bytes of it that lie there already, at the end of the log."""
+    """Bytes of it that are there already, at the end of the log."""
 
 
 def locate(
     batch: CommittedBatch, bound: Offset, windows: "_Windows"
-) -> Location | None:
-    """Find a batch from `bound` on, -1 is the end; None: it is there, or trimmed.
+) -> Unapplied | None:
+    """Find a batch from `bound` on, -1 is the end; None: it is stored, or trimmed.
 
     Raises:
         StorageError: the partition cannot be read.
@@ -465,17 +466,17 @@ def locate(
         if length < 0:
             break
         if message_id == batch.ids[0]:
-            there = windows.read(batch.log_id, Offset(position), len(batch.data))
-            if there == batch.data:
+            found = windows.read(batch.log_id, Offset(position), len(batch.data))
+            if found == batch.data:
                 return None
-            if position + len(there) == end and batch.data.startswith(there):
-                return Location(Offset(position), len(there))
+            if position + len(found) == end and batch.data.startswith(found):
+                return Unapplied(Offset(position), len(found))
         position += HEADER_BYTES + length
-    return Location(end, 0)
+    return Unapplied(end, 0)
 
 
 class _Windows:
-    """Reads partitions in large pieces; one piece of each is kept."""
+    """Reads partitions in large pieces, and keeps one piece of each."""
 
     def __init__(self, reader: StoredBatches) -> None:
         self._reader = reader
@@ -488,32 +489,32 @@ class _Windows:
         """Return another bound of a batch, by the time of its first put."""
         put_ms = id_time(batch.ids[0])
         if put_ms is None or bound < 0:
-            # A Java broker's: its places are right. Or it is not to be looked for.
+            # A Java broker's, whose offsets are right; or it is not to be searched for.
             return bound
         since_ms = Millis(put_ms - CLOCK_BACK_MS)
         return self._reader.offset_since(batch.log_id, since_ms)
 
-    def has(self, place: BatchPlace, commit: ReplayedTransaction) -> bool:
-        """Tell whether a batch lies exactly where it is said to, or is trimmed."""
-        log_start, end = self.range_of(place.log_id)
-        if 0 <= place.offset < log_start:
-            # A place that is torn may lie in front of what was ever readable then.
-            return commit.bounds().get(place.log_id, place.offset) < log_start
-        if place.offset < 0 or place.offset + place.size_bytes > end:
+    def has(self, location: BatchLocation, commit: ReplayedTransaction) -> bool:
+        """Return whether a batch is exactly at its location, or trimmed."""
+        log_start, end = self.range_of(location.log_id)
+        if 0 <= location.offset < log_start:
+            # A torn offset may be below everything that was readable then.
+            return commit.bounds().get(location.log_id, location.offset) < log_start
+        if location.offset < 0 or location.offset + location.size_bytes > end:
             return False
         try:
-            data = self.read(place.log_id, place.offset, place.size_bytes)
+            data = self.read(location.log_id, location.offset, location.size_bytes)
         except StorageError:
             return False
-        return checksum(data) == place.checksum
+        return checksum(data) == location.checksum
 
     def ends_with(self, batch: CommittedBatch, end: Offset) -> bool:
-        """Tell whether a batch lies in front of an offset."""
+        """Return whether a batch ends at an offset."""
         offset, size = Offset(end - len(batch.data)), len(batch.data)
         if offset < self.range_of(batch.log_id)[0]:
             return False
         try:
-            # Most of many are told apart by their first record, without a window.
+            # The first record distinguishes most of many, without a window.
             head = self._reader.read_back(batch.log_id, offset, HEADER_BYTES)
             is_here = head == batch.data[:HEADER_BYTES]
             return is_here and self.read(batch.log_id, offset, size) == batch.data
@@ -521,7 +522,7 @@ class _Windows:
             return False
 
     def read(self, log_id: LogId, offset: Offset, size: int) -> bytes:
-        """Return bytes of a log, over the borders of its segments; fewer at its end."""
+        """Return bytes of a log, across its segments; fewer at its end."""
         start, window = self._windows.get(log_id, (0, b""))
         at = offset - start
         if at >= 0 and at + size <= len(window):

@@ -1,27 +1,27 @@
 """One redo file of the journal, its checksums, and the offsets rewritten in it.
 
-    redo.N   records, appended; offsets in commit records are rewritten in place
-    sums.N   what the redo file holds (`sums.py`), written behind its bytes
+    redo.N   records, appended; offsets in commit records are overwritten
+    sums.N   checksums of the redo file (`sums.py`), written after its bytes
 
-A failure of the side file costs the checksums of what follows in that redo file, and
-nothing else.
+A failure of `sums.N` costs the checksums of later bytes of that redo file, and nothing
+else.
 
-A commit record is written with bounds for offsets, and rewritten when its batches are
-about to be written (`applier.py`). Records that came to the journal in one group have
+A commit record is written with bounds as offsets, and these are overwritten when its
+batches are about to be written (`applier.py`). Records of one group of the journal have
 their batches in one group of their partition, too. So a *block* keeps the bytes of the
 redo file from the first offset of such records to the last, and what was noted there is
-written in one go, with the bytes between: they are those of the file.
+written by one call, with the bytes between: they are those of the file.
 
     redo file   … puts | commit: offset | puts | commit: offset, offset | puts | …
     block                       [---------------------------------]
-    written                     [------------------------] from the first that was noted
-                                                           since to the last
+    written                     [------------------------] from the first offset noted
+                                                           since then to the last
 
     Invariant: no byte of a file is in two blocks, and nothing else rewrites one that
     is in a block. Partitions of two directories have two threads; the lock of the file
     is held while a block of it changes, or is written.
 
-Source: broker spec 5.6.
+Source: docs/metaq-1.4/broker.md 5.6.
 """
 
 import logging
@@ -51,12 +51,12 @@ BLOCK_BYTES_MAX: Final = 16 * 1024
 """Longest block of several records: more bytes cost what a second write does."""
 
 Bounds: TypeAlias = Sequence[tuple[int, Offset]]
-"""Byte of an entry and first value of each offset in it that may be rewritten."""
+"""Byte of an entry and first value of each offset in it that may be overwritten."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
-class PlacesFile:
+class OffsetsFile:
     """A redo file, open for its offsets. Any thread."""
 
     __slots__ = ("_file", "lock")
@@ -64,7 +64,7 @@ class PlacesFile:
     def __init__(self, file: UpdateFile) -> None:
         self._file: UpdateFile | None = file
         self.lock: Final = Lock()
-        """Guards blocks, and a descriptor that may be another file's once closed."""
+        """Guards blocks, and a descriptor that another file may get after the close."""
 
     def write_at(self, position: int, data: bytes) -> None:
         """Write bytes of a block, unless the file is closed; under the lock.
@@ -76,19 +76,19 @@ class PlacesFile:
             self._file.write_at(Position(position), data)
 
     def close(self) -> None:
-        """Close; nothing is written any more."""
+        """Close; nothing is written after that."""
         with self.lock:
             file, self._file = self._file, None
         if file is not None:
             file.close()
 
 
-class PlaceBlock:
-    """Bytes of a redo file in which offsets may be rewritten. Any thread."""
+class OffsetBlock:
+    """Bytes of a redo file with offsets that may be overwritten. Any thread."""
 
     __slots__ = ("_data", "_file", "_high", "_low", "_start")
 
-    def __init__(self, file: PlacesFile, start: int) -> None:
+    def __init__(self, file: OffsetsFile, start: int) -> None:
         """Begin at a position of a file, without bytes."""
         self._file = file
         self._start = start
@@ -97,11 +97,11 @@ class PlaceBlock:
         """Bytes to be written."""
 
     def extend(self, data: Buffer) -> None:
-        """Take in what follows in the file; before the first `note`."""
+        """Add the next bytes of the file; before the first `note`."""
         self._data += data
 
     def note(self, position: int, offset: Offset) -> None:
-        """Set the offset at a position of the file; `write` is to follow."""
+        """Set the offset at a position of the file; call `write` next."""
         at = position - self._start
         with self._file.lock:
             OFFSET.pack_into(self._data, at, offset)
@@ -110,9 +110,9 @@ class PlaceBlock:
             self._high = max(self._high, at + OFFSET.size)
 
     def write(self) -> None:
-        """Write what was noted; nothing when another thread has done that.
+        """Write what was noted, unless another thread has done that.
 
-        A failure costs a Java broker the places: it would append the batches again.
+        After a failure a Java broker does not find the batches, and appends them again.
         """
         with self._file.lock:
             low, high, self._low, self._high = self._low, self._high, 0, 0
@@ -121,27 +121,26 @@ class PlaceBlock:
             try:
                 self._file.write_at(self._start + low, bytes(self._data[low:high]))
             except StorageError as error:
-                log.warning("places of batches not written: error=%s", error)
+                _log.warning("offsets of batches not written: error=%s", error)
 
 
 def make_blocks(
-    file: PlacesFile, start: int, data: Buffer, ranges: Iterable[tuple[int, int]]
-) -> list[PlaceBlock]:
-    """Return the block of each record; those that lie close together share one.
+    file: OffsetsFile, start: int, data: Buffer, ranges: Iterable[tuple[int, int]]
+) -> list[OffsetBlock]:
+    """Return the block of each record; records close together share one.
 
     Args:
         file: where the records were written.
         start: position of the data.
-        data: the records, and what stands between them.
-        ranges: first byte of each record's offsets in the data and the one behind
-            them, in order.
+        data: the records, and the bytes between them.
+        ranges: start and end of each record's offsets in the data, in order.
     """
-    blocks: list[PlaceBlock] = []
+    blocks: list[OffsetBlock] = []
     first = done = 0
     for low, high in ranges:
         if not blocks or high - first > BLOCK_BYTES_MAX:
             first = done = low
-            block = PlaceBlock(file, start + first)
+            block = OffsetBlock(file, start + first)
         block.extend(data[done:high])
         done = high
         blocks.append(block)
@@ -158,40 +157,40 @@ class RedoFile:
     ) -> None:
         """Take over new files; `create_redo_file` makes them."""
         self.number: Final = number
-        """Its number, which its name has."""
+        """The number in its name."""
         self.end = 0
         """Bytes in it."""
         self.references = 0
         """Transactions that need it."""
         self.is_dirty = False
-        """It has verdicts that are not on the disk."""
+        """It has decisions that are not on disk."""
         self._redo = redo
         self._sums: AppendFile | None = sums
-        self._places = PlacesFile(places)
+        self._places = OffsetsFile(places)
         self._sum(encode_head(number))
 
     @property
     def path(self) -> Path:
-        """Return its path."""
+        """The path of the redo file."""
         return self._redo.path
 
     def write(self, data: Buffer) -> None:
-        """Write records behind the last one; `note_written` is to follow.
+        """Write records after the last one; call `note_written` next.
 
         Raises:
-            NoSpaceError: a part of them may be there; `cut_back` is to follow.
+            NoSpaceError: a part of them may be written; call `cut_back` next.
             DiskError: nothing is known about the file any more.
         """
         self._redo.write(data)
 
     def cut_back(self) -> None:
-        """Cut off what was written and not noted, for good.
+        """Cut off what was written and not noted, and sync that.
 
         Raises:
             StorageError: nothing is known about the file any more.
         """
         self._redo.truncate(SizeBytes(self.end))
-        # A record of what was refused must not come back after a power cut.
+        # A refused record must not come back after a power cut.
         self._redo.sync()
 
     def sync(self) -> None:
@@ -204,22 +203,22 @@ class RedoFile:
         self.is_dirty = False
 
     def note_synced(self) -> None:
-        """Tell the side file that everything noted is on the disk."""
+        """Write to `sums.N` that everything noted is on disk."""
         self._sum(encode_entry(SYNCED, 0, self.end))
 
     def note_beside(self) -> None:
-        """Tell the side file that all other files of ours are in the directory."""
+        """Write to `sums.N` that all other files of ours are in the directory."""
         self._sum(encode_entry(BESIDE, 0, 0))
 
     def note_written(
         self, data: Buffer, commits: Sequence[tuple[int, Bounds]], *, is_synced: bool
-    ) -> Sequence[PlaceBlock]:
-        """Take in what was written: its checksum, and the offsets in it.
+    ) -> Sequence[OffsetBlock]:
+        """Note what was written: its checksum, and the offsets in it.
 
         Args:
-            data: the bytes; the end moves behind them.
+            data: the bytes; the end of the file moves after them.
             commits: start of each entry with offsets in the data, and these, in order.
-            is_synced: whether the bytes are on the disk.
+            is_synced: whether the bytes are on disk.
 
         Returns:
             The block of each of these entries.
@@ -251,7 +250,7 @@ class RedoFile:
         try:
             self._sums.write(entries)
         except StorageError as error:
-            log.warning(
+            _log.warning(
                 "journal goes on without checksums: file=%s error=%s",
                 self._sums.path,
                 error,
@@ -261,7 +260,7 @@ class RedoFile:
 
 
 def create_redo_file(fs: FileSystem, directory: Path, number: int) -> RedoFile:
-    """Create a redo file, and what lies beside it.
+    """Create a redo file and its checksums.
 
     Raises:
         StorageError: the disk refuses; nothing is left open.
@@ -280,12 +279,12 @@ def create_redo_file(fs: FileSystem, directory: Path, number: int) -> RedoFile:
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
     """Remove redo files and their checksums, the oldest one last.
 
-    A newer one may be its copy, which a power cut has torn: until that is gone, the
-    bytes that were synced come first in a replay. A redo file and its checksums go by
-    one rename: without the file they are damage, and without them a torn tail counts.
+    A newer one may be its copy, torn by a power cut: until that is gone, the bytes that
+    were synced come first in a replay. A redo file and its checksums go by one rename:
+    checksums without the file are damage, and without checksums a torn tail counts.
 
     Raises:
-        StorageError: the disk refuses; those behind it are gone.
+        StorageError: the disk refuses; the newer ones are gone.
     """
     for number in sorted(numbers, reverse=True):
         redo, sums = directory / f"redo.{number}", directory / f"sums.{number}"

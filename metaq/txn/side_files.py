@@ -8,40 +8,39 @@
                            "crc": 9}
     <journal>/checkpoint.N  {"number":<N of a redo file>,"offset":<byte in it>}
 
-`crc` is the CRC-32 of all but itself: of the JSON with sorted keys. The first three are
-made by the first start, and never removed: one that says nothing any more is replaced
-by an empty one. So one that is missing later was removed by hand (`sums.py`).
+`crc` is the CRC-32 of all other fields: of the JSON with sorted keys. The first start
+makes the first three, and they are never removed: one without content any more is
+replaced by an empty one. So a missing one was removed by hand (`sums.py`).
 
 Outcomes are heuristic: which prepared transactions an operator has ended. An outcome is
 written before it is carried out, and stays until the coordinator of the transaction
-forgets it: whatever it asks is answered with code 6, 7 or 8 meanwhile. A Java broker
-keeps its own in `heuristic.log`, as a serialised Java object: that file is never read
-or written here.
+forgets it; until then every command of that coordinator is answered with code 6, 7 or
+8. A Java broker keeps its own in `heuristic.log`, a serialised Java object: that file
+is never read or written here.
 
-Commits together are one decision: which transactions a start has to commit as well. For
-each command the keys of its transactions that are not finished, and the largest message
-id of each. Every transaction has its commit record in the redo file of its puts, and
-these may be several files: a power cut may leave one record of two. So the file is
-written and synced before the first record. What it names is committed: a start makes
-the records that are missing. Batches are appended when all records are synced, so one
-that has none is nowhere yet. The file stays until the next command, start or stop. A
-name that is out of date says nothing: ids only grow, so a later transaction of that key
-has larger ones.
+Transactions committed together are one decision. For each such command the file has the
+keys of its unfinished transactions, and the largest message id of each. Every commit
+record is in the redo file of its puts, and these may be several files: a power cut may
+leave one record of two. So this file is written and synced before the first record, and
+what it names is committed: a start makes the missing records. Batches are appended when
+all records are synced, so a transaction without a record has no batch yet. The file
+stays until the next such command, start or stop. An outdated name has no effect: ids
+only grow, so a later transaction of that key has larger ones.
 
-Deletions of topics say which commits of the journal must not come back. Replay appends
-what a commit put and a partition lacks. A partition that was deleted lacks everything,
-and so does one that was made under its name again. So before the data of a topic goes,
-the end of each redo file is written down: of commits in front of it, the batches for
-that topic are over. What is committed behind it is for a topic that was made again. A
-start leaves none of the named files, and empties the record.
+Deletions of topics say which commits replay must not bring back. Replay appends what a
+commit put and a partition lacks; a deleted partition lacks everything, and so does one
+that was made again under its name. So before the data of a topic goes, the end of each
+redo file is written here: batches for that topic of commits before these ends are
+dropped. What is committed after them is for a topic that was made again. A start leaves
+none of the named files, and empties the record.
 
 Checkpoints are MetaQ's, without a checksum: where the replay of a Java broker begins.
-The one with the highest number counts, and an empty one says nothing. It names the
-first record of the oldest transaction that is not finished. Only a newer one is
-written, and only the newest few are kept. A start of ours reads all redo files,
-whatever a checkpoint says, and takes care that the number of its new one is higher.
+The one with the highest number counts, and an empty one counts as none. It names the
+first record of the oldest unfinished transaction. Only a newer one is written, and only
+the newest few are kept. Our start reads all redo files without believing a checkpoint,
+and gives its new file a higher number.
 
-Source: broker spec 5.6, 5.8.
+Source: docs/metaq-1.4/broker.md 5.6, 5.8.
 """
 
 import json
@@ -49,7 +48,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
@@ -59,7 +58,7 @@ from metaq.txn.state import HeuristicOutcome
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 VERSION: Final = 1
 _BYTES_MAX: Final = SizeBytes(64 << 20)
@@ -75,7 +74,7 @@ def decode_fields(data: bytes) -> dict[str, Any]:
     """Return the fields of a file.
 
     Raises:
-        ValueError: it has none, another version, or a checksum that does not fit.
+        ValueError: it has none, another version, or a wrong checksum.
     """
     try:
         fields = json.loads(data)
@@ -86,39 +85,85 @@ def decode_fields(data: bytes) -> dict[str, Any]:
     raise ValueError(f"expected version {VERSION} and a checksum that fits")
 
 
-def read_side_file(
-    fs: FileSystem, path: Path, decode: Callable[[bytes], T]
-) -> T | None:
-    """Return what a file says; None without one.
-
-    Args:
-        fs: the disk.
-        path: of the file.
-        decode: returns what a content says; ValueError: it makes no sense.
-
-    Raises:
-        StorageError: the disk refuses, or the file is damaged.
-    """
-    try:
-        return decode(fs.read_file(path, _BYTES_MAX))
-    except DiskError as error:
-        if error.errno_name != "ENOENT":
-            raise
-        return None
-    except ValueError as error:
-        raise StorageError(f"{path.name} damaged: file={path} {error}") from error
-
-
 def _crc(fields: Mapping[str, object]) -> int:
     return crc32(json.dumps(fields, sort_keys=True).encode())
 
 
+class SideFile(Generic[T]):
+    """A file with one field, and how a value of type `T` is written in it."""
+
+    def __init__(
+        self,
+        name: str,
+        field: str,
+        to_json: Callable[[T], object],
+        from_json: Callable[[Any], T],
+        empty: T,
+    ) -> None:
+        self.name: Final = name
+        self._field = field
+        self._to_json = to_json
+        self._from_json = from_json
+        self.empty: Final = self.encode(empty)
+        """Content of the file without a value."""
+
+    def encode(self, value: T) -> bytes:
+        """Return the content of the file."""
+        return encode_fields({self._field: self._to_json(value)})
+
+    def decode(self, data: bytes) -> T:
+        """Return the value in a content; ValueError when it is malformed."""
+        try:
+            return self._from_json(decode_fields(data)[self._field])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no {self._field}: {error!r}") from error
+
+    def read(self, fs: FileSystem, directory: Path) -> T:
+        """Return the value of the file; the empty one when there is no file.
+
+        Raises:
+            StorageError: the disk refuses, or the file is damaged.
+        """
+        path = directory / self.name
+        try:
+            data = fs.read_file(path, _BYTES_MAX)
+        except DiskError as error:
+            if error.errno_name != "ENOENT":
+                raise
+            data = self.empty
+        try:
+            return self.decode(data)
+        except ValueError as error:
+            raise StorageError(f"{self.name} damaged: file={path} {error}") from error
+
+    def write(self, fs: FileSystem, directory: Path, value: T) -> None:
+        """Replace the file.
+
+        Raises:
+            NoSpaceError: the old one is still there.
+            StorageError: the disk refuses; the old or the new one is there.
+        """
+        fs.write_atomically(directory / self.name, self.encode(value))
+
+    def clear(self, fs: FileSystem, directory: Path) -> None:
+        """Replace the outdated content by the empty one; without space it stays.
+
+        Raises:
+            StorageError: the disk refuses for another reason.
+        """
+        path = directory / self.name
+        try:
+            if fs.read_file(path, _BYTES_MAX) != self.empty:
+                fs.write_atomically(path, self.empty)
+        except NoSpaceError as error:
+            _log.warning("outdated file stays: file=%s error=%s", path, error)
+
+
 # -- outcomes -------------------------------------------------------------------------
 
-OUTCOMES_FILE: Final = "outcomes"
 JAVA_OUTCOMES_FILE: Final = "heuristic.log"
 JAVA_EMPTY_MAP_BYTES: Final = 135
-"""Length of Java's file that holds no outcome."""
+"""Length of Java's file without an outcome."""
 
 
 class KeptOutcome(NamedTuple):
@@ -130,160 +175,73 @@ class KeptOutcome(NamedTuple):
     """Time of the decision, wall clock."""
 
 
-def encode_outcomes(outcomes: Mapping[str, KeptOutcome]) -> bytes:
-    """Return the content of the file."""
-    return encode_fields(
-        {
-            "outcomes": [
-                {"key": key, "outcome": kept.outcome.value, "at_ms": kept.at_ms}
-                for key, kept in outcomes.items()
-            ]
-        }
-    )
+def _outcomes_to_json(outcomes: Mapping[str, KeptOutcome]) -> object:
+    return [
+        {"key": key, "outcome": kept.outcome.value, "at_ms": kept.at_ms}
+        for key, kept in outcomes.items()
+    ]
 
 
-def decode_outcomes(data: bytes) -> dict[str, KeptOutcome]:
-    """Return what the content says.
-
-    Raises:
-        ValueError: it makes no sense.
-    """
-    try:
-        return {
-            str(each["key"]): KeptOutcome(
-                HeuristicOutcome(each["outcome"]), Millis(int(each["at_ms"]))
-            )
-            for each in decode_fields(data)["outcomes"]
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no outcomes: {error!r}") from error
+def _outcomes_from_json(found: Any) -> dict[str, KeptOutcome]:
+    return {
+        str(each["key"]): KeptOutcome(
+            HeuristicOutcome(each["outcome"]), Millis(int(each["at_ms"]))
+        )
+        for each in found
+    }
 
 
-def read_outcomes(fs: FileSystem, directory: Path) -> dict[str, KeptOutcome]:
-    """Return the outcomes that are kept; none without a file.
-
-    Raises:
-        StorageError: the disk refuses, or the file is damaged.
-    """
-    return read_side_file(fs, directory / OUTCOMES_FILE, decode_outcomes) or {}
-
-
-def write_outcomes(
-    fs: FileSystem, directory: Path, outcomes: Mapping[str, KeptOutcome]
-) -> None:
-    """Replace the file.
-
-    Raises:
-        StorageError: the disk refuses; the old one is still there.
-    """
-    fs.write_atomically(directory / OUTCOMES_FILE, encode_outcomes(outcomes))
+OUTCOMES: Final = SideFile[dict[str, KeptOutcome]](
+    "outcomes", "outcomes", _outcomes_to_json, _outcomes_from_json, {}
+)
+"""Outcomes by key."""
 
 
 def has_java_outcomes(fs: FileSystem, directory: Path) -> bool:
-    """Tell whether a Java broker left outcomes, which cannot be read here."""
+    """Return whether a Java broker left outcomes, which cannot be read here."""
     path = directory / JAVA_OUTCOMES_FILE
-    if not fs.exists(path):
-        return False
-    file = fs.open_read(path)
-    try:
-        return file.size() > JAVA_EMPTY_MAP_BYTES
-    finally:
-        file.close()
+    return fs.exists(path) and fs.size_of(path) > JAVA_EMPTY_MAP_BYTES
 
 
 # -- commits together -----------------------------------------------------------------
-
-TOGETHER_FILE: Final = "together"
 
 NamedGroup: TypeAlias = Mapping[str, MessageId]
 """Key of each transaction of one command → its largest message id."""
 
 
-def encode_together(groups: Sequence[NamedGroup]) -> bytes:
-    """Return the content of the file."""
-    return encode_fields({"together": [dict(group) for group in groups]})
+def _together_to_json(groups: Sequence[NamedGroup]) -> object:
+    return [dict(group) for group in groups]
 
 
-def decode_together(data: bytes) -> list[NamedGroup]:
-    """Return what the content says.
-
-    Raises:
-        ValueError: it makes no sense.
-    """
-    try:
-        return [
-            {str(key): MessageId(int(last_id)) for key, last_id in group.items()}
-            for group in decode_fields(data)["together"]
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no transactions: {error!r}") from error
+def _together_from_json(found: Any) -> Sequence[NamedGroup]:
+    return [
+        {str(key): MessageId(int(last_id)) for key, last_id in group.items()}
+        for group in found
+    ]
 
 
-def read_together(fs: FileSystem, directory: Path) -> list[NamedGroup]:
-    """Return what is committed together; nothing without a file.
-
-    Raises:
-        StorageError: the disk refuses, or the file is damaged.
-    """
-    return read_side_file(fs, directory / TOGETHER_FILE, decode_together) or []
-
-
-def write_together(
-    fs: FileSystem, directory: Path, groups: Sequence[NamedGroup]
-) -> None:
-    """Replace the file.
-
-    Raises:
-        NoSpaceError: the old one is still there.
-        StorageError: the disk refuses; which one is there, is unknown.
-    """
-    fs.write_atomically(directory / TOGETHER_FILE, encode_together(groups))
-
+TOGETHER: Final = SideFile[Sequence[NamedGroup]](
+    "together", "together", _together_to_json, _together_from_json, ()
+)
+"""Transactions that are committed together."""
 
 # -- deletions ------------------------------------------------------------------------
-
-DELETIONS_FILE: Final = "deletions"
 
 Deletions: TypeAlias = dict[str, dict[int, int]]
 """Topic → number of a redo file → its end when the topic was deleted."""
 
 
-def encode_deletions(deletions: Deletions) -> bytes:
-    """Return the content of the file."""
-    return encode_fields({"topics": deletions})
+def _deletions_from_json(found: Any) -> Deletions:
+    return {
+        str(topic): {int(number): int(end) for number, end in ends.items()}
+        for topic, ends in found.items()
+    }
 
 
-def decode_deletions(data: bytes) -> Deletions:
-    """Return what the content says.
-
-    Raises:
-        ValueError: it makes no sense.
-    """
-    try:
-        return {
-            str(topic): {int(number): int(end) for number, end in ends.items()}
-            for topic, ends in decode_fields(data)["topics"].items()
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no deletions: {error!r}") from error
-
-
-def read_deletions(fs: FileSystem, directory: Path) -> Deletions:
-    """Return the deletions since the last start; none without a file.
-
-    Raises:
-        StorageError: the disk refuses, or the file is damaged.
-    """
-    return read_side_file(fs, directory / DELETIONS_FILE, decode_deletions) or {}
-
-
-def write_deletions(fs: FileSystem, directory: Path, deletions: Deletions) -> None:
-    """Replace the file.
-
-    Raises:
-        StorageError: the disk refuses; the old one is still there.
-    """
-    fs.write_atomically(directory / DELETIONS_FILE, encode_deletions(deletions))
+DELETIONS: Final = SideFile[Deletions](
+    "deletions", "topics", lambda deletions: deletions, _deletions_from_json, {}
+)
+"""Deletions since the last start."""
 
 
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
@@ -293,42 +251,22 @@ def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
 
 # -- all of them ----------------------------------------------------------------------
 
-EMPTY_FILES: Final = {
-    OUTCOMES_FILE: encode_outcomes({}),
-    TOGETHER_FILE: encode_together(()),
-    DELETIONS_FILE: encode_deletions({}),
-}
-"""Name of each file of ours → its content when it says nothing."""
+SIDE_FILES: Final[tuple[SideFile[Any], ...]] = (OUTCOMES, TOGETHER, DELETIONS)
 
 
-def missing_files(fs: FileSystem, directory: Path) -> list[Path]:
-    """Return the files that are not there."""
-    paths = [directory / name for name in EMPTY_FILES]
-    return [path for path in paths if not fs.exists(path)]
+def missing_files(fs: FileSystem, directory: Path) -> list[SideFile[Any]]:
+    """Return our files that do not exist."""
+    return [each for each in SIDE_FILES if not fs.exists(directory / each.name)]
 
 
 def make_missing_files(fs: FileSystem, directory: Path) -> None:
-    """Make the files that are not there, empty.
+    """Make the missing files, empty.
 
     Raises:
         StorageError: the disk refuses.
     """
-    for path in missing_files(fs, directory):
-        fs.write_atomically(path, EMPTY_FILES[path.name])
-
-
-def empty_file(fs: FileSystem, directory: Path, name: str) -> None:
-    """Have a file say nothing; what it says is out of date by now.
-
-    Raises:
-        StorageError: the disk refuses something else than space, which can wait.
-    """
-    path = directory / name
-    try:
-        if fs.read_file(path, _BYTES_MAX) != EMPTY_FILES[name]:
-            fs.write_atomically(path, EMPTY_FILES[name])
-    except NoSpaceError as error:
-        log.warning("file is out of date, and stays: file=%s error=%s", path, error)
+    for each in missing_files(fs, directory):
+        fs.write_atomically(directory / each.name, each.empty)
 
 
 # -- checkpoints ----------------------------------------------------------------------
@@ -345,20 +283,20 @@ class JournalPosition(NamedTuple):
     number: int
     """Number of the redo file."""
     position: int
-    """In it."""
+    """Byte in it."""
 
 
 NOWHERE: Final = JournalPosition(0, 0)
-"""Position of a checkpoint that says nothing."""
+"""Position in an empty or malformed checkpoint."""
 
 
-def encode_checkpoint(place: JournalPosition) -> bytes:
+def encode_checkpoint(start: JournalPosition) -> bytes:
     """Return the content of a checkpoint file."""
-    return b'{"number":%d,"offset":%d}' % place
+    return b'{"number":%d,"offset":%d}' % start
 
 
 def decode_checkpoint(data: bytes) -> JournalPosition:
-    """Return what a checkpoint says; `NOWHERE` if it makes no sense."""
+    """Return the position in a checkpoint; `NOWHERE` if it is malformed."""
     try:
         fields = json.loads(data)
         number, offset = int(fields["number"]), int(fields["offset"])
@@ -376,7 +314,7 @@ def checkpoint_numbers(names: Iterable[str]) -> list[int]:
 
 
 def read_checkpoint(fs: FileSystem, directory: Path) -> JournalPosition:
-    """Return where a Java broker begins; `NOWHERE`: with all that is there.
+    """Return where a Java broker begins; `NOWHERE`: at the first redo file.
 
     Raises:
         StorageError: the disk refuses.
@@ -389,12 +327,12 @@ def read_checkpoint(fs: FileSystem, directory: Path) -> JournalPosition:
 
 
 def write_checkpoint(
-    fs: FileSystem, directory: Path, place: JournalPosition, *, kept_max: int
+    fs: FileSystem, directory: Path, start: JournalPosition, *, kept_max: int
 ) -> bool:
     """Write a checkpoint if it is newer than the last one, and remove old ones.
 
     Returns:
-        Whether it was written; it is on the disk then.
+        Whether it was written; then it is on the disk.
 
     Raises:
         StorageError: the disk refuses; the last one still counts.
@@ -405,12 +343,12 @@ def write_checkpoint(
     if newest:
         data = fs.read_file(directory / f"checkpoint.{newest}", _CHECKPOINT_BYTES_MAX)
         is_empty = not data
-        if not is_empty and place <= decode_checkpoint(data):
+        if not is_empty and start <= decode_checkpoint(data):
             return False
-    # Like a Java broker, which makes an empty one first and fills it then.
+    # A Java broker makes an empty one first and then fills it; so do we.
     number = newest if is_empty else newest + 1
     path = directory / f"checkpoint.{number}"
-    fs.write_atomically(path, encode_checkpoint(place))
+    fs.write_atomically(path, encode_checkpoint(start))
     kept = [*(each for each in numbers if each != number), number]
     for old in kept[:-kept_max]:
         fs.unlink(directory / f"checkpoint.{old}")

@@ -1,7 +1,7 @@
 """States of transactions: one table for local ones, one for XA.
 
-Pure. `advance` answers every event of a transaction with its next state, or with the
-error that MetaQ sends, word for word. What a heuristic outcome answers is here too.
+Pure. `advance` returns the next state of a transaction after an event, or raises the
+error that MetaQ sends, word for word. The errors of heuristic outcomes are here too.
 
     STARTED --put--> IN_USE --prepare--> PREPARING --journalled--> PREPARED
        |                |                    |                        |
@@ -10,8 +10,10 @@ error that MetaQ sends, word for word. What a heuristic outcome answers is here 
        |                |                    |     DECIDED --appended--> FINISHED
        +----------------+---rollback, timeout, refused by the journal--> FINISHED
 
-A DECIDED transaction is committed whatever comes: its batches are on their way to their
-partitions, or wait until these take them. Source: broker spec 5.4, 5.5, 5.8.
+A DECIDED transaction is committed for good: its batches are on their way to their
+partitions, or wait until these take them.
+
+Source: docs/metaq-1.4/broker.md 5.4, 5.5, 5.8.
 """
 
 import enum
@@ -32,7 +34,7 @@ class TxState(enum.StrEnum):
     PREPARING = "preparing"
     """Its prepare is on its way to the journal."""
     PREPARED = "prepared"
-    """Survives a crash; only a verdict ends it."""
+    """Survives a crash; only a decision ends it."""
     COMMITTING = "committing"
     """Its commit is on its way to the journal."""
     ROLLING_BACK = "rolling back"
@@ -40,7 +42,7 @@ class TxState(enum.StrEnum):
     DECIDED = "decided"
     """Committed; not all of its batches are in their partitions."""
     FINISHED = "finished"
-    """Gone."""
+    """Ended, and forgotten."""
 
 
 OPEN_STATES: Final = frozenset({TxState.STARTED, TxState.IN_USE})
@@ -48,7 +50,7 @@ OPEN_STATES: Final = frozenset({TxState.STARTED, TxState.IN_USE})
 
 
 class TxEvent(enum.StrEnum):
-    """Event of a transaction; the value is the word in an error. Text as well."""
+    """Event of a transaction; text, the word in an error."""
 
     PUT = "put"
     PREPARE = "prepare"
@@ -83,7 +85,7 @@ _COMMON: Final[Mapping[tuple[TxState, TxEvent], TxState]] = {
     (S.IN_USE, E.TIMEOUT): S.FINISHED,
     (S.COMMITTING, E.JOURNALLED): S.DECIDED,
     (S.DECIDED, E.APPENDED): S.FINISHED,
-    # Asked again: the answer comes with the end.
+    # Asked again: it is answered at the end.
     (S.COMMITTING, E.COMMIT_ONE_PHASE): S.COMMITTING,
     (S.DECIDED, E.COMMIT_ONE_PHASE): S.DECIDED,
 }
@@ -91,7 +93,7 @@ _COMMON: Final[Mapping[tuple[TxState, TxEvent], TxState]] = {
 LOCAL: Final = MappingProxyType(
     {
         **_COMMON,
-        # MetaQ's local transactions do not look at the phase.
+        # MetaQ's local transactions ignore the phase.
         (S.STARTED, E.COMMIT_TWO_PHASE): S.FINISHED,
         (S.IN_USE, E.COMMIT_TWO_PHASE): S.COMMITTING,
         (S.COMMITTING, E.COMMIT_TWO_PHASE): S.COMMITTING,
@@ -115,7 +117,7 @@ XA: Final = MappingProxyType(
         (S.ROLLING_BACK, E.REFUSED): S.PREPARED,
         (S.COMMITTING, E.COMMIT_TWO_PHASE): S.COMMITTING,
         (S.DECIDED, E.COMMIT_TWO_PHASE): S.DECIDED,
-        # Of a prepared one PREPARED, of another FINISHED: see `advance`.
+        # PREPARED if it was prepared, else FINISHED: see `advance`.
         (S.COMMITTING, E.REFUSED): S.PREPARED,
     }
 )
@@ -132,7 +134,7 @@ UNKNOWN: Final = -4
 PROTOCOL: Final = -6
 """XAER_PROTO."""
 UNAVAILABLE: Final = -7
-"""XAER_RMFAIL: to be asked again; nothing is lost."""
+"""XAER_RMFAIL: ask again; nothing is lost."""
 DUPLICATE: Final = -8
 """XAER_DUPID: the xid is in use."""
 
@@ -165,7 +167,7 @@ class XaCommandError(TransactionError):
 
 
 def is_xa(key: str) -> bool:
-    """Tell whether a key is that of an XA transaction."""
+    """Return whether a key is that of an XA transaction."""
     return key.startswith("XID:")
 
 
@@ -175,7 +177,7 @@ def qualifier_of(key: str) -> str:
 
 
 def not_started(key: str) -> TransactionError:
-    """Return the error of a transaction that is not known."""
+    """Return the error of an unknown transaction."""
     if is_xa(key):
         return XaCommandError(UNKNOWN, f"XA transaction '{key}' has not been started.")
     return TransactionError(f"Local transaction '{key}' has not been started.")
@@ -190,7 +192,7 @@ def in_use(key: str, state: TxState) -> TransactionError:
 
 
 def outcome_error(key: str, outcome: HeuristicOutcome) -> XaCommandError:
-    """Return what is answered about a transaction that an operator has ended."""
+    """Return the error of a transaction that an operator has ended."""
     text = f"XA transaction '{key}' has been {_OUTCOME_TEXTS[outcome]}."
     return XaCommandError(OUTCOME_CODES[outcome], text)
 
@@ -202,12 +204,12 @@ def advance(
 
     Args:
         key: of the transaction.
-        state: where it is.
+        state: the present state.
         event: what happens.
         was_prepared: whether its prepare is in the journal.
 
     Raises:
-        TransactionError: that cannot happen now; an `XaCommandError` but for puts.
+        TransactionError: that cannot happen now; an `XaCommandError` except for puts.
     """
     table = XA if is_xa(key) else LOCAL
     found = table.get((state, event))

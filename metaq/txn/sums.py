@@ -1,8 +1,7 @@
-"""Checksums of a redo file, in a small file beside it: they tell which bytes are whole.
+"""Checksums of a redo file, in a small file beside it: which of its bytes are whole.
 
-Records of a redo file have no checksum in MetaQ's format. So beside `redo.N` lies
-`sums.N`, which a Java broker does not look at: entries of one size, appended, each
-with a checksum of its own.
+Records of a redo file have no checksum in MetaQ's format. So `redo.N` has a `sums.N`,
+which a Java broker ignores: entries of one size, appended, each with its own checksum.
 
     byte  0       4       8            16           24     28     32
           +-------+-------+------------+------------+------+------+
@@ -12,20 +11,20 @@ with a checksum of its own.
     head    1       1       N            0            0             first, once
     span    2       0 or 1  first byte   length       CRC-32        bytes written
     synced  3       0       end          0            0             all below is on disk
-    bound   5       0       an offset    first value  0             may be rewritten
-    beside  6       0       0            0            0             nothing is missing
+    bound   5       0       an offset    first value  0             may be overwritten
+    beside  6       0       0            0            0             no file is missing
 
 Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
 without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
-end was synced. A span is written behind its bytes, a `synced` behind the sync. So what
-is wrong with bytes that were synced is rot, or a file that was cut; what is wrong with
-others is what a crash left of them. A `bound` names an offset in the attachment of a
-commit, and stands in front of its span: the checksum is that of the bytes with the
-first value, whatever stands there now. A `beside` says that `redo.N` and our other
-files (`side_files.py`) are in the directory as long as this one: what is missing then
-is damage. 4 is not used any more.
+end was synced. A span is written after its bytes, a `synced` after the sync. So an
+error in bytes that were synced is rot, or a file that was cut; an error in others is
+what a crash left of them. A `bound` names an offset in the attachment of a commit, and
+comes before its span: the checksum is that of the bytes with the first value, although
+the offset may have been overwritten since. A `beside` says that `redo.N` and our other
+files (`side_files.py`) are in the directory as long as this one: a missing one is
+damage then. 4 is not used any more.
 
-Read defensively: entries are believed from the front as long as each has its checksum,
+Read defensively: entries are believed from the start as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
 without it, as a Java broker leaves one, is read by the lengths of its records alone.
 """
@@ -52,12 +51,12 @@ VERSION: Final = 1
 
 
 class SumSpan(NamedTuple):
-    """Bytes of a redo file that were written in one go."""
+    """Bytes of a redo file that were written by one call."""
 
     position: int
     """The first one."""
     end: int
-    """Behind the last one."""
+    """The byte after the last one."""
     checksum: int
     """CRC-32 of them, all 32 bits."""
 
@@ -69,11 +68,11 @@ class Sums:
     spans: list[SumSpan] = field(default_factory=list)
     """In order, from byte 0 on, without a gap."""
     synced_end: int = 0
-    """Every byte below was on the disk."""
+    """Every byte below was on disk."""
     bounds: dict[int, Offset] = field(default_factory=dict)
-    """Position of an offset that may have been rewritten → what was there first."""
+    """Position of an offset that may have been overwritten → its first value."""
     is_complete: bool = False
-    """Its redo file and our side files were all there."""
+    """Its redo file and our side files all existed."""
 
 
 def encode_entry(
@@ -94,7 +93,7 @@ def encode_span(position: int, data: BytesLike, *, is_synced: bool) -> bytes:
 
 
 def decode_sums(data: bytes, number: int) -> Sums:
-    """Return what the side file of `redo.<number>` says; nothing where it is none."""
+    """Return the content of `sums.<number>`; nothing where it is no such file."""
     sums = Sums()
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         kind, index, position, value, checksum, _crc = ENTRY.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""One transaction in memory: its state, its puts as the batches that they will be."""
+"""One transaction in memory: its state, and its puts as batches for partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -20,28 +20,28 @@ PUT_OVERHEAD_BYTES: Final = 200
 """Bytes that a put counts for besides its payload: record header and objects."""
 
 VIEWS_MAX: Final = 1000
-"""Transactions that are shown to an operator; those that are prepared come first."""
+"""Transactions that are shown to an operator; prepared ones come first."""
 
 NO_OWNER: Final = object()
-"""Stands for a connection that is gone."""
+"""The owner of a transaction whose connection has ended."""
 
-Told: TypeAlias = Callable[[MetaqError | None], None]
-"""Is told what went wrong, or None; once, on the loop's thread."""
+OnDone: TypeAlias = Callable[[MetaqError | None], None]
+"""Called with the error, or None; once, on the loop's thread."""
 
 
 class PendingBatch:
     """Puts of a transaction to one partition."""
 
     __slots__ = (
-        "bound", "checksum", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
-        "place_at", "place_told", "put_count", "size_bytes", "whole_bytes",
+        "checksum", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
+        "offset_at", "offset_written", "put_count", "size_bytes", "whole_bytes",
     )  # fmt: skip
 
     def __init__(self, log_id: LogId) -> None:
         self.log_id = log_id
         self.chunks: list[Buffer] = []
         self.checksum: int | None = None
-        """Of the chunks, which are one then; None before `seal`."""
+        """Of the chunks, which are one after `seal`; None before."""
         self.size_bytes = 0
         """Of the chunks."""
         self.whole_bytes = 0
@@ -49,12 +49,10 @@ class PendingBatch:
         self.put_count = 0
         """Records in the chunks."""
         self.last_id = MessageId(-1)
-        self.bound = Offset(-1)
-        """It lies there or behind."""
-        self.place_at = -1
-        """Byte of the redo file at which its offset is; -1: not to be rewritten."""
-        self.place_told = Offset(-1)
-        """Its present value."""
+        self.offset_at = -1
+        """Byte of the redo file with its offset; -1: not to be rewritten."""
+        self.offset_written = Offset(-1)
+        """The value there: where the batch is, or a bound before it."""
         self.is_in_flight = False
         self.is_stored = False
 
@@ -64,7 +62,7 @@ class PendingBatch:
         return self.size_bytes < self.whole_bytes
 
     def seal(self) -> int:
-        """Bring the records into one piece, once for all; return their checksum.
+        """Join the records into one piece, once; return their checksum.
 
         Raises:
             NoSpaceError: there is no memory for it now.
@@ -101,24 +99,23 @@ class BrokerTransaction:
         self.began_ms = began_ms
         self.prepared_ms: Millis | None = None
         self.was_prepared = False
-        self.waiters: list[Told] = []
-        """Waiters for the verdict at hand."""
+        self.waiters: list[OnDone] = []
+        """Called with the outcome of the decision under way."""
         self.stuck: MetaqError | None = None
-        """Why a batch of a decided one is not in its partition."""
+        """Why a batch is not in its partition, although the commit is decided."""
         self.is_unverified = False
-        """Whether its batches are there is not known before a restart."""
+        """Whether its batches are stored is not known before a restart."""
         self.group: dict[BrokerTransaction, None] | None = None
-        """Transactions committed by one command and not finished; one object for
-        all."""
+        """Unfinished transactions that one command commits; one object for all."""
 
     @property
     def last_id(self) -> MessageId:
-        """Return the largest id of its puts, of which there are some."""
+        """The largest id of its puts, of which there are some."""
         return max(each.last_id for each in self.batches.values())
 
     @property
     def is_cut(self) -> bool:
-        """Whether a batch lies in its partition in part."""
+        """Whether a part of a batch is in its partition."""
         return any(each.is_cut for each in self.batches.values())
 
     def add(
@@ -142,13 +139,13 @@ class BrokerTransaction:
         self.put_count += record_count
 
     def leave_group(self) -> None:
-        """Leave the transactions that are committed by one command."""
+        """Leave the transactions that one command commits."""
         if self.group is not None:
             del self.group[self]
             self.group = None
 
-    def tell(self, error: MetaqError | None) -> None:
-        """Answer those that wait for the present verdict."""
+    def answer(self, error: MetaqError | None) -> None:
+        """Report the outcome of the decision under way."""
         waiters, self.waiters = self.waiters, []
         for each in waiters:
             each(error)
@@ -174,7 +171,7 @@ def view_transactions(
     now_ms: Millis,
 ) -> list[TransactionView]:
     """Return what operators see: transactions, `VIEWS_MAX` at most, and outcomes."""
-    # What waits for a person comes first.
+    # Those that wait for an operator come first.
     found = sorted(transactions.values(), key=lambda tx: not tx.was_prepared)
     views = [tx.view(now_ms) for tx in found[:VIEWS_MAX]]
     for key, kept in outcomes.items():
@@ -198,11 +195,11 @@ def restore_transaction(
     tx.was_prepared = replayed.is_prepared
     tx.is_unverified = replayed.is_unverified
     tx.prepared_ms = tx.began_ms if replayed.is_prepared else None
-    tx.state = TxState.PREPARED if replayed.places is None else TxState.DECIDED
-    places = replayed.places or ()
-    bounds = {place.log_id: place.offset for place in places}
-    place_at = dict(
-        zip(bounds, offset_positions(places, restored.records_end), strict=True)
+    tx.state = TxState.PREPARED if replayed.locations is None else TxState.DECIDED
+    locations = replayed.locations or ()
+    bounds = {place.log_id: place.offset for place in locations}
+    offset_at = dict(
+        zip(bounds, offset_positions(locations, restored.records_end), strict=True)
     )
     for made in make_batches(replayed):
         applied = replayed.applied_bytes.get(made.log_id, 0)
@@ -217,10 +214,10 @@ def restore_transaction(
         )
         batch = tx.batches[made.log_id]
         batch.whole_bytes = len(made.data)
-        batch.bound = batch.place_told = bounds.get(made.log_id, Offset(-1))
+        batch.offset_written = bounds.get(made.log_id, Offset(-1))
         if not applied:
-            # The rest of a batch lies behind what a crash had left of it.
-            batch.place_at = place_at.get(made.log_id, -1)
+            # The rest of a cut batch comes after the part that a crash has left.
+            batch.offset_at = offset_at.get(made.log_id, -1)
     tx.held_bytes = sum(
         batch.whole_bytes + PUT_OVERHEAD_BYTES * batch.put_count
         for batch in tx.batches.values()

@@ -13,7 +13,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.txn.opening import journal_numbers
-from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
+from metaq.txn.records import BatchLocation, RedoOperation, encode_operation
 from metaq.txn.sums import decode_sums
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
@@ -231,9 +231,9 @@ def add_commit(
     fs, directory = SystemFileSystem(), journal / "transactions"
     number = journal_numbers(fs, directory)[-1]
     batch = encode_record(data, id=message_id)
-    place = BatchPlace(LogId(TOPIC, 0), Offset(offset), len(batch), checksum(batch))
+    place = BatchLocation(LogId(TOPIC, 0), Offset(offset), len(batch), checksum(batch))
     record = encode_operation(
-        RedoOperation.XA_COMMIT, key.decode(), was_prepared=True, places=[place]
+        RedoOperation.XA_COMMIT, key.decode(), was_prepared=True, locations=[place]
     )
     file = fs.open_append(directory / f"redo.{number}", create=False)
     file.write(record)

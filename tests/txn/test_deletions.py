@@ -5,12 +5,7 @@ import errno
 import pytest
 
 from metaq.errors import StorageError, TransactionError
-from metaq.txn.side_files import (
-    DELETIONS_FILE,
-    decode_deletions,
-    encode_deletions,
-    read_deletions,
-)
+from metaq.txn.side_files import DELETIONS
 from tests.rigs.fs import (
     FaultyFileSystem,
     Operation,
@@ -61,7 +56,7 @@ def test_what_was_committed_for_a_deleted_topic_does_not_come_back() -> None:
     for _ in range(2):
         bench = opened(bench.fs.crash(keep_all))
         assert bench.payloads() == [b"new", b"new too"]
-    assert read_deletions(bench.fs, JOURNAL) == {}
+    assert DELETIONS.read(bench.fs, JOURNAL) == {}
 
 
 def test_what_is_committed_behind_the_deletion_is_there() -> None:
@@ -194,14 +189,14 @@ def judge(disk: FaultyFileSystem, step: str, number: int) -> None:
 def test_the_record_has_a_checksum() -> None:
     """A file that was written is read; any other is refused, by its name."""
     deletions = {"test": {1: 400, 7: 0}, "other": {}}
-    data = encode_deletions(deletions)
-    assert decode_deletions(data) == deletions
+    data = DELETIONS.encode(deletions)
+    assert DELETIONS.decode(data) == deletions
     for broken in (b"", b"[]", data.replace(b"400", b"401"), data[:-9]):
         with pytest.raises(ValueError, match=r"."):
-            decode_deletions(broken)
+            DELETIONS.decode(broken)
     fs = FaultyFileSystem()
     for path in (DATA, JOURNAL):
         fs.make_directory(path)
-    fs.write_atomically(JOURNAL / DELETIONS_FILE, b"{}")
+    fs.write_atomically(JOURNAL / DELETIONS.name, b"{}")
     with pytest.raises(StorageError, match="deletions damaged: file="):
-        read_deletions(fs, JOURNAL)
+        DELETIONS.read(fs, JOURNAL)

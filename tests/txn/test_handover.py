@@ -79,7 +79,7 @@ class JavaStart:
                 self.commit(batches, record)
 
     def commit(self, batches: Batches, record: OperationRecord) -> None:
-        places = {place.log_id: place for place in record.places}
+        places = {place.log_id: place for place in record.locations}
         for log_id, data in batches.items():
             log, place = self.logs.get(log_id, b""), places.get(log_id)
             found = b"" if place is None else log[place.offset :][: place.size_bytes]

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 
 from metaq.errors import TransactionError
+from metaq.txn.decisions import DecisionTicket
 from metaq.txn.journal import JournalEntry, Slot
 from metaq.txn.state import HeuristicOutcome
-from metaq.txn.verdicts import VerdictTicket
 from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import sample
 from tests.txn.support import JOURNAL, A, Answer, PutTicket, TransactionBench, opened
@@ -131,7 +131,7 @@ def test_a_bug_behind_one_outcome_leaves_the_others_told(
     bench = opened(FaultyFileSystem())
     bench.begin(LOCAL)
     slot = Slot()
-    for ticket in (VerdictTicket(fail, fail), behind := PutTicket()):
+    for ticket in (DecisionTicket(fail, fail), behind := PutTicket()):
         entry = JournalEntry(slot, (b"x",), 1, False, is_last=False, ticket=ticket)
         bench.journal.submit(entry)
     if is_refused:

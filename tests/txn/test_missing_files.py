@@ -12,10 +12,9 @@ from metaq.model import SizeBytes
 from metaq.txn.opening import JournalOpening, journal_numbers
 from metaq.txn.recovery import JournalDamagedError
 from metaq.txn.side_files import (
-    DELETIONS_FILE,
     JAVA_OUTCOMES_FILE,
-    OUTCOMES_FILE,
-    TOGETHER_FILE,
+    OUTCOMES,
+    SIDE_FILES,
     JournalPosition,
     encode_checkpoint,
 )
@@ -110,7 +109,7 @@ def test_a_redo_file_that_is_missing_beside_its_checksums_is_damage() -> None:
         assert opened(disk).coordinator.recover(None)
 
 
-@pytest.mark.parametrize("name", [OUTCOMES_FILE, TOGETHER_FILE, DELETIONS_FILE])
+@pytest.mark.parametrize("name", [each.name for each in SIDE_FILES])
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_a_file_of_ours_that_is_missing_is_damage(name: str, is_clean: bool) -> None:
     """After a kill and after a clean stop, until the checksums are moved away."""
@@ -126,7 +125,7 @@ def test_a_file_of_ours_that_is_missing_is_damage(name: str, is_clean: bool) -> 
     check_damage(disk, rf"file={JOURNAL}/{name} is missing")
     for number in journal_numbers(disk, JOURNAL):
         disk.unlink(JOURNAL / f"sums.{number}")
-    left = [] if name == OUTCOMES_FILE else [XIDS[0]]
+    left = [] if name == OUTCOMES.name else [XIDS[0]]
     assert opened(disk).coordinator.recover(None) == left
 
 
@@ -137,7 +136,7 @@ def test_a_journal_without_any_redo_file_is_damage() -> None:
         for kind in ("redo", "sums"):
             disk.unlink(JOURNAL / f"{kind}.{number}")
     check_damage(disk, "expected a redo file, as it has outcomes, .*checkpoint")
-    for name in (OUTCOMES_FILE, TOGETHER_FILE, DELETIONS_FILE):
+    for name in [each.name for each in SIDE_FILES]:
         disk.unlink(JOURNAL / name)
     check_damage(disk, "expected a redo file, as it has checkpoint, got none")
     disk.unlink(JOURNAL / "checkpoint.1")

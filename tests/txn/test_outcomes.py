@@ -6,11 +6,8 @@ import pytest
 
 from metaq.txn.side_files import (
     JAVA_OUTCOMES_FILE,
+    OUTCOMES,
     KeptOutcome,
-    decode_outcomes,
-    encode_outcomes,
-    read_outcomes,
-    write_outcomes,
 )
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, keep_none
@@ -135,20 +132,20 @@ def test_outcomes_are_replaced_as_a_whole() -> None:
     fs = FaultyFileSystem()
     for path in (JOURNAL.parent, JOURNAL):
         fs.make_directory(path)
-    assert read_outcomes(fs, JOURNAL) == {}
+    assert OUTCOMES.read(fs, JOURNAL) == {}
     for outcome in HeuristicOutcome:
         outcomes = {XA: KeptOutcome(outcome, 1_700_000_000_000)}  # type: ignore[arg-type]
-        write_outcomes(fs, JOURNAL, outcomes)
-        assert read_outcomes(fs, JOURNAL) == outcomes
-    write_outcomes(fs, JOURNAL, {})
-    assert read_outcomes(fs, JOURNAL) == {}
+        OUTCOMES.write(fs, JOURNAL, outcomes)
+        assert OUTCOMES.read(fs, JOURNAL) == outcomes
+    OUTCOMES.write(fs, JOURNAL, {})
+    assert OUTCOMES.read(fs, JOURNAL) == {}
 
 
 def test_outcomes_have_a_checksum() -> None:
     """An outcome that was written is read; anything else is refused."""
     outcomes = {XA: KeptOutcome(HeuristicOutcome.COMPLETE, 1_700_000_000_000)}  # type: ignore[arg-type]
-    data = encode_outcomes(outcomes)
-    assert decode_outcomes(data) == outcomes
+    data = OUTCOMES.encode(outcomes)
+    assert OUTCOMES.decode(data) == outcomes
     for broken in (b"", b"[]", data.replace(b"complete", b"commit"), data[:-9]):
         with pytest.raises(ValueError, match=r"."):
-            decode_outcomes(broken)
+            OUTCOMES.decode(broken)

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.model import Offset
 from metaq.txn.records import OFFSET
-from metaq.txn.redo_file import BLOCK_BYTES_MAX, PlaceBlock, PlacesFile, make_blocks
+from metaq.txn.redo_file import BLOCK_BYTES_MAX, OffsetBlock, OffsetsFile, make_blocks
 from tests.rigs.fs import FaultyFileSystem
 
 REDO = Path("/redo.1")
@@ -15,11 +15,11 @@ START = 100
 """Bytes of the file in front of the data."""
 
 
-def places_file(fs: FaultyFileSystem, data: bytes) -> PlacesFile:
+def places_file(fs: FaultyFileSystem, data: bytes) -> OffsetsFile:
     file = fs.open_append(REDO, create=True)
     file.write(bytes(START) + data)
     file.close()
-    return PlacesFile(fs.open_update(REDO))
+    return OffsetsFile(fs.open_update(REDO))
 
 
 def content(fs: FaultyFileSystem) -> bytes:
@@ -60,7 +60,7 @@ def test_what_another_thread_has_written_is_not_written_again() -> None:
     """Two partitions have batches of one group: the second finds its place there."""
     data = bytes(64)
     fs = FaultyFileSystem()
-    block: PlaceBlock = make_blocks(places_file(fs, data), START, data, [(8, 64)])[0]
+    block: OffsetBlock = make_blocks(places_file(fs, data), START, data, [(8, 64)])[0]
     block.note(START + 40, Offset(5))
     block.note(START + 8, Offset(6))
     before = len(fs.log)

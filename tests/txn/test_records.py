@@ -8,17 +8,17 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.ids import id_after
 from metaq.record.layout import encode_record
 from metaq.txn.records import (
-    BatchPlace,
+    BatchLocation,
     OperationRecord,
     PutRecord,
     RecordError,
     RedoOperation,
-    decode_places,
+    decode_locations,
     decode_put,
     decode_record,
     encode_batch,
+    encode_locations,
     encode_operation,
-    encode_places,
     encode_put,
     varint,
 )
@@ -50,18 +50,21 @@ XA_COMMIT = (
 XA_ROLLBACK = bytes.fromhex("0000001a 0802 1216 0803 1000 1a10") + b"XID:101:0a0b::uq"
 """Bytes that a Java broker wrote (broker spec 5.6)."""
 
-PLACE = BatchPlace(LogId("test", 1), Offset(0), 50, 0x74453441)
+LOCATION = BatchLocation(LogId("test", 1), Offset(0), 50, 0x74453441)
 XID = "XID:100:0a0b:0c0d:uq"
 
 GOLDEN = [
     (PUT_1, encode_put(ID, PUT_1[-34:])),
-    (COMMIT, encode_operation(RedoOperation.LOCAL_COMMIT, "TX:s1:1", places=[PLACE])),
+    (
+        COMMIT,
+        encode_operation(RedoOperation.LOCAL_COMMIT, "TX:s1:1", locations=[LOCATION]),
+    ),
     (ROLLBACK, encode_operation(RedoOperation.LOCAL_ROLLBACK, "TX:s1:5")),
     (PREPARE, encode_operation(RedoOperation.XA_PREPARE, XID)),
     (
         XA_COMMIT,
         encode_operation(
-            RedoOperation.XA_COMMIT, XID, was_prepared=True, places=[PLACE]
+            RedoOperation.XA_COMMIT, XID, was_prepared=True, locations=[LOCATION]
         ),
     ),
     (XA_ROLLBACK, encode_operation(RedoOperation.XA_ROLLBACK, "XID:101:0a0b::uq")),
@@ -102,7 +105,7 @@ def test_a_put_record_is_read() -> None:
 def test_a_commit_record_is_read_with_its_attachment() -> None:
     """The attachment lies behind the length of the record, and is part of it."""
     record, end = decode_record(XA_COMMIT, 0, len(XA_COMMIT))
-    assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (PLACE,))
+    assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (LOCATION,))
     assert end == len(XA_COMMIT)
 
 
@@ -124,7 +127,7 @@ def test_recorded_journals_are_read_to_their_end(moment: str) -> None:
                 record.operation,
                 record.key,
                 was_prepared=record.was_prepared,
-                places=record.places,
+                locations=record.locations,
             )
     assert again == data
 
@@ -150,7 +153,7 @@ def test_a_cut_record_is_none(record: bytes, data: st.DataObject) -> None:
 
 NAMES = st.text("abc-", min_size=1, max_size=9)
 PLACES = st.builds(
-    BatchPlace,
+    BatchLocation,
     st.builds(LogId, NAMES, st.integers(0, 9999)),
     st.integers(0, 2**63 - 1).map(Offset),
     st.integers(1, 2**31 - 1),
@@ -159,9 +162,9 @@ PLACES = st.builds(
 
 
 @given(st.lists(PLACES, max_size=4))
-def test_attachments_come_back(places: list[BatchPlace]) -> None:
+def test_attachments_come_back(places: list[BatchLocation]) -> None:
     """All that is written is read, in the same order; topics may contain a hyphen."""
-    assert list(decode_places(encode_places(places))) == places
+    assert list(decode_locations(encode_locations(places))) == places
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.binary(max_size=300))

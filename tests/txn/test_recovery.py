@@ -5,7 +5,7 @@ import pytest
 from metaq.model import LogId, MessageId, Offset
 from metaq.txn.records import (
     OFFSET,
-    BatchPlace,
+    BatchLocation,
     RedoOperation,
     bounds_of,
     encode_operation,
@@ -16,8 +16,8 @@ from metaq.txn.sums import BOUND, decode_sums, encode_entry, encode_head, encode
 
 KEY = "TX:s:1"
 PUT = encode_put(MessageId(1 << 40), b"put test 0 1 0 -1 TX:s:1 1\r\nx")
-PLACES = (BatchPlace(LogId("test", 0), Offset(0), 21, 5),)
-COMMIT = encode_operation(RedoOperation.LOCAL_COMMIT, KEY, places=PLACES)
+PLACES = (BatchLocation(LogId("test", 0), Offset(0), 21, 5),)
+COMMIT = encode_operation(RedoOperation.LOCAL_COMMIT, KEY, locations=PLACES)
 DATA = PUT + COMMIT
 ((BOUND_AT, _BOUND),) = bounds_of(PLACES, len(DATA))
 
@@ -36,8 +36,6 @@ def test_a_commit_cut_anywhere_before_its_sync_is_a_torn_tail(size: int) -> None
     replay.read(DATA[:size], decode_sums(b"".join(entries), 1), "redo.1")
     assert list(replay.open[KEY].puts) == [MessageId(1 << 40)]
     assert not replay.commits
-    notes = [
-        "torn tail of the journal ignored: file=redo.1"
-        f" position={len(PUT)} bytes={size - len(PUT)}"
-    ]
-    assert replay.notes == (notes if size > len(PUT) else [])
+    torn = f"file=redo.1 position={len(PUT)} bytes={size - len(PUT)}"
+    notes = [f"torn tail of the journal ignored: {torn}"] if size > len(PUT) else []
+    assert replay.notes == notes

@@ -7,12 +7,9 @@ import pytest
 from metaq.errors import StorageError
 from metaq.model import MessageId
 from metaq.txn.side_files import (
-    TOGETHER_FILE,
+    TOGETHER,
     NamedGroup,
-    decode_together,
     encode_fields,
-    encode_together,
-    read_together,
 )
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
@@ -67,8 +64,8 @@ def test_the_side_file_has_these_bytes_for_ever() -> None:
         {X1: MessageId(7), X2: MessageId(6755399441055744)},
         {X3: MessageId(8)},
     ]
-    assert encode_together(groups) == GOLDEN
-    assert decode_together(GOLDEN) == groups
+    assert TOGETHER.encode(groups) == GOLDEN
+    assert TOGETHER.decode(GOLDEN) == groups
 
 
 @pytest.mark.parametrize(
@@ -83,9 +80,9 @@ def test_a_side_file_that_makes_no_sense_is_damage(data: bytes) -> None:
     """Nothing is guessed: a half of a decision would be one."""
     fs = FaultyFileSystem()
     opened(fs).kill()
-    fs.write_atomically(JOURNAL / TOGETHER_FILE, data)
+    fs.write_atomically(JOURNAL / TOGETHER.name, data)
     with pytest.raises(StorageError, match=r"together damaged: file=.*together"):
-        read_together(fs, JOURNAL)
+        TOGETHER.read(fs, JOURNAL)
     with pytest.raises(StorageError, match="together damaged"):
         opened(fs)
 
@@ -130,7 +127,7 @@ def test_what_a_partition_refuses_keeps_all_of_them_prepared() -> None:
     assert bench.payloads() == []
     bench.topics.withdraw(frozenset())
     assert set(bench.coordinator.recover(None)) == {X1, X2}
-    assert read_together(fs, JOURNAL) == []
+    assert TOGETHER.read(fs, JOURNAL) == []
     again = bench.commit_together(X1, X2)
     bench.run()
     assert all(answer.is_good for answer in again.values())
@@ -180,7 +177,7 @@ def test_a_commit_record_without_room_is_known_after_a_restart() -> None:
     prepared(bench, X1, X2)
 
     def fill(operation: Operation) -> None:
-        if operation.name == "rename" and TOGETHER_FILE in str(operation.path):
+        if operation.name == "rename" and TOGETHER.name in str(operation.path):
             fs.set_capacity(0)
 
     fs.on_call(fill)
@@ -203,7 +200,7 @@ def test_a_name_that_is_out_of_date_commits_nothing() -> None:
     bench.run()
     bench.clock.advance_s(1)
     prepared(bench, X1)
-    assert set(read_together(fs, JOURNAL)[0]) == {X1, X2}
+    assert set(TOGETHER.read(fs, JOURNAL)[0]) == {X1, X2}
     again = opened(fs.crash(keep_all), clock=bench.clock)
     assert again.coordinator.recover(None) == [X1]
     assert len(again.payloads()) == 4
@@ -273,7 +270,7 @@ def test_what_a_start_cannot_append_is_seen_in_one_step_later() -> None:
     assert len(payloads_of(data, 0)) == 2
     reader.check(data, payloads_of(data, 0))
     bench.close()
-    assert read_together(bench.fs, JOURNAL) == []
+    assert TOGETHER.read(bench.fs, JOURNAL) == []
 
 
 def test_a_topic_that_is_deleted_beside_them_stays_empty() -> None:

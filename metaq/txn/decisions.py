@@ -1,51 +1,69 @@
-"""Verdicts on their way to the journal: commits, and rollbacks without room.
+"""Decisions on their way to the journal: commits, and rollbacks without free space.
 
 A commit begins with its record; `applier.py` does the rest.
 
     bounds of all partitions  →  `together` (of several)  →  commit records, synced
 
-Each partition is asked for a bound of the offset to come; one that would refuse stops
-the commit here. Several transactions that are committed as one are planned as one, and
-all of this is queued in one turn of the loop: a topic that is deleted is deleted before
-the first record, or behind the last one.
+Each partition returns a bound for the offset to come; one that would refuse stops the
+commit here. Transactions that are committed together are planned together, and all of
+this is queued in one turn of the loop: a topic is deleted either before the first
+record or after the last one.
 
-Replay knows a transaction by its key. Puts that lie in the journal without an end would
-count as those of the next transaction of that key: what was rolled back would be
-prepared or committed with it. So until the rollback is journalled, in the file of the
-puts, the key stays in use. It is tried again for as long as it takes; these count as
-open transactions, so their number has that bound.
+Replay knows a transaction by its key. Puts without an end in the journal would count as
+those of the next transaction of that key: what was rolled back would be prepared or
+committed with it. So the key stays in use until the rollback is journalled, in the file
+of the puts. It is retried until it succeeds; these count as open transactions, so their
+number has that bound.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.errors import MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId
 from metaq.txn.journal import Gate, Journal, JournalEntry, Slot
 from metaq.txn.ports import MessageSink
-from metaq.txn.records import BatchPlace, RedoOperation, bounds_of, encode_operation
-from metaq.txn.side_files import write_together
-from metaq.txn.state import is_xa
+from metaq.txn.records import (
+    BatchLocation,
+    bounds_of,
+    encode_operation,
+    ending_of,
+)
+from metaq.txn.side_files import TOGETHER
 from metaq.txn.transaction import BrokerTransaction
 
 TRIED_AT_ONCE: Final = 100
-"""Rollbacks tried together: a disk without room refuses them all."""
+"""Rollbacks tried together: a full disk refuses them all."""
+
+
+class DecisionTicket(NamedTuple):
+    """Calls one of two functions with the outcome of a decision."""
+
+    on_journalled: Callable[[int], None]
+    on_refused: Callable[[StorageError], None]
+
+
+def submit_rollback(
+    journal: Journal,
+    slot: Slot,
+    key: str,
+    ticket: DecisionTicket,
+    *,
+    was_prepared: bool = False,
+) -> None:
+    """Journal the rollback of the transaction that has a slot."""
+    operation = ending_of(key, is_commit=False)
+    data = encode_operation(operation, key, was_prepared=was_prepared)
+    journal.submit(JournalEntry(slot, (data,), len(data), True, True, ticket))
 
 
 class CommitRecords:
     """Journals commits. Owner: the coordinator."""
 
     def __init__(self, fs: FileSystem, journal: Journal, sink: MessageSink) -> None:
-        """Begin without any.
-
-        Args:
-            fs: the disk, for what is committed together.
-            journal: takes the records.
-            sink: knows the bounds.
-        """
         self._fs = fs
         self._journal = journal
         self._sink = sink
@@ -60,8 +78,8 @@ class CommitRecords:
 
         Args:
             together: one or more; several are prepared.
-            on_settled: told once when they are committed, or why they are not. Where
-                the journal is offline by then, a restart knows.
+            on_settled: called once when they are committed, or with why they are not.
+                Where the journal is offline by then, a restart knows.
 
         Raises:
             StorageError: a partition would not take its batch now; nothing was queued.
@@ -71,7 +89,7 @@ class CommitRecords:
             (tx,) = together
             self._submit(tx, self._plan(tx), on_settled)
             return
-        self._require_room(together)
+        self._require_space(together)
         plans = [self._plan(tx) for tx in together]
         self.join(together)
 
@@ -84,20 +102,20 @@ class CommitRecords:
 
         names = [{tx.key: tx.last_id for tx in group} for group in self._groups]
         gate = self._journal.do_ahead(
-            partial(write_together, self._fs, self._journal.directory, names)
+            partial(TOGETHER.write, self._fs, self._journal.directory, names)
         )
         records = Outcomes(len(together), settled)
-        for index, (tx, places) in enumerate(zip(together, plans, strict=True)):
-            self._submit(tx, places, partial(records.take, index), gate)
+        for index, (tx, locations) in enumerate(zip(together, plans, strict=True)):
+            self._submit(tx, locations, partial(records.take, index), gate)
 
     def join(self, together: Iterable[BrokerTransaction]) -> None:
-        """Make transactions a group; those that have ended by now are forgotten."""
+        """Make transactions a group, and forget groups that have ended."""
         group = dict.fromkeys(together)
         for tx in group:
             tx.group = group
         self._groups = [each for each in self._groups if each] + [group]
 
-    def _require_room(self, together: Iterable[BrokerTransaction]) -> None:
+    def _require_space(self, together: Iterable[BrokerTransaction]) -> None:
         """Raise where a partition would not take all of its batches in one append."""
         sizes = Counter[LogId]()
         for tx in together:
@@ -106,35 +124,32 @@ class CommitRecords:
         for log_id, size_bytes in sizes.items():
             self._sink.plan_append(log_id, size_bytes)
 
-    def _plan(self, tx: BrokerTransaction) -> list[BatchPlace]:
-        """Return what the commit record says of each batch; sets their bounds."""
-        places = []
+    def _plan(self, tx: BrokerTransaction) -> list[BatchLocation]:
+        """Return the locations for the commit record, which are bounds."""
+        locations = []
         for batch in tx.batches.values():
-            size_bytes = batch.size_bytes
-            batch.bound = self._sink.plan_append(batch.log_id, size_bytes)
-            batch.place_told = batch.bound
-            places.append(
-                BatchPlace(batch.log_id, batch.bound, size_bytes, batch.seal())
-            )
-        return places
+            size = batch.size_bytes
+            batch.offset_written = bound = self._sink.plan_append(batch.log_id, size)
+            locations.append(BatchLocation(batch.log_id, bound, size, batch.seal()))
+        return locations
 
     def _submit(
         self,
         tx: BrokerTransaction,
-        places: Sequence[BatchPlace],
+        locations: Sequence[BatchLocation],
         on_settled: Callable[[StorageError | None], None],
         gate: Gate | None = None,
     ) -> None:
-        xa, was_prepared = is_xa(tx.key), tx.was_prepared
-        operation = RedoOperation.XA_COMMIT if xa else RedoOperation.LOCAL_COMMIT
+        was_prepared = tx.was_prepared
+        operation = ending_of(tx.key, is_commit=True)
         record = encode_operation(
-            operation, tx.key, was_prepared=was_prepared, places=places
+            operation, tx.key, was_prepared=was_prepared, locations=locations
         )
-        bounds = bounds_of(places, len(record))
+        bounds = bounds_of(locations, len(record))
 
         def journalled(position: int) -> None:
             for (at, _bound), batch in zip(bounds, tx.batches.values(), strict=True):
-                batch.place_at = position + at
+                batch.offset_at = position + at
             on_settled(None)
 
         self._journal.submit(
@@ -142,11 +157,11 @@ class CommitRecords:
                 tx.slot,
                 (record,),
                 len(record),
-                is_verdict=True,
+                is_decision=True,
                 is_last=False,
-                ticket=VerdictTicket(journalled, on_settled),
+                ticket=DecisionTicket(journalled, on_settled),
                 # A power cut that takes the record and leaves batches would leave a
-                # half, or, of what stays prepared, a second time. One message alone is
+                # half, or, of what stays prepared, a second copy. A single message is
                 # neither.
                 is_ahead=was_prepared or tx.put_count > 1,
                 bounds=bounds,
@@ -155,22 +170,8 @@ class CommitRecords:
         )
 
 
-class VerdictTicket:
-    """Tells one of two functions what became of a verdict."""
-
-    __slots__ = ("on_journalled", "on_refused")
-
-    def __init__(
-        self,
-        on_journalled: Callable[[int], None],
-        on_refused: Callable[[StorageError], None],
-    ) -> None:
-        self.on_journalled = on_journalled
-        self.on_refused = on_refused
-
-
 class Outcomes:
-    """Collects what becomes of several things; tells it once, when all is known."""
+    """Collects the outcomes of several things, and reports them together."""
 
     def __init__(
         self, count: int, on_done: Callable[[Sequence[MetaqError | None]], None]
@@ -189,10 +190,9 @@ class Outcomes:
 
 
 class UnendedTransactions:
-    """Rollbacks that are to be journalled. Owner: the coordinator."""
+    """Transactions whose rollback is not journalled yet. Owner: the coordinator."""
 
     def __init__(self, journal: Journal) -> None:
-        """Begin without any."""
         self._journal = journal
         self._slots: dict[str, Slot] = {}
         self._tried_count = 0
@@ -204,14 +204,12 @@ class UnendedTransactions:
         return key in self._slots
 
     def add(self, key: str, slot: Slot) -> None:
-        """Take over a transaction that is gone for everything but the journal.
+        """Take over a transaction that has ended, whose slot takes no entry any more.
 
-        Args:
-            key: its key.
-            slot: its place in the journal, which takes no entry any more.
+        Its puts are not kept: their memory is not counted any more.
         """
         if slot.file is not None:
-            # An entry may be missing in the old one, which takes no other then.
+            # An entry may be missing in the old slot, which refuses all others then.
             self._slots[key] = Slot()
             self._slots[key].file = slot.file
 
@@ -221,16 +219,8 @@ class UnendedTransactions:
             return
         for key, slot in list(self._slots.items())[:TRIED_AT_ONCE]:
             self._tried_count += 1
-            self._submit(key, slot)
-
-    def _submit(self, key: str, slot: Slot) -> None:
-        xa = is_xa(key)
-        operation = RedoOperation.XA_ROLLBACK if xa else RedoOperation.LOCAL_ROLLBACK
-        data = encode_operation(operation, key)
-        ticket = VerdictTicket(partial(self._on_journalled, key), self._on_refused)
-        self._journal.submit(
-            JournalEntry(slot, (data,), len(data), True, is_last=True, ticket=ticket)
-        )
+            ticket = DecisionTicket(partial(self._on_journalled, key), self._on_refused)
+            submit_rollback(self._journal, slot, key, ticket)
 
     def _on_journalled(self, key: str, _position: int) -> None:
         self._tried_count -= 1

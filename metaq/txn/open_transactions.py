@@ -1,0 +1,79 @@
+"""The unfinished transactions of a broker: by key, by connection, and their bounds."""
+
+from metaq.clock import Clock
+from metaq.deadlines import Deadlines
+from metaq.errors import TransactionError
+from metaq.txn.figures import TransactionCounters, TransactionLimits
+from metaq.txn.state import TxState
+from metaq.txn.transaction import NO_OWNER, BrokerTransaction
+
+
+class OpenTransactions:
+    """Transactions that are not finished. Owner: the coordinator."""
+
+    def __init__(
+        self, clock: Clock, limits: TransactionLimits, counters: TransactionCounters
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._counters = counters
+        self._owned: dict[object, dict[BrokerTransaction, None]] = {}
+        self.deadlines = Deadlines[BrokerTransaction]()
+        self.by_key: dict[str, BrokerTransaction] = {}
+        self.held_bytes = 0
+        """Bytes that the puts of all of them hold."""
+
+    def add(self, tx: BrokerTransaction) -> None:
+        """Add a transaction, with what its puts hold."""
+        self.by_key[tx.key] = tx
+        self.held_bytes += tx.held_bytes
+        if tx.owner is not NO_OWNER:
+            self._owned.setdefault(tx.owner, {})[tx] = None
+
+    def drop(self, tx: BrokerTransaction) -> None:
+        """Forget a finished transaction."""
+        self.deadlines.clear(tx)
+        self.held_bytes -= tx.held_bytes
+        del self.by_key[tx.key]
+        if tx.owner is not NO_OWNER:
+            owned = self._owned[tx.owner]
+            del owned[tx]
+            if not owned:
+                del self._owned[tx.owner]
+
+    def disown(self, owner: object) -> list[BrokerTransaction]:
+        """Take the transactions of a connection that has ended from it."""
+        owned = list(self._owned.pop(owner, ()))
+        for tx in owned:
+            tx.owner = NO_OWNER
+        return owned
+
+    def prepared(self) -> list[BrokerTransaction]:
+        """Return those that wait for a decision."""
+        return [tx for tx in self.by_key.values() if tx.state is TxState.PREPARED]
+
+    def limit_time(self, tx: BrokerTransaction, timeout_s: int) -> None:
+        """Set the deadline of a transaction; 0 or less sets none."""
+        if timeout_s > 0:
+            seconds = min(timeout_s, self._limits.timeout_s_max)
+            self.deadlines.set(tx, self._clock.monotonic_s() + seconds)
+
+    def require_begin(self, timeout_s: int, *, unended_count: int) -> None:
+        """Raise TransactionError where one more transaction would exceed a bound."""
+        count, limits = len(self.by_key) + unended_count + 1, self._limits
+        if count > limits.open_count_max:
+            self.refuse(
+                f"too many transactions are open: expected at most"
+                f" {limits.open_count_max}, got {count}"
+            )
+        if timeout_s > 0 and len(self.deadlines) >= limits.timed_count_max:
+            # MetaQ's text.
+            self.refuse(
+                f"Timer size {len(self.deadlines) + 1} is great than maxTimerCapacity"
+                f" {limits.timed_count_max}"
+            )
+
+    def refuse(self, text: str) -> None:
+        """Count a refusal because of a bound, and raise it."""
+        self._counters.refused += 1
+        raise TransactionError(text)
