@@ -86,13 +86,9 @@ class QueuedRange:
         self.file = file
         """Released when it has left, or never will."""
         self.head: bytes | memoryview = head
-        """Unsent bytes of the header."""
         self.explain = explain
-        """Maker of the bytes sent when the range cannot be read."""
         self.position = file.position
-        """Position of the rest in the file."""
         self.left_bytes = file.size_bytes
-        """Length of the rest."""
         self.is_short = False
         """Whether the file ended before the range did, its header being sent."""
         self.is_warm = False

@@ -128,9 +128,7 @@ class ConnectionStatistics:
     )
     """The broker's address, as it is advertised."""
     peer: str
-    """`host:port` that was reached."""
     broker_version: str
-    """The broker's answer to `version`."""
     in_flight_count: int = gauge(
         "metaq_client_in_flight_requests", "Requests sent and not answered."
     )
@@ -185,7 +183,6 @@ class BrokerConnection:
         """Take over a connected channel; see `open_connection`."""
         self.address = address
         self.peer = channel.peer
-        """`host:port` that was reached."""
         self.capabilities = Capabilities("")
         """Capabilities announced by the broker; written by the one who asked for
         them."""

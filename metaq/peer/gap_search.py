@@ -42,7 +42,6 @@ class GapSearch:
         self.fetch_offset = MAX_OFFSET
         """Offset of the next get; any size will do."""
         self.is_over = False
-        """Whether the search has ended."""
         self.found: Offset | None = None
         """The first byte that can be read behind a gap; None: there is no gap."""
         self._offset = offset

@@ -56,7 +56,6 @@ class PoolStatistics:
         labels=("address",),
         label=lambda one: (str(one.address).removeprefix("meta://"),),
     )
-    """Of the connections that are open."""
     attempt_count: int = counter(
         "metaq_client_connect_attempts_total", "Attempts to connect to brokers."
     )

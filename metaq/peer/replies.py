@@ -63,7 +63,6 @@ class PutReceipt:
     partition: int
     """The partition it went to, also when the broker chose."""
     offset: Offset
-    """Offset of its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +346,8 @@ class ReceiptColumns(NamedTuple):
     opaques: Sequence[int]
     """Opaques of the puts, in the order of the replies."""
     ids: Sequence[int]
-    """Ids of the messages."""
     partitions: Sequence[int]
-    """Partitions of the messages."""
     offsets: Sequence[int]
-    """Offsets of their records."""
 
     def are_of(self, partition: int) -> bool:
         """Tell whether all are receipts that puts to a partition may have."""

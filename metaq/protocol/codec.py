@@ -84,7 +84,6 @@ class Frame:
     length: int
     """Bytes of payload right behind the line, 0 or more."""
     tokens: Tokens
-    """All tokens of the line, the word included."""
 
 
 def decode_line(line: bytes) -> Command | Frame:

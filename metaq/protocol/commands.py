@@ -43,19 +43,13 @@ class Put:
     """Append one message."""
 
     topic: str
-    """Topic name: any text without space, CR and LF."""
     partition: int
-    """Partition on this broker; -1 leaves the choice to the broker."""
     payload: bytes
-    """Attribute block, if the flag says so, and application bytes."""
     flag: int
     """Stored as sent; bit 0 announces an attribute block."""
     checksum: int
-    """Checksum of the payload, or NO_CHECKSUM."""
     opaque: int
-    """Pairs the reply with this command."""
     transaction: TransactionId | None = None
-    """The transaction it belongs to; None appends at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +57,12 @@ class Mput:
     """Append many records to one partition, all or none (our extension)."""
 
     topic: str
-    """Topic name: any text without space, CR and LF."""
     partition: int
-    """Partition on this broker; -1 leaves the choice to the broker."""
     count: int
     """Records in the payload as announced, 0 or more."""
     checksum: int
     """Checksum of the whole payload as sent, or NO_CHECKSUM."""
     opaque: int
-    """Pairs the reply with this command."""
     payload: bytes
     """Records in segment format with id 0; the broker stamps the ids."""
     producer: str | None = None
@@ -88,17 +79,12 @@ class Get:
     """Read bytes of the log from an offset on."""
 
     topic: str
-    """Topic name."""
     group: str
-    """Consumer group."""
     partition: int
     """Partition on this broker; -1 has no meaning here."""
     offset: int
-    """Offset of the first byte wanted, i64; 2^63-1 asks for the end."""
     max_size: int
-    """Most bytes wanted in the reply."""
     opaque: int
-    """Pairs the reply with this command."""
     wait_ms: int = 0
     """Milliseconds for which the broker may hold the reply when there is no data yet;
     0: none (our extension: the extra token `wait=`)."""
@@ -109,7 +95,6 @@ class TimeQuestion:
     """Ask where to begin to see all that is as new as a time (our extension)."""
 
     time_ms: int
-    """Wall clock, milliseconds since 1970, 0 or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +123,10 @@ class OffsetQuery:
     """Ask for the nearest offset at which reading can start."""
 
     topic: str
-    """Topic name."""
     group: str
-    """Consumer group."""
     partition: int
-    """Partition on this broker."""
     offset: int
-    """The offset in question, i64."""
     opaque: int
-    """Pairs the reply with this command."""
     question: Question | None = None
     """Metadata query about the log from `offset` on, in the place of the nearest
     offset; None for none (our extension: the extra tokens `time=`, `count=` and
@@ -158,7 +138,6 @@ class Version:
     """Ask for the server's version; also the heartbeat."""
 
     opaque: int = OPAQUE_MISSING
-    """Pairs the reply with this command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +147,6 @@ class Stats:
     item: str = ""
     """Item to report; "" is the broker itself."""
     opaque: int = OPAQUE_MISSING
-    """Pairs the reply with this command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +162,9 @@ class TransactionCommand:
     transaction: TransactionId
     """Key of the transaction; the null id with RECOVER."""
     session_id: str
-    """The producer's session."""
     type: TransactionType
     """Kind of the command. END is never answered."""
     opaque: int
-    """Pairs the reply with this command."""
     timeout_s: int = 0
     """With BEGIN: seconds until it is rolled back unless prepared; 0 is never."""
     qualifier: str | None = None
@@ -200,11 +176,8 @@ class CommitTogether:
     """Commit several prepared XA transactions as one (our extension)."""
 
     session_id: str
-    """The producer's session."""
     count: int
-    """Keys as announced, 1 or more."""
     opaque: int
-    """Pairs the reply with this command."""
     payload: bytes
     """Keys of the transactions, a CRLF behind each."""
 
@@ -214,19 +187,12 @@ class Sync:
     """Append one message with the id that another broker gave it (replication)."""
 
     topic: str
-    """Topic name."""
     partition: int
-    """Partition."""
     payload: bytes
-    """Attribute block, if the flag says so, and application bytes."""
     flag: int
-    """Stored as sent."""
     message_id: int
-    """Id stamped by the master, i64."""
     checksum: int
-    """Checksum of the payload, or NO_CHECKSUM."""
     opaque: int
-    """Pairs the reply with this command."""
 
 
 class Status(enum.IntEnum):
@@ -236,7 +202,6 @@ class Status(enum.IntEnum):
     """
 
     OK = 200
-    """Done; the body depends on the command."""
     MOVED = 301
     """Read on at the decimal offset in the body."""
     BAD_REQUEST = 400
@@ -265,7 +230,6 @@ class Result:
     body: bytes
     """UTF-8 text; empty for none."""
     opaque: int
-    """Opaque of the command that is answered."""
 
     @property
     def text(self) -> str:
@@ -280,7 +244,6 @@ class Value:
     payload: bytes
     """Records; the first and last may be cut anywhere."""
     opaque: int
-    """Opaque of the get that is answered."""
 
 
 Command: TypeAlias = (

@@ -77,7 +77,6 @@ class ReceiveBuffer:
         self.data = b""
         """The piece that arrived last, with an unread rest of the one before."""
         self.position = 0
-        """First unread byte of `data`."""
         self._searched = 0  # no line end starts in data before here
         self._pieces: list[Piece] = []
         self._is_collecting = False
@@ -226,11 +225,8 @@ class Oversized:
     word: str
     """`put`, `sync`, `mput` or `transactions`."""
     opaque: int
-    """Pairs the reply with this command."""
     length: int
-    """Payload bytes as announced."""
     limit: int
-    """The cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +238,6 @@ class InPieces:
     pieces: list[Piece]
     """The payload, in order; owned by the receiver."""
     size_bytes: int
-    """Length of all pieces."""
 
 
 Event: TypeAlias = Command | Reply | Oversized | InPieces | Literal[NeedData.NEED_DATA]

@@ -193,7 +193,6 @@ class ReplyCode:
     word: str
     """The code: lower-case letters, digits and `-`."""
     values: Mapping[str, str]
-    """The pairs, decoded."""
 
     def number(self, name: str) -> int | None:
         """Return a value that is a number of 0 to 2**63 - 1; None otherwise."""

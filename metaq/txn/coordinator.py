@@ -122,7 +122,6 @@ class TransactionCoordinator:
         self._journal = journal
         self._limits = limits
         self.counters = TransactionCounters()
-        """Counts since the start."""
         self._open = OpenTransactions(clock, limits, self.counters)
         self._outcomes = HeuristicOutcomes(fs, clock, journal)
         self._records = CommitRecords(fs, journal, sink)

@@ -18,11 +18,9 @@ class TransactionLimits:
     """Bounds of a coordinator."""
 
     open_count_max: int
-    """Transactions that are not finished."""
     held_bytes_max: int
     """Bytes of their puts, all together."""
     timed_count_max: int
-    """Transactions with a time-out."""
     timeout_s_max: int
     """Longest time-out; a longer one is cut to it."""
     journal_bytes_max: int
@@ -34,11 +32,8 @@ class TransactionCounters:
     """Events since the start; only ever grows."""
 
     begun_local: int = 0
-    """Local transactions begun."""
     begun_xa: int = 0
-    """XA transactions begun."""
     prepared: int = 0
-    """Prepares journalled."""
     committed: int = 0
     """Commits answered with success, those without puts too."""
     rolled_back: int = 0
@@ -52,7 +47,6 @@ class TransactionCounters:
     failed: int = 0
     """Decisions that the journal or a partition refused."""
     put_count: int = 0
-    """Puts in transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +54,16 @@ class TransactionView:
     """One transaction, for operators."""
 
     key: str
-    """Its key."""
     state: str
     """A word of `TxState`, or "heuristic " and the outcome."""
     put_count: int
-    """Messages in it."""
     size_bytes: int
-    """Bytes that its puts hold."""
     partitions: tuple[str, ...]
-    """Partitions it puts to."""
     age_ms: int
     """Since its begin, or its first put before a restart."""
     prepared_age_ms: int | None
     """Since it was prepared, as far as that is known; None: it is not prepared."""
     detail: str = ""
-    """Cause that holds it up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +79,6 @@ class TransactionFigures:
             read=asdict,
         )
     )
-    """Counts since the start; a copy."""
     open_count: int = gauge(
         "metaq_transactions_open", "Transactions that are not finished."
     )
@@ -122,7 +110,6 @@ class TransactionFigures:
         "metaq_transaction_journal_syncs_total", "Syncs of the transaction journal."
     )
     journal_file_count: int
-    """Redo files."""
     sync_latency: HistogramSnapshot = histogram(
         "metaq_transaction_journal_sync_latency_seconds",
         "Time that one sync of the transaction journal took.",

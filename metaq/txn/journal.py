@@ -73,7 +73,6 @@ QUESTION_INTERVAL_S: Final = 30.0
 """From an answer of the thread to the next question whether its disk hangs."""
 
 SYNC_NEVER, SYNC_AT_DECISION, SYNC_EACH_SECOND = 0, 1, 2
-"""Values of flushTxLogAtCommit."""
 
 Task: TypeAlias = Callable[[], None]
 
@@ -122,17 +121,14 @@ class JournalEntry(NamedTuple):
     """A record, or a run of them, on its way to the journal's thread."""
 
     slot: Slot
-    """Slot of the transaction."""
     chunks: Sequence[bytes]
     """Whole records, in any split."""
     size_bytes: int
-    """Length of all chunks."""
     is_decision: bool
     """To be synced, by the mode."""
     is_last: bool
     """Nothing of this transaction is needed any more."""
     ticket: JournalTicket
-    """Receives the outcome."""
     is_ahead: bool = False
     """To be synced in every mode: partitions may get it only after that."""
     bounds: Bounds = ()
@@ -157,11 +153,8 @@ class JournalFigures:
     """Counts of the journal; a snapshot."""
 
     size_bytes: int = 0
-    """Bytes of all redo files."""
     file_count: int = 0
-    """Redo files."""
     sync_count: int = 0
-    """Syncs since the start."""
 
 
 class Journal:
@@ -197,13 +190,11 @@ class Journal:
         """
         self.directory: Final = directory
         self.offline_cause: StorageError | None = None
-        """The error that took it offline."""
         self.figures = JournalFigures()
         """Figures of the last group."""
         self.sync_latency = Histogram()
         """Seconds that one sync took; recorded on the journal's thread."""
         self.watch: Final = SilenceWatch("journal", directory)
-        """Notices that the disk hangs."""
         self._fs = fs
         self._clock = clock
         self._post = post

@@ -73,9 +73,7 @@ class RestoredTransaction(NamedTuple):
     """An unfinished transaction, and where its records are now."""
 
     replayed: ReplayedTransaction
-    """Transaction as replayed."""
     slot: Slot
-    """For later entries."""
     records_end: int
     """End of its last record, which is that of its commit if there is one."""
 
@@ -86,11 +84,9 @@ class OpenedJournal(NamedTuple):
     transactions: tuple[RestoredTransaction, ...]
     """Prepared, or committed and not applied; oldest first."""
     outcomes: dict[str, KeptOutcome]
-    """Outcomes decided by operators."""
     next_id: MessageId
     """After all ids of ours in it; negative without one."""
     notes: tuple[str, ...]
-    """Notes for an operator, one sentence each."""
     together: tuple[tuple[str, ...], ...] = ()
     """Keys of the transactions that one command committed, by command."""
 
@@ -99,17 +95,13 @@ class _Found(NamedTuple):
     """Contents of a journal as the start found it, and what is to be written."""
 
     replay: Replay
-    """Everything that its files say."""
     prepared: list[ReplayedTransaction]
-    """Prepared transactions."""
     unapplied: list[ReplayedTransaction]
     """Commits with batches that are not in their partitions."""
     outcomes: dict[str, KeptOutcome]
-    """Outcomes decided by operators."""
     together: Sequence[NamedGroup]
     """Commits that are one decision."""
     notes: tuple[str, ...]
-    """Notes for an operator, one sentence each."""
 
 
 class JournalOpening:

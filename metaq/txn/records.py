@@ -81,7 +81,6 @@ class RedoOperation(enum.IntEnum):
 
 
 COMMITS: Final = frozenset({RedoOperation.XA_COMMIT, RedoOperation.LOCAL_COMMIT})
-"""Operations that have an attachment."""
 
 
 _OPERATIONS: Final = tuple(RedoOperation)
@@ -98,11 +97,9 @@ class BatchLocation(NamedTuple):
     """Location of a commit's puts in one partition, or a bound before it."""
 
     log_id: LogId
-    """The partition."""
     offset: Offset
     """Offset of the first byte, or a bound; see the top of this file."""
     size_bytes: int
-    """Length of all records together."""
     checksum: int
     """Of all bytes, 0..2^31-1."""
 
@@ -111,22 +108,16 @@ class PutRecord(NamedTuple):
     """A put of a transaction."""
 
     key: str
-    """Key of its transaction."""
     message_id: MessageId
-    """Given to it when it came."""
     command: bytes
-    """The put as on the wire."""
 
 
 class OperationRecord(NamedTuple):
     """A prepare, commit or rollback."""
 
     operation: RedoOperation
-    """Which of them."""
     key: str
-    """Key of its transaction."""
     was_prepared: bool
-    """Whether a prepare came before."""
     locations: tuple[BatchLocation, ...]
     """Of a commit: one for each partition."""
 
@@ -135,13 +126,10 @@ class LoggedPut(NamedTuple):
     """Message of a put record."""
 
     log_id: LogId
-    """The partition."""
     flag: int
-    """The 32 flag bits."""
     checksum: int
     """As sent; -1 for none."""
     payload: bytes
-    """The body."""
 
 
 class RecordError(ValueError):

@@ -55,7 +55,6 @@ from metaq.txn.records import (
 from metaq.txn.sums import Sums, SumSpan
 
 WINDOW_BYTES: Final = 1 << 20
-"""Read of a partition at a time."""
 
 CLOCK_BACK_MS: Final = 60_000
 """Longest time that the clock may have been set back between a put and its commit."""
@@ -70,7 +69,6 @@ class ReplayedTransaction:
     """Records of one transaction in the journal."""
 
     key: str
-    """Its key."""
     puts: dict[MessageId, bytes] = field(default_factory=dict)
     """Id → the put as on the wire, in the order in which they came."""
     is_prepared: bool = False
@@ -115,13 +113,10 @@ class Replay:
     open: dict[str, ReplayedTransaction] = field(default_factory=dict)
     """By key: begun or prepared, and not ended."""
     commits: list[ReplayedTransaction] = field(default_factory=list)
-    """In the order of their records."""
     notes: list[str] = field(default_factory=list)
     """Bytes that were torn or ignored, one sentence each."""
     last_id: MessageId = MessageId(-1)  # noqa: RUF009  # a NewType is its number
-    """The largest id of a put."""
     record_count: int = 0
-    """Records that were read."""
 
     def prepared(self) -> list[ReplayedTransaction]:
         """Return what survives, oldest first."""
@@ -249,11 +244,8 @@ class CommittedBatch(NamedTuple):
     """The puts of one transaction to one partition, as records."""
 
     log_id: LogId
-    """The partition."""
     data: bytes
-    """All records, in the order of the puts."""
     ids: tuple[MessageId, ...]
-    """One for each."""
 
     @property
     def checksum(self) -> int:

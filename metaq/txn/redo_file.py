@@ -157,9 +157,7 @@ class RedoFile:
     ) -> None:
         """Take over new files; `create_redo_file` makes them."""
         self.number: Final = number
-        """The number in its name."""
         self.end = 0
-        """Bytes in it."""
         self.references = 0
         """Transactions that need it."""
         self.is_dirty = False

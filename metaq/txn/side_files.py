@@ -170,9 +170,7 @@ class KeptOutcome(NamedTuple):
     """Decision of an operator."""
 
     outcome: HeuristicOutcome
-    """The outcome decided on."""
     at_ms: Millis
-    """Time of the decision, wall clock."""
 
 
 def _outcomes_to_json(outcomes: Mapping[str, KeptOutcome]) -> object:
@@ -194,7 +192,6 @@ def _outcomes_from_json(found: Any) -> dict[str, KeptOutcome]:
 OUTCOMES: Final = SideFile[dict[str, KeptOutcome]](
     "outcomes", "outcomes", _outcomes_to_json, _outcomes_from_json, {}
 )
-"""Outcomes by key."""
 
 
 def has_java_outcomes(fs: FileSystem, directory: Path) -> bool:
@@ -223,7 +220,6 @@ def _together_from_json(found: Any) -> Sequence[NamedGroup]:
 TOGETHER: Final = SideFile[Sequence[NamedGroup]](
     "together", "together", _together_to_json, _together_from_json, ()
 )
-"""Transactions that are committed together."""
 
 # -- deletions ------------------------------------------------------------------------
 
@@ -281,9 +277,7 @@ class JournalPosition(NamedTuple):
     """A byte of the journal; ordered."""
 
     number: int
-    """Number of the redo file."""
     position: int
-    """Byte in it."""
 
 
 NOWHERE: Final = JournalPosition(0, 0)

@@ -28,7 +28,6 @@ class TxState(enum.StrEnum):
     """State of a transaction; text, which tables find in a third of the time."""
 
     STARTED = "started"
-    """Begun, without a put."""
     IN_USE = "in use"
     """Has puts; a crash rolls it back."""
     PREPARING = "preparing"
@@ -42,7 +41,6 @@ class TxState(enum.StrEnum):
     DECIDED = "decided"
     """Committed; not all of its batches are in their partitions."""
     FINISHED = "finished"
-    """Ended, and forgotten."""
 
 
 OPEN_STATES: Final = frozenset({TxState.STARTED, TxState.IN_USE})
@@ -101,7 +99,6 @@ LOCAL: Final = MappingProxyType(
         (S.COMMITTING, E.REFUSED): S.FINISHED,
     }
 )
-"""Transitions of local transactions."""
 
 XA: Final = MappingProxyType(
     {
@@ -121,7 +118,6 @@ XA: Final = MappingProxyType(
         (S.COMMITTING, E.REFUSED): S.PREPARED,
     }
 )
-"""Transitions of XA transactions."""
 
 # -- errors ---------------------------------------------------------------------------
 
@@ -154,7 +150,6 @@ _OUTCOME_TEXTS: Final = {
 }
 
 STORE_FAILED: Final = "STORE COMMIT FAILED: Transaction rolled back."
-"""The text of code 104."""
 
 
 class XaCommandError(TransactionError):
@@ -163,7 +158,6 @@ class XaCommandError(TransactionError):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
-        """As in the X/Open specification."""
 
 
 def is_xa(key: str) -> bool:

@@ -37,9 +37,7 @@ from metaq.model import Offset
 from metaq.record.checksum import BytesLike, crc32, has_crc, with_crc
 
 ENTRY: Final = Struct(">IIqqII")
-"""Kind, index, position, value, sum, crc."""
 ENTRY_BYTES: Final = ENTRY.size
-"""32."""
 
 HEAD: Final = 1
 SPAN: Final = 2
@@ -54,7 +52,6 @@ class SumSpan(NamedTuple):
     """Bytes of a redo file that were written by one call."""
 
     position: int
-    """The first one."""
     end: int
     """The byte after the last one."""
     checksum: int

@@ -47,7 +47,6 @@ class PendingBatch:
         self.whole_bytes = 0
         """Of the batch; more than that where a crash left its beginning in the log."""
         self.put_count = 0
-        """Records in the chunks."""
         self.last_id = MessageId(-1)
         self.offset_at = -1
         """Byte of the redo file with its offset; -1: not to be rewritten."""
@@ -90,7 +89,6 @@ class BrokerTransaction:
         self.owner = owner
         """Connection that began it, or `NO_OWNER`."""
         self.session_id = session_id
-        """Of the producer that began it."""
         self.state = TxState.STARTED
         self.slot = Slot()
         self.batches: dict[LogId, PendingBatch] = {}
