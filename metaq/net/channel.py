@@ -4,33 +4,33 @@ Theory of operation. The loop's readers and writers are used directly, because t
 unit that crosses this module is a group of commands and a group of replies:
 
 * a readable socket gives up to RECEIVE_BYTES in one call, or what a large frame under
-  way lacks, as one `bytes` object, and the owner gets it as it is;
+  way lacks, as one `bytes` object, and the owner gets it unchanged;
 * replies are queued by `send` and leave at the end of the loop's turn, joined: one
-  system call for a whole group; a lone reply leaves at once;
+  system call for a whole group; a single reply leaves at once (`send_now`);
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range whose file is not open, or that is not in the page
-  cache, is opened and warmed on a reader thread first; everything queued behind it
-  waits, which keeps the order. A file that is too short is met there, and answered; one
-  that is cut behind its header's back ends the connection.
+  cache, is opened and warmed on a reader thread first; everything queued after it
+  waits, which keeps the order. A file that is found too short then is answered with an
+  error; one that is cut after its header was sent ends the connection.
 
-The owner bounds the queue: `queued_bytes` says how much has not left, `on_room` calls
-back once it is below half of `room_bytes`, or when it has left after `want_empty`, and
-`stalled_s` tells of a peer that is deaf. `on_held` hears of every change of the queue's
-bytes in memory, so that one bound can be kept over many channels.
+The owner bounds the queue: `queued_bytes` has not left yet, `on_room` is called when
+less than half of `room_bytes` is queued, or when all has left after `want_empty`, and
+`stalled_s` says for how long the peer has not read. `on_held` gets every change of the
+queue's bytes in memory, so that one bound can cover many channels.
 
-Where there is no memory to receive into, the bytes stay in the socket and the owner is
-asked who has to go (`on_no_memory`); a queue that cannot be joined for want of memory
-ends the channel.
+Where there is no memory to receive into, the bytes stay in the socket and the owner
+chooses a channel to close (`on_no_memory`); a queue that cannot be joined for want of
+memory ends the channel.
 
 It ends in one of three ways. `close_after_flush` sends what is queued, then FIN, then
 discards input until the peer closes or LINGER_S have passed: a close with unread input
-is an RST, which may destroy replies on their way. `hang_up` is FIN and no wait, when
-nothing is under way. `abort` drops everything, as SO_LINGER 0 does in MetaQ: an RST.
+is an RST, which may destroy replies on their way. `hang_up` is FIN without a wait, when
+nothing is in flight. `abort` drops everything, as SO_LINGER 0 does in MetaQ: an RST.
 
     Invariant: every range that was queued is released exactly once.
     Invariant: after `on_closed` nothing is called back.
 
-Source: broker spec 1.1.
+Source: docs/metaq-1.4/broker.md 1.1.
 """
 
 import asyncio
@@ -42,7 +42,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
@@ -50,15 +49,15 @@ from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeErro
 from metaq.net.poller import Readers
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Most bytes taken from a socket at once; a larger read only moves work about."""
+"""Most bytes taken from a socket at once; larger reads gain nothing."""
 
 RECEIVE_FRAME_BYTES: Final = 1024 * 1024
 """The same where a frame under way lacks more: each read costs it turns of the loop.
-Little is received behind it, as that has to be copied to where its own rest goes."""
+Little is received after the frame, as those bytes have to be copied."""
 
 RECEIVE_BYTES_MIN: Final = 16 * 1024
-"""Size of reads from a socket that brings little: more memory would be taken from the
-system, and given back, at each read, for longer than a small put takes."""
+"""Size of reads from a socket with little data: more memory would be taken from the
+system and returned at each read, which takes longer than a small put."""
 
 SEND_BYTES_MAX: Final = 1024 * 1024
 """Most queued bytes joined for one send."""
@@ -78,17 +77,13 @@ _DISCARDED: Final = bytearray(RECEIVE_BYTES_MIN)
 """Buffer for discarded input of all channels: to discard needs no memory."""
 
 
-def _ignore() -> None:
-    """Do nothing: stands in until `start`."""
+def _ignore(*_args: object) -> None:
+    """Do nothing: the callback before `start`."""
 
 
 def _nothing() -> int:
     """Return that no frame is under way."""
     return 0
-
-
-def _ignore_data(_data: object) -> None:
-    """Do nothing: stands in until `start`."""
 
 
 class ChannelState(enum.Enum):
@@ -98,22 +93,6 @@ class ChannelState(enum.Enum):
     FLUSHING = "flushing"
     LINGERING = "lingering"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
-    """A snapshot of a channel's counters."""
-
-    peer: str
-    """`host:port` of the other side."""
-    state: ChannelState
-    """State of the channel."""
-    received_bytes: int
-    """Bytes taken from the socket."""
-    sent_bytes: int
-    """Bytes given to the socket, ranges included."""
-    queued_bytes: int
-    """Reply bytes that have not left, ranges included."""
 
 
 class Channel:
@@ -137,8 +116,8 @@ class Channel:
             clock: for idle times.
             room_bytes: `on_room` is called when the queue was at least so long and
                 has fallen below half of it.
-            readers: tells when there is something to receive; None: `loop` does.
-            linger_s: bound on the wait for the peer's close behind ours.
+            readers: call back when there is something to receive; None: `loop`.
+            linger_s: bound on the wait for the peer's close after ours.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -148,17 +127,17 @@ class Channel:
         self._clock = clock
         self._room_bytes = room_bytes
         self._linger_s = linger_s
-        self._state = ChannelState.OPEN
-        self._on_data: Callable[[bytes], None] = _ignore_data
+        self.state = ChannelState.OPEN
+        self._on_data: Callable[[bytes], None] = _ignore
         self._on_end: Callable[[], None] = _ignore
         self._on_room: Callable[[], None] = _ignore
-        self._on_closed: Callable[[str], None] = _ignore_data
-        self._on_held: Callable[[int], object] = _ignore_data
+        self._on_closed: Callable[[str], None] = _ignore
+        self._on_held: Callable[[int], object] = _ignore
         self._on_no_memory: Callable[[], object] = self._run_out
         self._lacking: Callable[[], int] = _nothing
         self._queue: deque[bytes | memoryview | QueuedRange] = deque()
         self.queued_bytes = 0
-        """Bytes that were sent by the owner and have not left yet."""
+        """Bytes that the owner has sent and that have not left yet."""
         self.held_bytes = 0
         """Memory held by the queue, bytes: ranges stay in their files."""
         self._is_flush_due = False
@@ -174,10 +153,12 @@ class Channel:
         now_s = clock.monotonic_s()
         self._received_s = now_s
         self._sent_s = now_s
-        self._received_bytes = 0
-        self._sent_bytes = 0
+        self.received_bytes = 0
+        """Bytes taken from the socket."""
+        self.sent_bytes = 0
+        """Bytes given to the socket, ranges included."""
         self.peer = _name_of(sock)
-        """`host:port` of the other side, for people."""
+        """`host:port` of the other side."""
 
     # -- for the owner ----------------------------------------------------------------
 
@@ -189,7 +170,7 @@ class Channel:
         on_room: Callable[[], None],
         on_closed: Callable[[str], None],
         reads_rest: bool = False,
-        on_held: Callable[[int], object] = _ignore_data,
+        on_held: Callable[[int], object] = _ignore,
         on_no_memory: Callable[[], object] | None = None,
         lacking: Callable[[], int] = _nothing,
     ) -> None:
@@ -201,7 +182,7 @@ class Channel:
             on_room: see the class.
             on_closed: the socket is closed, and why; called once.
             reads_rest: when a send fails, hand out first the bytes that the peer sent
-                before it closed: a reply is true whatever became of the connection.
+                before it closed: these replies still count.
             on_held: gets by how many bytes `held_bytes` has changed.
             on_no_memory: there is no memory to receive into; it closes a channel, this
                 one or another that holds more. None: this one is closed.
@@ -219,11 +200,6 @@ class Channel:
             self._on_no_memory = on_no_memory
         self.resume_reading()
 
-    @property
-    def state(self) -> ChannelState:
-        """Return where in its life the channel is."""
-        return self._state
-
     def send(self, data: bytes | memoryview) -> None:
         """Queue bytes; they leave at the end of this turn of the loop."""
         self.queue(data)
@@ -231,24 +207,23 @@ class Channel:
 
     def queue(self, data: bytes | memoryview) -> None:
         """Queue bytes; they leave before the next that are sent, in one call."""
-        if self._state is ChannelState.OPEN and data:
+        if self.state is ChannelState.OPEN and data:
             self._queue.append(data)
             self._grow(len(data), len(data))
 
     def send_queued(self) -> None:
         """Have what is queued leave at the end of this turn of the loop."""
-        if self._queue and self._state is ChannelState.OPEN:
+        if self._queue and self.state is ChannelState.OPEN:
             self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
         """Send bytes within this call, or `send` them if what is queued has to wait.
 
         For a reply that no other will join: the wait for the end of the turn would be a
-        tenth of a lone put's latency. What was queued to leave with it leaves before
-        it. Nothing is called back from here: the rest, and any error of the socket, is
-        left to the flush.
+        tenth of the latency of a single put. What was queued leaves before it. Nothing
+        is called back from here: the flush handles the rest, and any socket error.
         """
-        if not data or self._state is not ChannelState.OPEN:
+        if not data or self.state is not ChannelState.OPEN:
             self.send(data)
             return
         if self._queue:
@@ -260,7 +235,7 @@ class Channel:
             sent = self._sock.send(data)
         except OSError:
             sent = 0
-        self._sent_bytes += sent
+        self.sent_bytes += sent
         self._sent_s = self._clock.monotonic_s()
         if sent < len(data):
             self.send(memoryview(data)[sent:])
@@ -273,20 +248,19 @@ class Channel:
         explain: Explain,
         is_fresh: bool = False,
     ) -> None:
-        """Send a file range behind its header.
+        """Send a file range after its header.
 
         It leaves within this call if nothing is queued before it, its file is open and
-        it is in the page cache: nothing could join it. As with `send_now` nothing is
-        called back.
+        it is in the page cache. As with `send_now` nothing is called back.
 
         Args:
             head: bytes before the range.
             file: released when it has left or the channel is closed.
-            explain: returns the bytes to send in place of both if the range cannot be
+            explain: returns the bytes to send instead of both if the range cannot be
                 read and nothing of it has left yet; raises nothing.
             is_fresh: written a moment ago, so it is in the page cache and not checked.
         """
-        if self._state is not ChannelState.OPEN:
+        if self.state is not ChannelState.OPEN:
             file.release()
             return
         item = QueuedRange(file, head, explain)
@@ -294,7 +268,7 @@ class Channel:
         self._queue.append(item)
         self._grow(len(head) + file.size_bytes, RANGE_HELD_BYTES)
         if len(self._queue) == 1:
-            with contextlib.suppress(OSError):  # the flush meets it again
+            with contextlib.suppress(OSError):  # the flush gets it again
                 if self._prepare(item):
                     self._send_range(item)
         if self._queue:
@@ -305,29 +279,28 @@ class Channel:
         self._room_below = max(self._room_below, 1)
 
     def pause_reading(self) -> None:
-        """Stop reading: bytes stay in the socket, the peer is slowed down."""
+        """Stop reading: bytes stay in the socket, which slows the peer down."""
         if self._is_reading:
             self._is_reading = False
             self._readers.remove_reader(self._fd)
 
     def resume_reading(self) -> None:
-        """Read again; harmless when reading, when the peer ended, on the way out."""
+        """Read again; does nothing when reading, after the peer's end, when closing."""
         if self._is_reading or self._has_ended:
             return
-        if self._state is ChannelState.OPEN:
+        if self.state is ChannelState.OPEN:
             self._is_reading = True
             self._readers.add_reader(self._fd, self._on_readable)
 
     def close_after_flush(self, reason: str) -> None:
         """Send the queue, then close; nothing more is read or accepted."""
-        if self._state is not ChannelState.OPEN:
+        if self.state is not ChannelState.OPEN:
             return
         self.pause_reading()
-        self._state = ChannelState.FLUSHING
+        self.state = ChannelState.FLUSHING
         self._reason = reason
         if self._queue:
-            # It finishes.
-            self._flush_soon()
+            self._flush_soon()  # which finishes
         else:
             self._finish()
 
@@ -337,7 +310,7 @@ class Channel:
 
     def abort(self, reason: str) -> None:
         """Close at once and drop the queue; the peer sees a reset."""
-        if self._state is not ChannelState.CLOSED:
+        if self.state is not ChannelState.CLOSED:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._close(reason)
@@ -349,16 +322,6 @@ class Channel:
     def stalled_s(self, now_s: float) -> float:
         """Return the seconds for which the peer has not read; 0: it reads."""
         return now_s - self._sent_s if self._queue and not self._warming else 0.0
-
-    def statistics(self) -> ChannelStatistics:
-        """Return a snapshot of the counters."""
-        return ChannelStatistics(
-            peer=self.peer,
-            state=self._state,
-            received_bytes=self._received_bytes,
-            sent_bytes=self._sent_bytes,
-            queued_bytes=self.queued_bytes,
-        )
 
     # -- reading ----------------------------------------------------------------------
 
@@ -386,20 +349,20 @@ class Channel:
         elif len(data) <= RECEIVE_BYTES_MIN // 2:
             self._receive_bytes = RECEIVE_BYTES_MIN
         self._received_s = self._clock.monotonic_s()
-        self._received_bytes += len(data)
+        self.received_bytes += len(data)
         self._on_data(data)
 
     def _read_rest(self) -> None:
-        """Read the bytes that have arrived; a broken connection brings no more.
+        """Read the bytes that have arrived over a broken connection.
 
-        Nor does one that there is no memory for: what is read last is lost.
+        Where memory runs out, the rest is lost.
         """
         with contextlib.suppress(OSError, MemoryError):
-            while self._state is not ChannelState.CLOSED:
+            while self.state is not ChannelState.CLOSED:
                 data = self._sock.recv(RECEIVE_BYTES)
                 if not data:
                     return
-                self._received_bytes += len(data)
+                self.received_bytes += len(data)
                 self._on_data(data)
 
     # -- writing ----------------------------------------------------------------------
@@ -416,7 +379,7 @@ class Channel:
 
     @property
     def _has_joinable(self) -> bool:
-        """Tell whether what is queued is bytes, and waits for the next ones alone."""
+        """Return whether the queue has only bytes, and waits only for the next ones."""
         if self._is_flush_due or self._is_writing or self._room_below:
             return False
         return not any(isinstance(part, QueuedRange) for part in self._queue)
@@ -442,11 +405,11 @@ class Channel:
 
     def _flush(self) -> None:
         """Send until the socket is full, a range is cold, or the turn is over."""
-        if self._state is ChannelState.CLOSED or self._warming:
+        if self.state is ChannelState.CLOSED or self._warming:
             return
-        limit = self._sent_bytes + TURN_BYTES_MAX
+        limit = self.sent_bytes + TURN_BYTES_MAX
         try:
-            while self._queue and self._sent_bytes < limit:
+            while self._queue and self.sent_bytes < limit:
                 head = self._queue[0]
                 if isinstance(head, QueuedRange):
                     if not self._prepare(head):
@@ -469,10 +432,10 @@ class Channel:
             self._run_out()
             return
         else:
-            # The rest belongs to the next turn: a socket that is still writable
-            # calls back at once, after the others had theirs.
+            # The rest is for the next turn: a socket that is still writable calls
+            # back at once, after the other channels.
             self._watch_writable(wanted=bool(self._queue))
-            if not self._queue and self._state is ChannelState.FLUSHING:
+            if not self._queue and self.state is ChannelState.FLUSHING:
                 self._finish()
                 return
         if self.queued_bytes < self._room_below:
@@ -507,11 +470,11 @@ class Channel:
             sent = self._sock.send(item.head, socket.MSG_MORE)
             self._note_sent(sent)
             item.head = memoryview(item.head)[sent:]
-        # One call moves the whole range if the socket has room; it never raises for
+        # One call moves the whole range if the socket has space; it never raises for
         # a part, so its result is exact.
         sent = os.sendfile(self._fd, item.file.fileno(), item.position, item.left_bytes)
         if not sent:
-            # The owner looks for the cause, which blocks, before this ends.
+            # The owner finds the cause, which blocks, before the channel ends.
             item.is_short = True
             if not self._warming:
                 self._warm(item)
@@ -526,7 +489,7 @@ class Channel:
 
     def _note_sent(self, size_bytes: int) -> None:
         self.queued_bytes -= size_bytes
-        self._sent_bytes += size_bytes
+        self.sent_bytes += size_bytes
         self._sent_s = self._clock.monotonic_s()
 
     def _watch_writable(self, *, wanted: bool) -> None:
@@ -539,7 +502,7 @@ class Channel:
     # -- cold ranges ------------------------------------------------------------------
 
     def _prepare(self, item: QueuedRange) -> bool:
-        """Return True if a range may be sent now; else it is being warmed."""
+        """Return whether a range may be sent now; else it is being warmed."""
         file = item.file
         if file.is_open and (
             item.is_warm or file.is_cached(item.position, item.left_bytes)
@@ -557,7 +520,7 @@ class Channel:
 
     def _on_warm(self, item: QueuedRange, future: Future[None]) -> None:
         self._warming = None
-        if self._state is ChannelState.CLOSED:
+        if self.state is ChannelState.CLOSED:
             item.file.release()
             return
         error = CancelledError() if future.cancelled() else future.exception()
@@ -580,7 +543,7 @@ class Channel:
 
     def _finish(self) -> None:
         """Send FIN, then discard input until the peer closes too."""
-        self._state = ChannelState.LINGERING
+        self.state = ChannelState.LINGERING
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -597,7 +560,7 @@ class Channel:
             return
         except OSError:
             size_bytes = 0
-        self._received_bytes += size_bytes
+        self.received_bytes += size_bytes
         if not size_bytes:
             self._close(self._reason)
 
@@ -605,9 +568,9 @@ class Channel:
         self.abort("no memory")
 
     def _close(self, reason: str) -> None:
-        if self._state is ChannelState.CLOSED:
+        if self.state is ChannelState.CLOSED:
             return
-        self._state = ChannelState.CLOSED
+        self.state = ChannelState.CLOSED
         if self._linger is not None:
             self._linger.cancel()
         if self._is_reading:
@@ -620,7 +583,7 @@ class Channel:
         self._on_closed(reason)
 
     def _release_queue(self) -> None:
-        """Give ranges back; one that is being warmed follows when that is done."""
+        """Release ranges; one that is being warmed is released when that is done."""
         for index, item in enumerate(self._queue):
             if isinstance(item, QueuedRange) and not (self._warming and not index):
                 item.file.release()

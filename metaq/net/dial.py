@@ -1,9 +1,9 @@
-"""The way out: connect a socket to a host and port, whichever family answers first.
+"""Outgoing connections: connect a socket to a host and port of either family.
 
-A name may stand for several addresses, and some of them may lead nowhere without
-saying so. Attempts therefore overlap: the next address is tried after STAGGER_S, or at
-once when an attempt has failed, and the first connection wins. Names are resolved on
-the loop's executor; addresses need no resolver.
+A name may have several addresses, and some of them may not answer at all. Attempts
+therefore overlap: the next address is tried after STAGGER_S, or at once when an attempt
+has failed, and the first connection wins. Names are resolved on the loop's executor;
+addresses need no resolver.
 
 `own_host` is the address under which others reach this machine.
 """
@@ -27,8 +27,8 @@ _ROUTE_PROBES: Final = (
     (socket.AF_INET, ("192.0.2.1", 9)),
     (socket.AF_INET6, ("2001:db8::1", 9)),
 )
-"""Documentation addresses; connecting a datagram socket to one sends nothing, it only
-asks the kernel which of our addresses it would send from."""
+"""Documentation addresses. Connecting a datagram socket to one sends nothing; the
+kernel chooses the address that we would send from."""
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -57,8 +57,8 @@ async def dial(
         OSError: the connection was refused; the last address' reason. An unknown name
             is a `socket.gaierror`.
 
-    Cancellation: attempts under way end and their sockets are closed. There is no
-    bound of time in here: the caller brings one.
+    Cancellation: attempts under way end and their sockets are closed. The caller bounds
+    the time.
     """
     targets = await _resolve(host, port, loop)
     sock = await _first(targets, loop)
@@ -86,7 +86,7 @@ async def _resolve(
 async def _first(
     targets: list[_Target], loop: asyncio.AbstractEventLoop
 ) -> socket.socket:
-    """Return the connection that is there first; the others are closed."""
+    """Return the first connection; the others are closed."""
     waiting = deque(targets)
     attempts: set[asyncio.Task[socket.socket]] = set()
     failure: OSError = OSError("the name has no address")
@@ -128,7 +128,7 @@ async def _connect(target: _Target, loop: asyncio.AbstractEventLoop) -> socket.s
         sock.close()
         if error.errno is None:
             raise
-        # The loop's text says nothing of the cause.
+        # The loop's text does not have the cause.
         raise OSError(error.errno, os.strerror(error.errno)) from error
     except BaseException:
         sock.close()
@@ -153,7 +153,7 @@ def _routed_hosts() -> Iterator[str]:
 
 
 def _interface_hosts() -> Iterator[str]:
-    import ifaddr  # noqa: PLC0415  # 10 ms, and a machine with a route does without
+    import ifaddr  # noqa: PLC0415  # 10 ms, needed only without a route
 
     with contextlib.suppress(OSError):
         for adapter in ifaddr.get_adapters():

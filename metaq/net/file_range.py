@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeAlias
 
 Explain: TypeAlias = Callable[[BaseException], bytes]
-"""Maker of the bytes sent in place of an unreadable range, given the error."""
+"""Makes the bytes sent instead of an unreadable range, given the error."""
 
 
 class FileRange(Protocol):
@@ -13,12 +13,12 @@ class FileRange(Protocol):
 
     @property
     def reader(self) -> Executor:
-        """Return threads that may wait for its disk; they never run out."""
+        """Return threads that may wait for its disk; there is always a free one."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """Tell whether there is a descriptor."""
+        """Return whether there is a descriptor."""
         ...
 
     def open(self) -> None:
@@ -34,10 +34,10 @@ class FileRange(Protocol):
         ...
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
-        """Tell whether a part of the open file can be sent without its disk.
+        """Return whether a part of the open file can be sent without its disk.
 
         `sendfile` of bytes that are not in memory blocks its thread until the disk has
-        delivered them, whatever the socket says: a loop asks first.
+        delivered them, also on a non-blocking socket: a loop asks first.
         """
         ...
 
@@ -60,29 +60,23 @@ class FileRange(Protocol):
         ...
 
     def release(self) -> None:
-        """Tell the owner that the range is no longer needed."""
+        """Give the range back: it is no longer needed."""
         ...
 
 
 class ShortRangeError(OSError):
-    """A file ended before the range of it that was to be sent."""
+    """A file ends before the range that was to be sent."""
 
 
 class QueuedRange:
     """A range in the queue of a channel, and how much of it has left."""
 
     __slots__ = (
-        "explain",
-        "file",
-        "head",
-        "is_short",
-        "is_warm",
-        "left_bytes",
-        "position",
-    )
+        "explain", "file", "head", "is_short", "is_warm", "left_bytes", "position",
+    )  # fmt: skip
 
     def __init__(self, file: FileRange, head: bytes, explain: Explain) -> None:
-        """Queue a range behind its header, or what `explain` returns for both."""
+        """Queue a range after its header, or what `explain` returns for both."""
         self.file = file
         """Released when it has left, or never will."""
         self.head: bytes | memoryview = head

@@ -1,15 +1,15 @@
-"""The accept loop: how connections come in, and when they do not.
+"""The accept loop: incoming connections, and the bounds on them.
 
 Connections are accepted in batches by the loop's reader. Two caps bound them: in all,
 and per remote address; one more is closed at once, which a client sees as a refused
 connection. When the process has no descriptors left (EMFILE) accepting pauses for
-PAUSE_S: connections in the kernel's backlog stay there, connections that are open go
-on, and the files of the log are not touched.
+PAUSE_S: connections in the kernel's backlog stay there, open ones go on, and the files
+of the log are not touched.
 
 Accepted sockets get TCP_NODELAY and keep-alive. Their buffers are left to the kernel,
 which tunes them to the path; MetaQ's fixed 64 KiB would only slow a fast peer down.
 
-Source: broker spec 1.1.
+Source: docs/metaq-1.4/broker.md 1.1.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from typing import Final
 from metaq.errors import MetaqError
 from metaq.stats import counter, gauge
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1000
-"""Connections that the kernel holds for us (broker spec 1.1)."""
+"""Connections that the kernel holds for us (docs/metaq-1.4/broker.md 1.1)."""
 
 ACCEPT_BATCH_MAX: Final = 64
 """Connections accepted before the others get their turn."""
@@ -164,16 +164,16 @@ class Listener:
             except MemoryError:
                 self._on_accept_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
                 return
-            # One host is one host, whichever family its packets came in.
+            # An IPv4 host counts as one host also over a socket of IPv6.
             self._admit(sock, str(address[0]).removeprefix("::ffff:"))
 
     def _on_accept_error(self, error: OSError) -> None:
         if error.errno not in _EXHAUSTED:
-            # Errors of a connection that died in the backlog; the next may be fine.
-            log.warning("accept failed: error=%s", error)
+            # Of a connection that ended in the backlog; the next may be fine.
+            _log.warning("accept failed: error=%s", error)
             return
         self._exhausted_count += 1
-        log.error(
+        _log.error(
             "accept paused, no descriptors or memory left: error=%s open=%d pause_s=%s",
             error.strerror,
             self._open_count,
@@ -195,7 +195,7 @@ class Listener:
             self._refused_count += 1
             if self._refused_count & (self._refused_count - 1) == 0:
                 # Only every power of two is logged: a flood must not fill the disk.
-                log.warning(
+                _log.warning(
                     "connection refused: host=%s open=%d from_host=%d refused=%d",
                     host,
                     self._open_count,

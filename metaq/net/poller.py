@@ -1,16 +1,16 @@
-"""Readiness of many sockets, looked at together.
+"""Readiness of many sockets, checked together.
 
-Theory of operation. A connection with one small command under way costs the event loop
-about as much for the news that its socket is readable as the command itself does. So
-the sockets are registered with an epoll of our own, whose descriptor is the only one
-that the loop watches; when that is readable, all sockets that are get their callback in
-one flat loop. What one socket alone would cost is not changed by that.
+Theory of operation. For a connection with one small command in flight, the event loop's
+call for a readable socket costs about as much as the command itself. So the sockets are
+registered with an epoll of our own, whose descriptor is the only one that the loop
+watches; when that is readable, all readable sockets get their callback in one flat
+loop. The cost of one socket alone stays the same.
 
-A pass over the readable sockets has an end that their owners can be told of: what came
-on many connections at once can be carried out together (`call_at_end`).
+Owners can be called at the end of a pass over the readable sockets: what came on many
+connections at once can be carried out together (`call_at_end`).
 
-Level-triggered, as the loop's own readers are: what a callback leaves in its socket is
-there in the next pass.
+Level-triggered, as the loop's own readers: data that a callback leaves in its socket is
+reported in the next pass.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Readers(Protocol):
         ...
 
     def remove_reader(self, fd: int, /) -> object:
-        """Call back no more; `fd` is open still."""
+        """Call back no more; `fd` is still open."""
         ...
 
 
@@ -77,17 +77,17 @@ class Poller:
             if callback is not None:
                 try:
                     callback()
-                except Exception as error:  # noqa: BLE001  # a bug of one costs no other
-                    self._tell(callback, error)
+                except Exception as error:  # noqa: BLE001  # a bug in one must not stop the others
+                    self._report(callback, error)
         self._is_in_pass = False
         at_end, self._at_end = self._at_end, []
         for callback in at_end:
             try:
                 callback()
             except Exception as error:  # noqa: BLE001  # as above
-                self._tell(callback, error)
+                self._report(callback, error)
 
-    def _tell(self, callback: Callable[[], None], error: Exception) -> None:
+    def _report(self, callback: Callable[[], None], error: Exception) -> None:
         """Report an error as the loop does for its own readers."""
         context = {"message": f"reader failed: {callback!r}", "exception": error}
         self._loop.call_exception_handler(context)

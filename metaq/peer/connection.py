@@ -2,29 +2,28 @@
 
 Theory of operation. `submit` queues bytes and a callback; what one turn of the loop
 queues leaves in one `send` (see `net/channel.py`), unless it travels alone. Replies are
-paired by opaque alone, in whatever order they come, and each request's callback is
-called exactly once: with the reply, or with the error that tells whether it is in
-doubt. Puts may be submitted as a run: their replies are read and paired in bulk, and
-nothing is made or called for each of them.
+paired by opaque alone, in any order, and each request's callback is called exactly
+once: with the reply, or with the error that says whether the outcome is known. Puts may
+be submitted as a run: their replies are read and paired in bulk, and nothing is made or
+called for each of them.
 
-    RequestTimeoutError   its deadline passed; the reply, should it come, is dropped
+    RequestTimeoutError   its deadline passed; a later reply is dropped
     ConnectionLostError   the connection ended; it may have been carried out
     NotSentError          the connection ended before any byte of it left
 
-There is one timer per connection and no task. It stands at the earliest deadline, or at
-the next heartbeat. Three ways tell that a broker is gone although its connection is
-not:
+There is one timer per connection and no task. It is set to the earliest deadline, or to
+the next heartbeat. A broker counts as gone although its connection is open when
 
-* nothing came for `heartbeat_s`: it is asked for its version, and when nothing moves in
-  either direction for `heartbeat_timeout_s`, the connection is lost;
-* LATE_COUNT_MAX requests in a row ran into their deadlines, and for
+* nothing came for `heartbeat_s`, so it was asked for its version, and nothing moved in
+  either direction for `heartbeat_timeout_s` after that;
+* LATE_COUNT_MAX requests in a row passed their deadlines, and for
   `heartbeat_timeout_s` nothing but heartbeats was answered;
 * it breaks the rules of the wire.
 
-    Invariant: `_in_flight` holds requests in the order of `submit`, and a request is
-    taken out before its callback is called. `_puts` holds the puts of `_runs` likewise.
+    Invariant: `_in_flight` has requests in the order of `submit`, and a request is
+    taken out before its callback is called. `_puts` has the puts of `_runs` likewise.
 
-Source: client spec 2 and 16.
+Source: docs/metaq-1.4/client.md 2 and 16.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
 from itertools import accumulate
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import (
@@ -57,6 +56,7 @@ from metaq.protocol.version import Capabilities
 from metaq.retry import wait_set
 from metaq.stats import counter, gauge
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -65,33 +65,33 @@ OnReply: TypeAlias = Callable[[Reply | MetaqError], None]
 """Callback with the outcome of a request; on the loop, exactly once; must not wait."""
 
 OPAQUE_MAX: Final = 999_999_999
-"""Opaques run from 1 to here and start again: short, and never near an i32's end."""
+"""Opaques run from 1 to here and start again: short, and far below the i32 maximum."""
 
 LATE_COUNT_MAX: Final = 3
-"""Deadlines missed in a row, after which a broker that answers nothing is left."""
+"""Deadlines missed in a row after which a broker without replies is left."""
 
 TIMER_STEP_S: Final = 0.005
-"""Least time between two looks at the deadlines: each look costs one pass over the
+"""Least time between two checks of the deadlines: each check costs one pass over the
 requests in flight, and deadlines are kept to within it."""
 
-# Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
-# A plain tuple: one is made for each request.
+# Callback, deadline, bytes submitted on this connection before it, its bytes. A plain
+# tuple: one is made for each request.
 _Request: TypeAlias = tuple[OnReply, float, int, int]
 
 
 class PutListener(Protocol):
-    """Listener to outcomes of puts, or of one `mput`; on the loop; must not wait."""
+    """Receives outcomes of puts, or of one `mput`; on the loop; must not wait."""
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of each frame; asked when a connection ends."""
         ...
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
-        """Take note of puts that are stored; `receipts` are in order of opaques."""
+        """Puts are stored; `receipts` are in order of opaques."""
         ...
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
-        """Take note of the reply to one put, or of the error of many, ascending."""
+        """One put has this reply, or many, ascending, have this error."""
         ...
 
 
@@ -126,7 +126,7 @@ class ConnectionStatistics:
         default=MISSING,
         read=lambda _: 1,
     )
-    """The broker's address, as it is advertised."""
+    """The broker's address, as advertised."""
     peer: str
     broker_version: str
     in_flight_count: int = gauge(
@@ -166,9 +166,9 @@ class ConnectionStatistics:
 class BrokerConnection:
     """An open connection. Owner: the pool, or who opened it; used on the loop.
 
-    Lifecycle: `open_connection`, use, `close`. The end comes once, by `close` or by
-    the broker; everything in flight then hears of it in the order of submission, then
-    the callbacks of `on_closed` do.
+    Lifecycle: `open_connection`, use, `close`. It ends once, by `close` or by the
+    broker; then the callbacks of everything in flight are called in the order of
+    submission, and after them those of `on_closed`.
     """
 
     def __init__(
@@ -184,8 +184,7 @@ class BrokerConnection:
         self.address = address
         self.peer = channel.peer
         self.capabilities = Capabilities("")
-        """Capabilities announced by the broker; written by the one who asked for
-        them."""
+        """Capabilities announced by the broker; set by `open_connection`."""
         self._channel = channel
         self._loop = loop
         self._clock = clock
@@ -195,7 +194,7 @@ class BrokerConnection:
         self._protocol = Connection(Role.CLIENT, WireLimits())
         self._in_flight: dict[int, _Request] = {}
         self._runs: dict[_Run, None] = {}
-        self._puts: dict[int, _Run] = {}  # opaque -> the run that it is of
+        self._puts: dict[int, _Run] = {}  # opaque -> its run
         self._in_flight_bytes = 0
         self._submitted_bytes = 0
         self._opaque = 0
@@ -224,7 +223,7 @@ class BrokerConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither closed nor lost."""
+        """It was neither closed nor lost."""
         return self._reason is None
 
     @property
@@ -233,32 +232,21 @@ class BrokerConnection:
         return len(self._in_flight) + len(self._puts)
 
     @property
-    def in_flight_bytes(self) -> int:
-        """Bytes of them."""
-        return self._in_flight_bytes
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of them that have not left yet."""
-        return self._channel.queued_bytes
-
-    @property
     def has_room(self) -> bool:
-        """Whether one more request keeps `in_flight_bytes_max`; callers ask first."""
+        """One more request keeps `in_flight_bytes_max`; callers check it first."""
         return self._in_flight_bytes < self._in_flight_bytes_max
 
     def statistics(self) -> ConnectionStatistics:
         """Return a snapshot of the counters."""
-        channel = self._channel.statistics()
         return ConnectionStatistics(
             address=self.address,
             peer=self.peer,
             broker_version=self.capabilities.version,
             in_flight_count=self.in_flight_count,
             in_flight_bytes=self._in_flight_bytes,
-            queued_bytes=channel.queued_bytes,
-            sent_bytes=channel.sent_bytes,
-            received_bytes=channel.received_bytes,
+            queued_bytes=self._channel.queued_bytes,
+            sent_bytes=self._channel.sent_bytes,
+            received_bytes=self._channel.received_bytes,
             request_count=self._request_count,
             timeout_count=self._timeout_count,
             unknown_reply_count=self._unknown_reply_count,
@@ -273,7 +261,7 @@ class BrokerConnection:
         return opaque
 
     def next_opaques(self, count: int) -> range:
-        """Return as many of them, one behind the other."""
+        """Return as many of them, ascending without a gap."""
         if self._opaque + count > OPAQUE_MAX:
             self._opaque = 0
         first = self._opaque + 1
@@ -292,7 +280,7 @@ class BrokerConnection:
         """Send a request; the hot call.
 
         Args:
-            frame: its bytes, or pieces of them that are sent one after the other.
+            frame: its bytes, or pieces of them in order.
             opaque: from `next_opaque`, and in the frame.
             on_reply: takes its outcome.
             deadline_s: absolute; kept to within TIMER_STEP_S.
@@ -324,7 +312,7 @@ class BrokerConnection:
         """Send a run of puts, or one `mput`.
 
         Args:
-            frames: of all of them, one behind the other.
+            frames: of all of them, back to back.
             opaques: from `next_opaques`, and in the frames.
             listener: takes the outcome of each.
             deadline_s: of all of them; as in `submit`.
@@ -359,7 +347,7 @@ class BrokerConnection:
         Raises:
             ClosedError, NotSentError: it was not sent.
             RequestTimeoutError, ConnectionLostError: the outcome is unknown.
-            LocalProtocolError: it cannot be written down.
+            LocalProtocolError: it cannot be encoded.
 
         Cancellation: the request goes on, and its reply is dropped.
         """
@@ -385,11 +373,11 @@ class BrokerConnection:
     def on_closed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Have `callback` called with the reason, once, when the connection ends.
 
-        At once when it has ended: its peer may have broken the rules in one breath with
-        the awaited reply.
+        At once when it has ended: the peer may have broken the rules right after the
+        awaited reply.
 
         Returns:
-            Takes the callback back; harmless twice and afterwards.
+            A function that removes the callback; may be called at any time.
         """
         key = object()
         if self._reason is None:
@@ -410,7 +398,7 @@ class BrokerConnection:
         self.close(f"malformed reply: {error}")
 
     def _end(self, reason: str) -> None:
-        """Tell all listeners: the channel is closed."""
+        """Report the end to everyone: the channel is closed."""
         self._reason = reason
         self._all_answered.set()
         if self._timer is not None:
@@ -419,20 +407,20 @@ class BrokerConnection:
         unanswered = [self._take_unanswered(run) for run in runs]
         self._in_flight.clear()
         self._in_flight_bytes = 0
-        sent_bytes = self._channel.statistics().sent_bytes
+        sent_bytes = self._channel.sent_bytes
         for on_reply, _deadline_s, start, _size_bytes in requests:
-            self._tell(on_reply, self._loss(reason, has_left=start < sent_bytes))
+            self._call(on_reply, self._loss(reason, has_left=start < sent_bytes))
         for run, opaques in zip(runs, unanswered, strict=True):
             try:
                 starts = accumulate(run.listener.sizes(), initial=run.start)
                 left = bisect_left(list(starts), sent_bytes) + run.opaques.start
                 at = bisect_left(opaques, left)
             except MemoryError:
-                at = len(opaques)  # as if all had left: they are in doubt
+                at = len(opaques)  # as if all had left: their outcome is unknown
             for some, has_left in ((opaques[:at], True), (opaques[at:], False)):
                 if some:
                     error = self._loss(reason, has_left=has_left)
-                    self._tell_run(run, some, error)
+                    self._call(run.listener.on_outcome, some, error)
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
@@ -460,7 +448,7 @@ class BrokerConnection:
                         self._on_receipts(receipts)
                     results = take_results(protocol.buffer)
                     if results and not protocol.buffer.unread_bytes:
-                        # Nearly always. Nothing behind it: see `Delivery._on_reply`.
+                        # Nearly always. Nothing after it: see `Delivery._on_reply`.
                         self._on_replies(results)
                         return
                     self._on_replies(results)
@@ -493,7 +481,7 @@ class BrokerConnection:
             first = end
 
     def _on_run(self, run: _Run, rows: Sequence[tuple[int, ...]]) -> None:
-        """Tell a run of receipts, which are all of its opaques."""
+        """Report receipts to their run."""
         taken = [self._puts.pop(row[0], None) for row in rows]
         if None in taken:
             rows = [row for row, of in zip(rows, taken, strict=True) if of is not None]
@@ -501,10 +489,7 @@ class BrokerConnection:
         self._late_count = 0
         self._answered_s = self._received_s
         self._note_answered(run, len(rows))
-        try:
-            run.listener.on_receipts(_columns(rows))
-        except Exception:  # noqa: BLE001  # the others' outcome is their own
-            self._log_callback()
+        self._call(run.listener.on_receipts, _columns(rows))
 
     def _note_answered(self, run: _Run, count: int) -> None:
         run.left -= count
@@ -526,7 +511,7 @@ class BrokerConnection:
             if reply.opaque == self._heartbeat:
                 self._heartbeat = None
             else:
-                # A late reply proves as well that the broker carries out requests.
+                # A late reply also proves that the broker carries out requests.
                 self._late_count = 0
                 self._answered_s = self._received_s
             if request is None:
@@ -535,26 +520,20 @@ class BrokerConnection:
                     self._unknown_reply_count += 1
                     continue
                 self._note_answered(run, 1)
-                self._tell_run(run, (reply.opaque,), reply)
+                self._call(run.listener.on_outcome, (reply.opaque,), reply)
                 continue
             self._in_flight_bytes -= request[3]
             try:
                 request[0](reply)
-            except Exception:  # noqa: BLE001  # the others' outcome is their own
+            except Exception:  # noqa: BLE001  # the other requests need their outcome
                 self._log_callback()
 
-    def _tell(self, on_reply: OnReply, error: MetaqError) -> None:
-        try:
-            on_reply(error)
-        except Exception:  # noqa: BLE001  # the others' outcome is their own
-            self._log_callback()
-
-    def _tell_run(
-        self, run: _Run, opaques: Sequence[int], outcome: Reply | MetaqError
+    def _call(
+        self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         try:
-            run.listener.on_outcome(opaques, outcome)
-        except Exception:  # noqa: BLE001  # the others' outcome is their own
+            callback(*args, **kwargs)
+        except Exception:  # noqa: BLE001  # the other requests need their outcome
             self._log_callback()
 
     def _log_callback(self) -> None:
@@ -575,7 +554,7 @@ class BrokerConnection:
             self._expire(now_s)
             self._beat(now_s)
         finally:
-            # Also behind a failure: nothing else looks at deadlines and silence.
+            # Also after a failure: nothing else checks deadlines and silence.
             if self._reason is None:
                 self._wake_at(self._next_look_s(now_s))
 
@@ -588,7 +567,7 @@ class BrokerConnection:
         for run in self._runs:
             wake_s = min(wake_s, run.deadline_s)
         if self._late_count >= LATE_COUNT_MAX:
-            # Not deaf yet, see `_expire`.
+            # See `is_deaf` in `_expire`.
             wake_s = min(wake_s, self._answered_s + self._heartbeat_timeout_s)
         return max(wake_s, now_s + TIMER_STEP_S)
 
@@ -605,14 +584,14 @@ class BrokerConnection:
             self._in_flight_bytes -= size_bytes
             self._timeout_count += 1
             self._late_count += 1
-            self._tell(on_reply, self._lateness())
+            self._call(on_reply, self._lateness())
         for run in [run for run in self._runs if run.deadline_s <= now_s]:
             if run not in self._runs:
                 continue
             opaques = self._take_unanswered(run)
             self._timeout_count += len(opaques)
             self._late_count += len(opaques)
-            self._tell_run(run, opaques, self._lateness())
+            self._call(run.listener.on_outcome, opaques, self._lateness())
         is_deaf = now_s - self._answered_s >= self._heartbeat_timeout_s
         if self._late_count >= LATE_COUNT_MAX and is_deaf:
             self.close(f"{self._late_count} requests in a row were not answered")
@@ -623,7 +602,7 @@ class BrokerConnection:
         )
 
     def _beat(self, now_s: float) -> None:
-        """Ask a broker that has been silent, and leave one that stays so."""
+        """Ask a silent broker for its version; close when it stays silent."""
         if self._reason is not None:
             return
         timeout_s = self._heartbeat_timeout_s
@@ -646,7 +625,7 @@ class BrokerConnection:
         if quiet_s >= timeout_s:
             self.close(f"no answer to a heartbeat within {timeout_s:g} s")
             return
-        # Large frames are on their way, in front of it or in front of its reply.
+        # Large frames are on their way before it, or before its reply.
         deadline_s = now_s + timeout_s - quiet_s
         self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
 
@@ -656,7 +635,7 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> ReceiptColumns:
 
 
 def settling(answer: asyncio.Future[T]) -> Callable[[T | MetaqError], None]:
-    """Return a callback that hands a value, or an error, to a waiter for `answer`."""
+    """Return a callback that sets the result of `answer`, or its exception."""
 
     def on_end(outcome: T | MetaqError) -> None:
         if answer.done():

@@ -2,19 +2,19 @@
 
 A MetaQ 1.4 broker cannot say that its log is damaged. Where a segment is cut short, or
 the disk does not read, it answers "nothing there" or refuses, for ever, although its
-log goes on. So it is asked, byte by byte as far as that takes: for its log end, for the
-offset once more, then further and further behind, and between the last place without
-data and the first one with, in halves.
+log goes on. So it is asked for single bytes: for its log end, for the offset once more,
+then at growing distances after it, and finally in halves between the last offset
+without data and the first one with data.
 
     offset          bad   probe   good                     end
       |--no data-----|------?------|--data-- ...            |
 
-Bytes that are not readable *yet* lie at the end of a log, with nothing behind them:
-then nothing is found, and nothing may be left out. They may become readable while the
-search is on, in the order of their offsets; so where data was found the last byte
-before it, then the first one, are asked for once more.
+Bytes that are not readable *yet* are at the end of a log, with nothing after them: then
+no gap is found, and nothing may be skipped. They may become readable during the search,
+in the order of their offsets; so where data was found the last byte before it, then the
+first one, are asked for once more.
 
-Source: broker spec 1.5 and 2.4.
+Source: docs/metaq-1.4/broker.md 1.5 and 2.4.
 """
 
 from metaq.errors import ServerError
@@ -24,7 +24,7 @@ from metaq.protocol.commands import Reply
 
 
 def parse_probe(reply: Reply, asked: Offset) -> GetOutcome:
-    """Read the reply to a get of a search, as `parse_get`: a refusal is no data."""
+    """Read the reply to a get of a search, as `parse_get`; a refusal is no data."""
     try:
         return parse_get(reply, asked)
     except ServerError:
@@ -32,18 +32,18 @@ def parse_probe(reply: Reply, asked: Offset) -> GetOutcome:
 
 
 class GapSearch:
-    """Search for the next readable byte behind an offset without data.
+    """Search for the next readable byte after an offset without data.
 
     Owner: a reader; it asks at `fetch_offset` until `is_over`.
     """
 
     def __init__(self, offset: Offset) -> None:
-        """Doubt that there is nothing at `offset`, and behind it."""
+        """Start at an offset for which the broker gave no data."""
         self.fetch_offset = MAX_OFFSET
         """Offset of the next get; any size will do."""
         self.is_over = False
         self.found: Offset | None = None
-        """The first byte that can be read behind a gap; None: there is no gap."""
+        """The first readable byte after a gap; None: there is no gap."""
         self._offset = offset
         self._end = offset
         self._bad = offset
@@ -52,18 +52,18 @@ class GapSearch:
 
     @property
     def flaw(self) -> str:
-        """Describe the gap that was found."""
+        """Description of the gap that was found."""
         return f"the broker gives no data before offset {self.found}"
 
     def on_reply(self, outcome: GetOutcome) -> None:
-        """Take in the answer to a get at `fetch_offset`, as `parse_probe` reads it."""
+        """Take the reply to a get at `fetch_offset`, as `parse_probe` reads it."""
         if self.fetch_offset == MAX_OFFSET:
             is_end = isinstance(outcome, MovedTo) and outcome.offset > self._offset
             self.is_over = not is_end
             if isinstance(outcome, MovedTo):
                 self._end, self.fetch_offset = outcome.offset, self._offset
         elif isinstance(outcome, MovedTo):
-            # The log is another one by now.
+            # The log has been replaced.
             self.is_over = True
         elif isinstance(outcome, Fetched):
             self._on_data()
@@ -72,7 +72,7 @@ class GapSearch:
 
     def _on_data(self) -> None:
         if self.fetch_offset == self._offset or self._is_checking:
-            # It is readable again, or it has been put meanwhile.
+            # It is readable again, or was put during the search.
             self.is_over = True
             return
         self._good = self.fetch_offset

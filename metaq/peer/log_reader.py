@@ -1,15 +1,15 @@
 """The raw bytes of one partition's log, on an event loop, with gets pipelined.
 
-Theory of operation: the log is taken in pieces that follow one another byte by byte,
-wherever its records begin, so the next get is on its way before the bytes of the last
-one are looked at. A reply that is shorter than asked (a segment ends there) makes the
-gets behind it useless; their replies are dropped, and until a whole reply comes nothing
-is asked ahead. Replies come in while the caller is busy with the last piece.
+Theory of operation: the log is read in adjacent pieces that ignore record boundaries,
+so the next get leaves before the last reply is decoded. A reply that is shorter than
+asked (a segment ends there) makes the gets after it useless; their replies are dropped,
+and nothing is asked ahead until a whole reply comes. Replies arrive while the caller
+works on the last piece.
 
-A connection that breaks, or an answer that does not come, is followed by another try
-at the same offset, until `retry_timeout_s` without a byte of progress.
+After a broken connection or a missing answer the same offset is tried again, until
+`retry_timeout_s` without a byte of progress.
 
-Source: client spec 2.4.
+Source: docs/metaq-1.4/client.md 2.4.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from metaq.retry import retry
 GET_BYTES: Final = 1024 * 1024
 """Size of one get, bytes: the largest slice that brokers give by default."""
 AHEAD_MAX: Final = 2
-"""Gets in flight behind the one that is waited for, while replies are whole."""
+"""Gets in flight after the one that is waited for, while replies are whole."""
 
 T = TypeVar("T")
 
@@ -63,12 +63,7 @@ class LogGets:
         partition: TopicPartition,
         connect: Callable[[float], Awaitable[BrokerConnection]],
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            partition: the partition to read.
-            connect: returns the connection for the next get, before a deadline.
-        """
+        """Ask nothing yet; `connect` returns the connection before a deadline."""
         self._partition = partition
         self._connect = connect
         self._connection: BrokerConnection | None = None
@@ -76,7 +71,7 @@ class LogGets:
 
     @property
     def names_damage(self) -> bool:
-        """Whether the broker that was asked last names damage of its log."""
+        """The broker that was asked last names damage of its log."""
         return self._connection is not None and self._connection.capabilities.codes
 
     async def get(
@@ -94,7 +89,7 @@ class LogGets:
             deadline_s: bound on the connection, and on each get that leaves now.
 
         Raises:
-            RemoteProtocolError: the reply cannot be; the connection is closed.
+            RemoteProtocolError: the reply is invalid; the connection is closed.
             MetaqError: there is no connection or reply, a refusal passes (503, 504),
                 or as `parse`.
         """
@@ -125,10 +120,10 @@ class LogGets:
             raise
 
     def drop(self) -> None:
-        """Give up what is on its way; harmless twice."""
+        """Give up what is in flight; harmless twice."""
         for reply in self._asked.values():
             if not reply.cancel():
-                # Several gets fail with one connection; one error was raised.
+                # Several gets fail with one connection, and one error was raised.
                 reply.exception()
         self._asked.clear()
 
@@ -183,23 +178,22 @@ class LogReader:
         return await self._retry(self._ask_span)
 
     async def read(self, position: Offset, end: Offset) -> bytes:
-        """Return the bytes at `position`, and leave gets for those behind in flight.
+        """Return the bytes at `position`, and leave gets for those after it in flight.
 
         Args:
-            position: the first byte; need not be a record boundary. Reading is quick
-                where it lies right behind the bytes of the last call.
-            end: the byte behind the last one that is wanted, behind `position`; the log
-                must reach that far.
+            position: the first byte; need not be a record boundary. Reading is fast
+                where it follows the bytes of the last call.
+            end: the byte after the last one wanted; the log must reach that far.
 
         Returns:
             One byte to GET_BYTES.
 
         Raises:
             CorruptRecordError: the broker says that the next bytes are damaged, or
-                cannot say so (MetaQ 1.4), and has readable ones behind them.
-            OffsetOutOfRangeError: the log does not hold the next bytes: retention has
-                taken them, or the log ends before.
-            NoDataError: the log should hold it, and the broker gives nothing.
+                cannot say so (MetaQ 1.4), and has readable ones after them.
+            OffsetOutOfRangeError: the log does not have the next bytes: retention has
+                removed them, or the log ends before.
+            NoDataError: the log should have them, and the broker returns nothing.
             NoBrokerError: the broker cannot be reached.
             RequestTimeoutError: answers do not come.
             WireError: the broker refused.

@@ -1,19 +1,17 @@
-"""Connections to brokers: one per address, made again for ever after a pause.
+"""Connections to brokers: one per address, retried for ever with pauses.
 
-Theory of operation. Nothing is kept connected for its own sake: callers ask (`get`),
-and all callers for one address at a time wait for the same attempt. Attempts to one
-address follow each other after a pause that doubles up to `reconnect_max_s`, however
-often and by however many callers it is asked for, so a broker that is away costs a
-bounded number of attempts and is found soon after it comes back. There is no last
-attempt: callers have deadlines.
+Theory of operation. Connections are made on demand (`get`), and all callers for one
+address wait for the same attempt. Attempts to one address are separated by a pause that
+doubles up to `reconnect_max_s`, independent of the number of callers, so an absent
+broker costs a bounded number of attempts and is found soon after it comes back. There
+is no last attempt: callers have deadlines.
 
-A connection that ends within `reconnect_max_s` of its beginning counts as a failed
-attempt. A peer that takes every connection and drops it would otherwise be called
-without a pause.
+A connection that ends within `reconnect_max_s` counts as a failed attempt. Otherwise a
+peer that accepts every connection and drops it would be called without a pause.
 
     Invariant: an address has at most one attempt under way and one open connection.
 
-Source: client spec 16.1, 16.2 and 21 (defects 7 to 9).
+Source: docs/metaq-1.4/client.md 16.1, 16.2 and 21 (defects 7 to 9).
 """
 
 import asyncio
@@ -41,7 +39,7 @@ IDLE_ROUTE_COUNT_MAX: Final = 64
 """Addresses remembered without a caller; cleared when there are more."""
 
 LAST_REPLIES_S: Final = 2.0
-"""Seconds that `close` waits for replies of a broker that keeps no get waiting. MetaQ's
+"""Seconds that `close` waits for replies of a broker without long polls: a MetaQ broker
 logs an error for each reply that it cannot write."""
 
 CLOSED: Final = "the connection pool is closed"
@@ -69,9 +67,7 @@ class PoolStatistics:
 
 
 class _Waiter:
-    """One that waits for a connection, and is called back once."""
-
-    __slots__ = ("handle", "on_end", "since_s")
+    """A caller that waits for a connection, and is called back once."""
 
     def __init__(
         self, on_end: Callable[[MetaqError | None], None], since_s: float
@@ -83,17 +79,6 @@ class _Waiter:
 
 class _Route:
     """State of one address."""
-
-    __slots__ = (
-        "address",
-        "attempts",
-        "connection",
-        "due_s",
-        "failures",
-        "opened_s",
-        "reason",
-        "waiters",
-    )
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
@@ -107,7 +92,7 @@ class _Route:
 
     @property
     def usable(self) -> BrokerConnection | None:
-        # Requests in flight on a lost connection hear of it before the pool does.
+        # Requests on a lost connection are called back before the pool is.
         connection = self.connection
         return connection if connection is not None and connection.is_open else None
 
@@ -129,13 +114,6 @@ class ConnectionPool:
         options: ConnectionOptions,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Prepare a pool without connections.
-
-        Args:
-            clock: judges every deadline.
-            options: times and bounds, also of the connections.
-            loop: the loop everything here runs on.
-        """
         self._clock = clock
         self._options = options
         self._loop = loop
@@ -143,7 +121,7 @@ class ConnectionPool:
             first_s=options.reconnect_first_s, max_s=options.reconnect_max_s
         )
         self._routes: dict[BrokerAddress, _Route] = {}
-        self._is_closed = False
+        self.is_closed = False
         self._attempt_count = 0
         self._failure_count = 0
         self._lost_count = 0
@@ -167,7 +145,7 @@ class ConnectionPool:
         Raises:
             NoBrokerError: there was none before the deadline; names the address, the
                 last attempt's reason and how long this call tried.
-            ClosedError: the pool is closed, or was meanwhile.
+            ClosedError: the pool is closed, or was during the call.
 
         Cancellation: the attempt goes on for the others.
         """
@@ -195,10 +173,10 @@ class ConnectionPool:
             deadline_s: absolute; how long to go on trying.
 
         Returns:
-            Ends the wait: nothing is called back any more. Harmless afterwards.
+            A function that ends the wait without a call; may be called at any time.
         """
         waiter = _Waiter(on_end, self._clock.monotonic_s())
-        if self._is_closed:
+        if self.is_closed:
             self._end(waiter, ClosedError(CLOSED))
             return waiter.handle.cancel
         route = self._route(address)
@@ -219,19 +197,14 @@ class ConnectionPool:
 
         return forget
 
-    @property
-    def is_closed(self) -> bool:
-        """Tell whether `close` was called."""
-        return self._is_closed
-
     async def close(self, *, deadline_s: float) -> None:
         """Close every connection; requests still in flight on them fail.
 
         Args:
-            deadline_s: absolute; how long replies on their way, `LAST_REPLIES_S` at
-                most, and attempts under way may take to end.
+            deadline_s: absolute; bound on the wait for replies, `LAST_REPLIES_S` at
+                most, and for attempts under way.
         """
-        self._is_closed = True
+        self.is_closed = True
         attempts = []
         for route in self._routes.values():
             self._end_waiters(route, ClosedError(CLOSED))
@@ -294,7 +267,7 @@ class ConnectionPool:
         waiter.on_end(NoBrokerError(f"{route.reason} (tried for {tried_s:.3g} s)"))
 
     async def _run_attempts(self, route: _Route) -> None:
-        """Try until there is a connection, or no caller waits for one any more."""
+        """Try until there is a connection, or no caller waits for one."""
         try:
             while route.waiters:
                 pause_s = route.due_s - self._clock.monotonic_s()
@@ -332,7 +305,7 @@ class ConnectionPool:
 
     def _on_lost(self, route: _Route, reason: str) -> None:
         route.connection = None
-        if self._is_closed:
+        if self.is_closed:
             return
         self._lost_count += 1
         reason = f"connection to {route.address} is lost: {reason}"
@@ -354,8 +327,8 @@ async def open_connection(
 
     Args:
         address: where the broker is; a name may have several addresses.
-        clock: judges the deadline, and every other of the connection.
-        deadline_s: absolute bound on both.
+        clock: for all deadlines of the connection.
+        deadline_s: absolute bound on connecting and on the `version` reply.
         options: bounds and times of the connection.
 
     Raises:
@@ -374,15 +347,11 @@ async def open_connection(
             f"cannot connect to {address}: no connection within {left_s:.3g} s"
         ) from error
     except (OSError, UnicodeError) as error:
-        # A name that no resolver takes is a UnicodeError.
+        # A name that no resolver accepts is a UnicodeError.
         reason = getattr(error, "strerror", None) or error
         raise NoBrokerError(f"cannot connect to {address}: {reason}") from error
-    channel = Channel(
-        sock,
-        loop=loop,
-        clock=clock,
-        room_bytes=options.in_flight_bytes_max,
-    )
+    room_bytes = options.in_flight_bytes_max
+    channel = Channel(sock, loop=loop, clock=clock, room_bytes=room_bytes)
     connection = BrokerConnection(
         channel, address, loop=loop, clock=clock, options=options
     )

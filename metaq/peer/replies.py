@@ -1,10 +1,10 @@
 """Meaning of replies: values for success, errors for the rest. Pure.
 
-A peer is not believed: a number that cannot be, or that belongs to another partition,
-is a BadReplyError. The owner of the connection closes it, as after a frame that breaks
-the rules.
+A peer is not believed: an impossible number, or one of another partition, is a
+BadReplyError. The owner of the connection closes it, as after a frame that breaks the
+rules.
 
-Source: client spec 2.3, broker spec 1.4 to 1.6 and 1.12.
+Source: docs/metaq-1.4/client.md 2.3, docs/metaq-1.4/broker.md 1.4 to 1.6 and 1.12.
 """
 
 import re
@@ -51,7 +51,7 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     SEQUENCE_USED: SequenceUsedError,
     NO_RECORD: NoRecordError,
 }
-"""Errors by the code of a 500; damage is looked for in gets."""
+"""Errors by the code of a 500; the code of damage is read for gets only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class MovedTo:
-    """The offset lies outside the log; read on at another one."""
+    """The offset is outside the log; read on at another one."""
 
     offset: Offset
     """The log start, or the log end."""
@@ -101,7 +101,7 @@ class Damaged:
     """Description of the damage, in the broker's words."""
 
     def covers(self, offset: Offset) -> bool:
-        """Tell whether the byte at `offset` is in the range."""
+        """Return whether the byte at `offset` is in the range."""
         return self.start <= offset and (self.end is None or offset < self.end)
 
     def __str__(self) -> str:
@@ -139,9 +139,8 @@ def parse_get(reply: Reply, asked: Offset) -> GetOutcome:
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: it sends us to an offset that cannot be, or names damage that
-            is somewhere else.
-        UnexpectedReplyError: a reply that no get is answered with.
+        BadReplyError: it names an impossible offset, or damage somewhere else.
+        UnexpectedReplyError: a reply that is none to a get.
     """
     match reply:
         case Value(payload=b""):
@@ -170,7 +169,7 @@ def damage_in(reply: Reply) -> Damaged | None:
     """Return the damage that a refusal names; None for any other reply.
 
     Raises:
-        BadReplyError: it names a range that cannot be.
+        BadReplyError: it names an impossible range.
     """
     if not isinstance(reply, Result) or reply.status != Status.SERVER_ERROR:
         return None
@@ -178,8 +177,8 @@ def damage_in(reply: Reply) -> Damaged | None:
     if code is None or code.word != DAMAGED:
         return None
     start, end = code.number("from"), code.number("to")
-    is_told = "to" in code.values
-    if start is None or (is_told and (end is None or start >= end)):
+    has_end = "to" in code.values
+    if start is None or (has_end and (end is None or start >= end)):
         raise BadReplyError(
             f"expected a damaged range from..to, got {reply.text[-80:]!r}"
         )
@@ -195,9 +194,9 @@ def damage_in(reply: Reply) -> Damaged | None:
 def damage_error(
     partition: TopicPartition, offset: Offset, damaged: Damaged
 ) -> CorruptRecordError:
-    """Return the error of a reader that stands at `offset` of a damaged range."""
+    """Return the error of a reader at `offset` of a damaged range."""
     end = damaged.end
-    rest = "nothing behind it" if end is None else f"reading can go on at offset {end}"
+    rest = "nothing after it" if end is None else f"reading can go on at offset {end}"
     return CorruptRecordError(
         f"{partition}: damaged record at offset {offset}: {damaged}; {rest}",
         partition=partition,
@@ -223,11 +222,7 @@ def require_ok(reply: Reply) -> Result:
 
 
 def raise_passing(reply: Reply) -> None:
-    """Raise a refusal that may pass by itself; any other reply is the caller's.
-
-    Raises:
-        WireError: of a retriable class.
-    """
+    """Raise a refusal of a retriable class; the caller reads any other reply."""
     if isinstance(reply, Result):
         kind = WireError.by_status.get(reply.status)
         if kind is not None and kind.retriable:
@@ -247,7 +242,7 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
 
 
 def _kind_by_text(text: str) -> type[WireError]:
-    """Return the error of a put refused by a MetaQ 1.4 broker, which sends no codes."""
+    """Return the error of a put that a MetaQ 1.4 broker, without codes, refused."""
     if says_disk_failed(text):
         return DiskFailedError
     if says_unregistered(text):
@@ -256,24 +251,24 @@ def _kind_by_text(text: str) -> type[WireError]:
 
 
 def parse_offset(reply: Result) -> Offset:
-    """Return the offset that a body is.
+    """Return the offset in a body.
 
     Raises:
         BadReplyError: it is none of 0 to 2**63 - 1.
     """
     offsets = _numbers(reply)
     if len(offsets) != 1 or offsets[0] > MAX_OFFSET:
-        raise BadReplyError(f"expected an offset, got {reply.text[:80]!r}")
+        raise _unreadable(reply, "an offset")
     return Offset(offsets[0])
 
 
 def parse_nearest(reply: Reply) -> Offset | None:
-    """Return the offset that a question was answered with; None without a log.
+    """Return the offset in the reply to a question; None without a log.
 
     Raises:
         WireError: the broker refused.
         BadReplyError: it is none of 0 to 2**63 - 1.
-        UnexpectedReplyError: a reply that no question is answered with.
+        UnexpectedReplyError: a reply that is none to a question.
     """
     if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
         return None
@@ -281,7 +276,7 @@ def parse_nearest(reply: Reply) -> Offset | None:
 
 
 def parse_count(reply: Reply) -> int:
-    """Return the number of records that a question was answered with.
+    """Return the number of records in the reply to a question.
 
     Raises:
         WireError: the broker refused.
@@ -310,7 +305,7 @@ def parse_boundaries(reply: Reply) -> tuple[Offset, ...]:
 
 
 def _numbers(result: Result) -> list[int]:
-    """Return the numbers that a body consists of; [] when there is anything else."""
+    """Return the numbers of a body; [] when there is anything else in it."""
     found = [_NUMBER.fullmatch(word) for word in result.text.split(" ")]
     return [int(one[0]) for one in found if one] if all(found) else []
 
@@ -323,8 +318,8 @@ def _unreadable(result: Result, wanted: str) -> BadReplyError:
 #
 # Replies to puts come by the hundred in one read. `take_receipts` reads a run of them
 # column by column; `take_results` reads any result, at a third of the cost of the
-# general path (`protocol/connection.py`). Both read the same as that path; whatever is
-# not the plain case is left where it lies. Property tests hold them together.
+# general path (`protocol/connection.py`). Both give the same as that path, and leave
+# anything but the plain case to it. Property tests compare them.
 
 # A result as brokers write it. Anything else is left to the general path.
 _RESULT_LINE: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
@@ -333,7 +328,7 @@ _RESULT_LINE: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
 _RECEIPT_LINE: Final = re.compile(
     rb"result 200 (\d{1,9}) (-?\d{1,9})\r\n((-?\d{1,19}) (-?\d{1,9}) (\d{1,19}))(?!\d)"
 )
-# No possessive repeat: before CPython 3.11.5 one of a group forgets where it began.
+# No possessive repeat: before CPython 3.11.5 one of a group is wrong.
 _RECEIPTS: Final = re.compile(
     rb"(?:result 200 \d{1,9} -?\d{1,9}\r\n-?\d{1,19} -?\d{1,9} \d{1,19}(?!\d))+"
 )
@@ -350,7 +345,7 @@ class ReceiptColumns(NamedTuple):
     offsets: Sequence[int]
 
     def are_of(self, partition: int) -> bool:
-        """Tell whether all are receipts that puts to a partition may have."""
+        """Return whether all are possible receipts of puts to a partition."""
         return (
             self.partitions.count(partition) == len(self.partitions)
             and min(self.ids) >= -MAX_OFFSET
@@ -359,7 +354,7 @@ class ReceiptColumns(NamedTuple):
         )
 
     def replies(self) -> list[Result]:
-        """Return the replies that say the same."""
+        """Return the same as replies."""
         columns = zip(
             self.opaques, self.ids, self.partitions, self.offsets, strict=True
         )
@@ -372,11 +367,8 @@ class ReceiptColumns(NamedTuple):
 def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
     """Take the ordinary replies to stored puts off the front of a buffer.
 
-    Args:
-        buffer: between two frames; its position is moved behind the bytes taken.
-
-    Returns:
-        None when the buffer does not begin with a whole one.
+    The buffer is between two frames; its position moves after the bytes taken. None
+    when it does not begin with a whole one.
     """
     data, start = buffer.data, buffer.position
     run = _RECEIPTS.match(data, start)
@@ -405,8 +397,7 @@ def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
 def take_results(buffer: ReceiveBuffer) -> list[Result]:
     """Take every whole, ordinary result off the front of a buffer.
 
-    Args:
-        buffer: between two frames; its position is moved behind the bytes taken.
+    The buffer is between two frames; its position moves after the bytes taken.
     """
     data, position = buffer.data, buffer.position
     size, match = len(data), _RESULT_LINE.match

@@ -96,7 +96,7 @@ def test_replies_that_are_not_read_have_one_bound(data_dir: Path) -> None:
 
         def is_stuck() -> bool:
             """Whether all wait, and nothing has left since the last look."""
-            seen = [each.channel.statistics().sent_bytes for each in broker.sessions]
+            seen = [each.channel.sent_bytes for each in broker.sessions]
             sent.append(sum(seen))
             return sent[-1] == sent[-2] and all(s.is_paused for s in broker.sessions)
 
@@ -620,11 +620,11 @@ def test_a_put_is_taken_before_a_flood_on_another_connection_is_over(
             log.append = note
 
             def is_over() -> bool:
-                received_bytes = session.channel.statistics().received_bytes
+                received_bytes = session.channel.received_bytes
                 return received_bytes == len(flood) and not session.is_paused
 
             greedy.writer.write(flood)
-            await until(lambda: session.channel.statistics().received_bytes > 0)
+            await until(lambda: session.channel.received_bytes > 0)
             # Its answer follows when the disk has it, however long that takes.
             other.writer.write(put(b"hello"))
             await until(lambda: b"hello" in appended)
@@ -648,7 +648,7 @@ def test_a_large_batch_is_checked_turn_by_turn(
             ask = turns.ask
 
             def note(go_on):
-                seen.append(session.channel.statistics().received_bytes)
+                seen.append(session.channel.received_bytes)
                 ask(go_on)
 
             turns.ask = note
@@ -670,7 +670,7 @@ def test_a_large_put_is_checked_turn_by_turn(data_dir: Path) -> None:
             ask = turns.ask
 
             def note(go_on):
-                seen.append(peer.session.channel.statistics().received_bytes)
+                seen.append(peer.session.channel.received_bytes)
                 ask(go_on)
 
             turns.ask = note

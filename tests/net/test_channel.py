@@ -19,10 +19,10 @@ def test_replies_of_one_turn_leave_in_one_write() -> None:
     async def scenario(rig: Rig) -> None:
         for number in range(100):
             rig.channel.send(b"%d," % number)
-        assert rig.channel.statistics().sent_bytes == 0
+        assert rig.channel.sent_bytes == 0
         expected = b"".join(b"%d," % number for number in range(100))
-        await until(lambda: rig.channel.statistics().sent_bytes)
-        assert rig.channel.statistics().sent_bytes == len(expected)
+        await until(lambda: rig.channel.sent_bytes)
+        assert rig.channel.sent_bytes == len(expected)
         assert await rig.read(len(expected)) == expected
 
     run(scenario)
@@ -61,11 +61,9 @@ def test_room_to_receive_follows_what_comes() -> None:
         ):
             rig.lacking_bytes = lacking
             rig.peer.sendall(data)
-            received = rig.channel.statistics().received_bytes + len(data)
+            received = rig.channel.received_bytes + len(data)
             await until(
-                lambda received=received: (
-                    rig.channel.statistics().received_bytes == received
-                )
+                lambda received=received: rig.channel.received_bytes == received
             )
             assert sizes[-1] == asked
 
@@ -79,9 +77,9 @@ def test_queued_bytes_leave_with_the_next() -> None:
         rig.channel.queue(b"first,")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert rig.channel.statistics().sent_bytes == 0
+        assert rig.channel.sent_bytes == 0
         rig.channel.send_now(b"second,")
-        assert rig.channel.statistics().sent_bytes == 13
+        assert rig.channel.sent_bytes == 13
         assert (rig.channel.queued_bytes, rig.channel.held_bytes) == (0, 0)
         assert await rig.read(13) == b"first,second,"
         rig.channel.queue(b"third,")
@@ -124,7 +122,7 @@ def test_a_lonely_reply_leaves_at_once() -> None:
     async def scenario(rig: Rig) -> None:
         rig.channel.send_now(b"")
         rig.channel.send_now(b"reply")
-        assert rig.channel.statistics().sent_bytes == 5
+        assert rig.channel.sent_bytes == 5
         assert rig.channel.queued_bytes == 0
         assert rig.peer.recv(100) == b"reply"
 
@@ -137,7 +135,7 @@ def test_a_lonely_reply_does_not_overtake() -> None:
     async def scenario(rig: Rig) -> None:
         rig.channel.send(b"first,")
         rig.channel.send_now(b"second,")
-        assert rig.channel.statistics().sent_bytes == 0
+        assert rig.channel.sent_bytes == 0
         assert await rig.read(13) == b"first,second,"
         big = b"x" * (4 * 1024 * 1024)
         rig.channel.send_now(big)
@@ -201,7 +199,7 @@ def test_a_fresh_range_leaves_at_once() -> None:
         rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
         assert fresh.release_count == 1
         assert rig.channel.queued_bytes == 0
-        assert rig.channel.statistics().sent_bytes == 10
+        assert rig.channel.sent_bytes == 10
         assert rig.peer.recv(100) == b"head:23456"
         assert not fresh.question_count
 
@@ -228,7 +226,7 @@ def test_a_fresh_range_does_not_overtake() -> None:
         rig.channel.send(b"first,")
         big = Range(b"x" * (4 * 1024 * 1024))
         rig.channel.send_range(b"a:", Range(b"1"), explain=sorry, is_fresh=True)
-        assert rig.channel.statistics().sent_bytes == 0
+        assert rig.channel.sent_bytes == 0
         assert await rig.read(9) == b"first,a:1"
         rig.channel.send_range(b"b:", big, explain=sorry, is_fresh=True)
         assert 0 < rig.channel.queued_bytes < big.size_bytes
@@ -322,7 +320,7 @@ def test_room_is_called_when_the_peer_has_read() -> None:
     async def scenario(rig: Rig) -> None:
         big = b"x" * (4 * 1024 * 1024)
         rig.channel.send(big)
-        await until(lambda: rig.channel.statistics().sent_bytes)
+        await until(lambda: rig.channel.sent_bytes)
         assert rig.channel.queued_bytes > ROOM
         assert rig.events == []
         assert await rig.read(len(big)) == big
@@ -397,7 +395,7 @@ def test_lingering_needs_no_memory() -> None:
         wrap_socket(rig.channel, NoMemory)
         rig.channel.close_after_flush("done")
         rig.peer.sendall(b"unread " * 10_000)
-        await until(lambda: rig.channel.statistics().received_bytes == 70_000)
+        await until(lambda: rig.channel.received_bytes == 70_000)
         assert rig.channel.state is ChannelState.LINGERING
         rig.peer.close()
         await until(lambda: rig.channel.state is ChannelState.CLOSED)
@@ -430,7 +428,7 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
         rig.channel.send(b"x" * (4 * 1024 * 1024))
         for each in queued:
             rig.channel.send_range(b"head:", each, explain=sorry)
-        await until(lambda: rig.channel.statistics().sent_bytes)
+        await until(lambda: rig.channel.sent_bytes)
         rig.channel.abort("enough")
         rig.channel.abort("again")
         assert rig.events == ["closed: enough"]
@@ -474,7 +472,7 @@ def test_silence_and_stalls_are_measured() -> None:
         assert rig.channel.idle_s(now_s()) == 10
         assert rig.channel.stalled_s(now_s()) == 0
         rig.channel.send(b"x" * (4 * 1024 * 1024))
-        await until(lambda: rig.channel.statistics().sent_bytes)
+        await until(lambda: rig.channel.sent_bytes)
         rig.clock.advance_s(7)
         assert rig.channel.stalled_s(now_s()) == 7
         rig.peer.send(b"hello")

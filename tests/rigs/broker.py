@@ -125,7 +125,7 @@ class Peer:
             while True:
                 if self.is_closed():
                     return await self.reader.read(-1)
-                seen = self.session.channel.statistics()
+                seen = self.session.channel
                 is_idle = not self.session.owed and not seen.queued_bytes
                 is_idle = is_idle and not self.session.is_paused
                 if is_idle and seen.received_bytes == self._sent:
@@ -140,7 +140,7 @@ class Peer:
         """Send bytes and wait until the broker has read them."""
         self.write(data)
         await until(
-            lambda: self.session.channel.statistics().received_bytes >= self._sent
+            lambda: self.session.channel.received_bytes >= self._sent
         )
 
     async def read_some(self) -> bytes:
