@@ -195,7 +195,7 @@ class BrokerConnection:
         self._in_flight: dict[int, _Request] = {}
         self._runs: dict[_Run, None] = {}
         self._puts: dict[int, _Run] = {}  # opaque -> its run
-        self._in_flight_bytes = 0
+        self.in_flight_bytes = 0
         self._submitted_bytes = 0
         self._opaque = 0
         self._reason: str | None = None
@@ -234,7 +234,7 @@ class BrokerConnection:
     @property
     def has_room(self) -> bool:
         """One more request keeps `in_flight_bytes_max`; callers check it first."""
-        return self._in_flight_bytes < self._in_flight_bytes_max
+        return self.in_flight_bytes < self._in_flight_bytes_max
 
     def statistics(self) -> ConnectionStatistics:
         """Return a snapshot of the counters."""
@@ -243,7 +243,7 @@ class BrokerConnection:
             peer=self.peer,
             broker_version=self.capabilities.version,
             in_flight_count=self.in_flight_count,
-            in_flight_bytes=self._in_flight_bytes,
+            in_flight_bytes=self.in_flight_bytes,
             queued_bytes=self._channel.queued_bytes,
             sent_bytes=self._channel.sent_bytes,
             received_bytes=self._channel.received_bytes,
@@ -336,7 +336,7 @@ class BrokerConnection:
 
     def _note_request(self, count: int, size_bytes: int, deadline_s: float) -> None:
         self._submitted_bytes += size_bytes
-        self._in_flight_bytes += size_bytes
+        self.in_flight_bytes += size_bytes
         self._request_count += count
         if deadline_s < self._wake_s:
             self._wake_at(deadline_s)
@@ -406,7 +406,7 @@ class BrokerConnection:
         requests, runs = list(self._in_flight.values()), list(self._runs)
         unanswered = [self._take_unanswered(run) for run in runs]
         self._in_flight.clear()
-        self._in_flight_bytes = 0
+        self.in_flight_bytes = 0
         sent_bytes = self._channel.sent_bytes
         for on_reply, _deadline_s, start, _size_bytes in requests:
             self._call(on_reply, self._loss(reason, has_left=start < sent_bytes))
@@ -495,7 +495,7 @@ class BrokerConnection:
         run.left -= count
         if not run.left:
             del self._runs[run]
-            self._in_flight_bytes -= run.size_bytes
+            self.in_flight_bytes -= run.size_bytes
 
     def _take_unanswered(self, run: _Run) -> list[int]:
         """Remove the unanswered puts of a run and return their opaques."""
@@ -522,7 +522,7 @@ class BrokerConnection:
                 self._note_answered(run, 1)
                 self._call(run.listener.on_outcome, (reply.opaque,), reply)
                 continue
-            self._in_flight_bytes -= request[3]
+            self.in_flight_bytes -= request[3]
             try:
                 request[0](reply)
             except Exception:  # noqa: BLE001  # the other requests need their outcome
@@ -581,7 +581,7 @@ class BrokerConnection:
         for opaque, (on_reply, _deadline_s, _start, size_bytes) in late:
             if self._in_flight.pop(opaque, None) is None:
                 continue
-            self._in_flight_bytes -= size_bytes
+            self.in_flight_bytes -= size_bytes
             self._timeout_count += 1
             self._late_count += 1
             self._call(on_reply, self._lateness())

@@ -10,9 +10,9 @@ rules raises `RemoteProtocolError`, and no other error is raised.
 
 Writing: `encode` gives the forms that MetaQ's own Java clients and brokers write. It
 checks its argument and raises `LocalProtocolError` where the peer would read something
-else than was meant: `decode` gives accepted values back unchanged.
+else: what it accepts is decoded to the same value.
 
-Keep the table in README.md in step. Source: broker spec 1.2 to 1.11, 11.1.
+Keep the table in README.md in step. Source: docs/metaq-1.4/broker.md 1.2 to 1.11, 11.1.
 """
 
 import re
@@ -62,7 +62,7 @@ Tokens: TypeAlias = list[bytes]
 QUIT: Final = b"quit\r\n"
 
 PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
-"""A producer's name in an `mput`; a lone '-' says that there is none."""
+"""A producer's name in an `mput`; a single '-' is none."""
 
 WORDS_REMEMBERED_MAX: Final = 1024
 """Partitions, and producers, whose words in an `mput` are remembered."""
@@ -82,7 +82,7 @@ class Frame:
     word: str
     """`put`, `sync`, `mput`, `transactions`, `result` or `value`."""
     length: int
-    """Bytes of payload right behind the line, 0 or more."""
+    """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
 
 
@@ -117,8 +117,8 @@ def _bad_line(problem: str, tokens: Tokens) -> RemoteProtocolError:
 
 
 def _text(token: bytes) -> str:
-    # Java replaces invalid UTF-8; the topic check then refuses the name aloud,
-    # and the frame stays in step, which is kinder than a closed connection.
+    # As Java: invalid UTF-8 is replaced, and the topic check then refuses the name
+    # without closing the connection.
     return token.decode(errors="replace")
 
 
@@ -246,7 +246,7 @@ def _decode_get(tokens: Tokens) -> Get:
 
 
 def _wait_ms(extra: Tokens) -> int:
-    """Return the first wait that makes sense; MetaQ ignores extra tokens, so do we."""
+    """Return the first valid wait; extra tokens are ignored, as in MetaQ."""
     for token in extra:
         number = token.removeprefix(_WAIT)
         if token.startswith(_WAIT) and number.isdigit():
@@ -270,7 +270,7 @@ def _decode_offset(tokens: Tokens) -> OffsetQuery:
 
 
 def _decode_question(extra: Tokens) -> Question | None:
-    """Return the first question that makes sense; other extra tokens are ignored."""
+    """Return the first valid question; other extra tokens are ignored."""
     for token in extra:
         word, _equals, value = token.partition(b"=")
         numbers = value.split(b",")
@@ -302,7 +302,7 @@ def _decode_v(tokens: Tokens) -> Command | Frame:
 def _decode_s(tokens: Tokens) -> Command | Frame:
     if tokens[0] != b"stats":
         return _decode_opening(tokens)
-    # A single token behind the word is the item, even when it is a number.
+    # A single token after the word is the item, even when it is a number.
     item = _text(tokens[1]) if len(tokens) > 1 else ""
     has_opaque = len(tokens) > 2
     return Stats(item, parse_i32(tokens[2], "opaque") if has_opaque else OPAQUE_MISSING)
@@ -350,8 +350,8 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"q": _decode_q,
 }
 
-# The slot of the length token, the number of tokens without which waiting for the
-# payload is useless, and the maker of a value from tokens and payload.
+# Index of the length token, least number of tokens before the payload is awaited, and
+# the decoder of tokens and payload.
 _FRAMES: Final[
     dict[str, tuple[int, int, Callable[[Tokens, bytes], Command | Reply]]]
 ] = {
@@ -426,7 +426,7 @@ def encode_puts(
     opaques: range,
     transaction: TransactionId | None = None,
 ) -> bytes:
-    """Return puts to one partition, one behind the other, as `encode` writes each.
+    """Return puts to one partition, back to back, as `encode` writes each.
 
     All are made in one operation; one operation per put would cost ten times as much.
 
@@ -461,7 +461,7 @@ def encode_puts(
 
 
 def encode_result(status: int, body: bytes, opaque: int) -> bytes:
-    """Return the bytes of a `result`; an empty body is length 0 and nothing behind."""
+    """Return the bytes of a `result`; an empty body has length 0."""
     return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
 
 
@@ -506,7 +506,7 @@ def encode_put_replies(
         values: list[bytes | int] = [0] * (3 * count)
         values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
         return reply * count % tuple(values)
-    # Somewhere inside a number gained a digit: halve until that place is isolated.
+    # A number gains a digit on the way: halve until that reply is isolated.
     middle = count // 2
     return encode_put_replies(
         partition, opaques[:middle], ids[:middle], offsets[:middle]
@@ -618,8 +618,8 @@ def _encode_transaction(command: TransactionCommand) -> bytes:
     timeout_s, qualifier = command.timeout_s, command.qualifier
     tokens = ["transaction", _key(command.transaction), command.session_id]
     tokens.append(command.type.value)
-    # A lone optional token of digits is read as the timeout, so such a qualifier
-    # needs the timeout written before it, and a negative timeout a qualifier behind.
+    # A single optional token of digits is read as the timeout, so such a qualifier
+    # needs the timeout before it, and a negative timeout a qualifier after it.
     if timeout_s < 0 and qualifier is None:
         raise LocalProtocolError(f"timeout: expected 0 or more, got {timeout_s}")
     if timeout_s or (qualifier is not None and _is_number(qualifier)):

@@ -1,8 +1,10 @@
 """One value per command and reply, the same in both directions, and the reply codes.
 
 Names follow the grammar table in the README beside this file. Numbers are plain ints
-in the ranges of the wire (i32, or i64 for offsets, ids and sequences); their meaning is
-the handler's concern.
+in the ranges of the wire (i32, or i64 for offsets, ids and sequences); the handlers
+interpret them. In all of them `opaque` pairs a reply with its command, `topic` is any
+text without space, CR and LF, `partition` is one on this broker (-1 in a put leaves the
+choice to the broker), a checksum may be NO_CHECKSUM, and the flag is stored as sent.
 """
 
 import enum
@@ -66,7 +68,7 @@ class Mput:
     payload: bytes
     """Records in segment format with id 0; the broker stamps the ids."""
     producer: str | None = None
-    """1..64 of [A-Za-z0-9._~-], but not a lone '-'; None for none."""
+    """1..64 of [A-Za-z0-9._~-], but not a single '-'; None for none."""
     sequence: int = NO_SEQUENCE
     """Number of the first record among this producer's records for this partition, 0
     or more; NO_SEQUENCE without a producer."""
@@ -99,10 +101,10 @@ class TimeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class CountQuestion:
-    """Ask how many records lie between two offsets (our extension)."""
+    """Ask how many records there are between two offsets (our extension)."""
 
     end: int
-    """Offset behind the last record, i64, 0 or more."""
+    """Offset after the last record, i64, 0 or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class SplitQuestion:
     """Ask where a range can be divided into equal parts (our extension)."""
 
     end: int
-    """Offset behind the range, i64, 0 or more."""
+    """Offset after the range, i64, 0 or more."""
     count_max: int
     """Most offsets wanted, the two ends among them, 0 or more."""
 
@@ -128,7 +130,7 @@ class OffsetQuery:
     offset: int
     opaque: int
     question: Question | None = None
-    """Metadata query about the log from `offset` on, in the place of the nearest
+    """Metadata query about the log from `offset` on, instead of the nearest
     offset; None for none (our extension: the extra tokens `time=`, `count=` and
     `boundaries=`)."""
 
@@ -157,7 +159,7 @@ class Quit:
 # Not frozen: two of them are made for each transaction, in a fifth of the time so.
 @dataclass(slots=True)
 class TransactionCommand:
-    """Move a transaction on, or list the prepared ones."""
+    """Change the state of a transaction, or list the prepared ones."""
 
     transaction: TransactionId
     """Key of the transaction; the null id with RECOVER."""
@@ -179,7 +181,7 @@ class CommitTogether:
     count: int
     opaque: int
     payload: bytes
-    """Keys of the transactions, a CRLF behind each."""
+    """Keys of the transactions, a CRLF after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +198,7 @@ class Sync:
 
 
 class Status(enum.IntEnum):
-    """The reply codes of MetaQ 1.4 (broker spec 1.12).
-
-    Names may change; the numbers are on the wire for ever.
-    """
+    """The reply codes of MetaQ 1.4 (docs/metaq-1.4/broker.md 1.12)."""
 
     OK = 200
     MOVED = 301
@@ -213,7 +212,7 @@ class Status(enum.IntEnum):
     NOT_FOUND = 404
     """No such partition on this broker, or no data at that offset."""
     SERVER_ERROR = 500
-    """Everything else; the body tells the reason."""
+    """Everything else; the body has the reason."""
     UNAVAILABLE = 503
     """The command has no handler, the broker is shutting down, or it cannot answer it
     now."""

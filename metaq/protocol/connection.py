@@ -1,10 +1,10 @@
 """One end of a connection without I/O: bytes in, commands or replies out.
 
-The owner feeds bytes from its socket (`receive_data`) and asks for events until it
-hears `NEED_DATA`. Server and client read the same grammar: a server gets commands and
-swallows replies, as MetaQ does; a client gets replies and takes a command as a breach.
-There is no state on the wire beyond the frame being read and whether the end of the
-talk was reached (a quit, or a breach); sending needs no machine, see `encode`.
+The owner feeds bytes from its socket (`receive_data`) and asks for events until it gets
+`NEED_DATA`. Server and client read the same grammar: a server gets commands and drops
+replies, as MetaQ does; for a client a command is a breach. The only state is the frame
+being read and whether the connection has ended (a quit, or a breach); sending has no
+state, see `encode`.
 
 Memory: unread bytes of one piece, a partial line up to its cap and one payload up to
 its cap. A payload over its cap is announced as `Oversized` and dropped as it arrives,
@@ -13,11 +13,11 @@ so that the connection stays in step and can be answered.
 The buffer of bytes that are received and not read yet costs O(1) work per byte. It has
 three modes, one at a time:
 
-* *lines*: `data[position:]` is unread. The search for the line end remembers where it
-  was, and at most one partial line stays behind, so joining it to the next piece is
+* *lines*: `data[position:]` is unread. The search for the line end continues where it
+  stopped, and at most one partial line is left, so joining it to the next piece is
   bounded by the line cap.
 * *collecting*: a payload of known length is incomplete. Its pieces wait in a list and
-  are handed out together; `data` is empty. Small pieces are merged, so that a peer that
+  are returned together; `data` is empty. Small pieces are merged, so that a peer that
   sends byte by byte costs no more memory than the payload.
 * *skipping*: an unwanted payload is dropped as it arrives.
 
@@ -34,7 +34,7 @@ from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Val
 from metaq.protocol.decimals import I32_MAX
 
 LINE_BYTES_MAX: Final = 8 * 1024
-"""Default cap of a line: room for two long names and an XA key, as in HTTP servers."""
+"""Default cap of a line: two long names and an XA key fit, as in HTTP servers."""
 
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Default cap of a put's payload: eight times what Java consumers can decode."""
@@ -57,58 +57,48 @@ CRLF: Final = b"\r\n"
 class ReceiveBuffer:
     """Unread bytes of one connection. Owner: its `Connection`.
 
-    A hot loop may read `data` from `position` on and move `position` behind the
-    frames that it has consumed, as long as `is_between_frames` holds; the general
-    path goes on at exactly that byte.
+    A hot loop may read `data` from `position` on and move `position` after the frames
+    that it has consumed, as long as `is_between_frames` holds; the general path goes on
+    at exactly that byte.
     """
 
     __slots__ = (
-        "_collected",
-        "_is_collecting",
-        "_missing",
-        "_pieces",
-        "_searched",
-        "_skipping",
-        "data",
-        "position",
-    )
+        "_collected", "_is_collecting", "_pieces", "_searched", "_skipping", "data",
+        "missing_bytes", "position",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.data = b""
-        """The piece that arrived last, with an unread rest of the one before."""
+        """The last piece received, after the unread rest of the one before."""
         self.position = 0
         self._searched = 0  # no line end starts in data before here
         self._pieces: list[Piece] = []
         self._is_collecting = False
         self._collected = 0  # bytes in the pieces
-        self._missing = 0  # bytes that the payload being collected still lacks
+        self.missing_bytes = 0
+        """Bytes that the payload being collected lacks; 0: none is."""
         self._skipping = 0  # bytes still to drop
 
     @property
     def is_between_frames(self) -> bool:
-        """Tell whether the unread bytes start with the line of a new frame."""
+        """The unread bytes start with the line of a new frame."""
         return not self._is_collecting and not self._skipping
 
     @property
     def unread_bytes(self) -> int:
-        """Return the bytes held: unread lines, and the payload being collected."""
+        """Bytes held: unread lines, and the payload being collected."""
         return len(self.data) - self.position + self._collected
-
-    @property
-    def missing_bytes(self) -> int:
-        """Return what the payload being collected lacks; 0: none is."""
-        return self._missing
 
     def append(self, data: bytes) -> None:
         """Add received bytes; takes ownership, copies at most a partial line."""
         if self._is_collecting:
-            missing = self._missing
+            missing = self.missing_bytes
             if len(data) <= missing:
                 self._add_piece(data)
-                self._missing = missing - len(data)
+                self.missing_bytes = missing - len(data)
                 return
             self._add_piece(memoryview(data)[:missing])
-            self._missing = 0
+            self.missing_bytes = 0
             self.data, self.position, self._searched = data, missing, 0
         elif self.position < len(self.data):
             rest = self.data[self.position :]
@@ -119,7 +109,7 @@ class ReceiveBuffer:
             self.skip(self._skipping)
 
     def take_line(self, bytes_max: int) -> bytes | None:
-        """Return the next line without its CRLF, or None when it is not there yet.
+        """Return the next line without its CRLF, or None while it is incomplete.
 
         Raises:
             RemoteProtocolError: the line is longer than `bytes_max`.
@@ -138,13 +128,12 @@ class ReceiveBuffer:
         return None
 
     def take(self, length: int) -> list[Piece] | None:
-        """Return the next `length` bytes as they came, or None until all are there.
+        """Return the next `length` bytes as they came, or None while some are missing.
 
-        Until they are, it must be called again with the same length, and nothing may be
-        taken in between.
+        Then call it again with the same length, and take nothing in between.
         """
         if self._is_collecting:
-            if self._missing:
+            if self.missing_bytes:
                 return None
             pieces, self._pieces = self._pieces, []
             self._is_collecting, self._collected = False, 0
@@ -156,7 +145,7 @@ class ReceiveBuffer:
         rest = self.data[position:]
         self._pieces, self._is_collecting = [], True
         self._add_piece(rest)
-        self._missing = length - len(rest)
+        self.missing_bytes = length - len(rest)
         self.data, self.position = b"", 0
         return None
 
@@ -170,7 +159,7 @@ class ReceiveBuffer:
         """Drop everything that was not read."""
         self.data, self.position, self._searched = b"", 0, 0
         self._pieces, self._is_collecting = [], False
-        self._collected = self._missing = self._skipping = 0
+        self._collected = self.missing_bytes = self._skipping = 0
 
     def _add_piece(self, piece: Piece) -> None:
         self._collected += len(piece)
@@ -198,7 +187,7 @@ class NeedData(enum.Enum):
 
 
 NEED_DATA: Final = NeedData.NEED_DATA
-"""Nothing more to tell until more bytes are received."""
+"""No event until more bytes are received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +203,8 @@ class WireLimits:
     reply_bytes_max: int = REPLY_BYTES_MAX
     """Largest body of a reply to a client; a larger one is a breach."""
     joined_bytes_max: int = I32_MAX
-    """Largest payload of a put or mput that is joined from the pieces that it came in;
-    a larger one is handed out in them."""
+    """Largest payload of a put or mput that is joined from its pieces; a larger one is
+    returned in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +235,9 @@ Event: TypeAlias = Command | Reply | Oversized | InPieces | Literal[NeedData.NEE
 class Connection:
     """Reads one end of one connection. Owner: the task that reads the socket.
 
-    Broken by the first breach of the peer: every later `next_event` raises the same
-    error, so the owner sends the replies to earlier commands and closes. After a quit
-    nothing more is read.
+    After the first breach of the peer every later `next_event` raises the same error,
+    so the owner sends the replies to earlier commands and closes. After a quit nothing
+    more is read.
     """
 
     __slots__ = ("_breach", "_frame", "_has_quit", "buffer", "limits", "role")
@@ -266,7 +255,7 @@ class Connection:
 
     @property
     def is_between_frames(self) -> bool:
-        """Tell whether a hot loop may read from `buffer` itself now."""
+        """A hot loop may read from `buffer` itself now."""
         return (
             self.buffer.is_between_frames
             and self._frame is None
@@ -291,8 +280,8 @@ class Connection:
             the bytes end inside a frame or between two.
 
         Raises:
-            RemoteProtocolError: the peer broke the rules; close after the replies
-                that earlier commands are owed. Any other exception is a bug.
+            RemoteProtocolError: the peer broke the rules; close after the replies to
+                earlier commands. Any other exception is a bug.
         """
         if self._breach is not None:
             raise RemoteProtocolError(self._breach)
@@ -318,13 +307,13 @@ class Connection:
         return NEED_DATA
 
     def _on_line(self, head: Command | Frame) -> Event | None:
-        """Return a whole command, or open the frame; None is "go on reading"."""
+        """Return a whole command, or open the frame; None: go on reading."""
         if isinstance(head, Frame):
             is_reply = head.word in ("result", "value")
             if is_reply == (self.role is Role.CLIENT):
                 return self._open(head)
             if self.role is Role.SERVER:
-                # No request of ours waits for it. The line must still be sound.
+                # No request of ours waits for it. The line must still be valid.
                 decode_frame(head, b"")
                 self.buffer.skip(head.length)
                 return None

@@ -1,12 +1,11 @@
 """Numbers in decimal, read as Java reads them. Pure.
 
 A number is an optional sign and decimal digits, of 32 or 64 bits: `+5`, `-0`
-and leading zeros are numbers; an empty token, a lone sign, spaces, underscores,
-hexadecimal and anything out of range are not. Java also takes the decimal digits of
-other scripts; no client ever wrote one, and two spellings of one number would only
-confuse readers of a capture, so only ASCII digits count here.
+and leading zeros are numbers; an empty token, a sign alone, spaces, underscores,
+hexadecimal and anything out of range are not. Java also accepts the decimal digits of
+other scripts, which no client has ever sent; only ASCII digits are accepted here.
 
-Source: broker spec 1.2, rules 5 and 7.
+Source: docs/metaq-1.4/broker.md 1.2, rules 5 and 7.
 """
 
 from typing import Final
@@ -23,8 +22,8 @@ _I32_PLAIN_MAX: Final = 9
 _I64_PLAIN_MAX: Final = 18
 
 DIGITS_MAX: Final = 4096
-"""Longest number that is looked at: Python's own limit for int() lies just above, and a
-longer one is either out of range or zeros only, which no client sends."""
+"""Longest number that is parsed: Python's own limit for int() is just above, and a
+longer one is either out of range or only zeros, which no client sends."""
 
 
 def parse_i32(token: bytes, what: str) -> int:

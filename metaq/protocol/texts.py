@@ -1,17 +1,17 @@
 """The error texts of MetaQ 1.4, word for word, our own, and their codes. Pure.
 
-Clients match on some of them and operators search for all of them, so they are kept in
-one place and used verbatim by handlers and tests: mistakes of grammar included.
+Clients match some of them and operators search for all of them, so handlers and tests
+use these verbatim, mistakes of grammar included.
 
     <text> [damaged from=375 to=500 file=/data/test-0/00000000000000000000.meta]
 
-A code is for machines, and the last thing of a body: one word and `name=value` pairs.
-Old peers see a text that is a little longer; a peer that knows the word does not need
-the sentence. Values are percent-encoded, so that a name of a file has neither blanks
-nor brackets. Words and names that a reader does not know mean nothing to it. Brokers
-that write codes announce `codes` (`version.py`).
+A code is for machines, and ends the body: one word and `name=value` pairs. Old peers
+see a slightly longer text; a peer that knows the word does not need the sentence.
+Values are percent-encoded, so that the name of a file has neither blanks nor brackets.
+Unknown words and names are ignored. Brokers that write codes announce `codes`
+(`version.py`).
 
-Source: broker spec 1.2 (rule 9), 1.4, 1.5.
+Source: docs/metaq-1.4/broker.md 1.2 (rule 9), 1.4, 1.5.
 """
 
 import re
@@ -35,11 +35,11 @@ NO_SYNC_PROCESSOR: Final = (
 INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 """Our answer to a command that found a bug (500); the log has the traceback."""
 
-LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
-"""Our answer to a question about segments that retention removed meanwhile (503)."""
+LOG_START_MOVED: Final = "the log start has moved: ask again"
+"""Our answer to a question about segments that retention has just removed (503)."""
 
 NO_ROOM_PREFIX: Final = "no room: "
-"""Start of our detail of a put without room (500)."""
+"""Start of our detail of a put without free space (500)."""
 
 
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
@@ -59,28 +59,28 @@ def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") ->
 
 
 def says_disk_failed(text: str) -> bool:
-    """Tell whether a text is that of MetaQ 1.4 after an I/O error: without a detail."""
+    """Return whether MetaQ 1.4 sent a text after an I/O error: it has no detail."""
     return text.endswith("] failed.")
 
 
 def says_unregistered(text: str) -> bool:
-    """Tell whether a MetaQ 1.4 broker could not register the topic of a put.
+    """Return whether a MetaQ 1.4 broker could not register the topic of a put.
 
-    It opens its port before it has registered its topics, and a put that comes in
-    between gets in its own way; the message is not stored.
+    It opens its port before it has registered its topics, and a put in between fails;
+    the message is not stored.
     """
     return "] failed.Detail:org.apache.zookeeper.KeeperException" in text
 
 
 def with_damage(text: str, error: CorruptRecordError, *, offset: int, end: int) -> str:
-    """Return the text of an error with the code that names the damage behind it.
+    """Return the text of an error followed by the code that names the damage.
 
     Args:
         text: for people.
         error: the damage.
         offset: the requested offset; start of the damage, if the error has none.
-        end: the end of the log; where to resume, if nothing is good behind the damage.
-            Nowhere, if the requested offset lies behind that.
+        end: the end of the log; where to resume, if nothing is good after the damage
+            and the requested offset is before it.
     """
     start, good = error.offset, error.next_good_offset
     values = {
@@ -108,11 +108,7 @@ def invalid_transactional_partition(partition: int) -> str:
 
 
 def no_transaction(word: str) -> str:
-    """Return our text for a command on no transaction (500); MetaQ names its classes.
-
-    Args:
-        word: the type of the command.
-    """
+    """Return our text for a command on no transaction (500); MetaQ's names classes."""
     return f"{word} needs a transaction, got 'null'."
 
 
@@ -137,7 +133,7 @@ def invalid_max_size(max_size: int) -> str:
 
 
 def nothing_at(offset: int) -> str:
-    """Return the text of a get at or behind the end (404)."""
+    """Return the text of a get at or after the end (404)."""
     return f"Could not find message at position {offset}"
 
 
@@ -166,23 +162,23 @@ def no_record_starts(partition: str, offset: int) -> str:
 # -- codes ----------------------------------------------------------------------------
 
 DAMAGED: Final = "damaged"
-"""Bytes of the log that are asked for contradict a checksum, or are not there: `from`
-and `to`, `file` where it is one file, `why` in words."""
+"""Requested bytes of the log contradict a checksum, or are missing: `from` and `to`,
+`file` where it is one file, `why` in words."""
 NO_ROOM: Final = "no-room"
-"""A put is not stored: there is no room now. There may be later, or elsewhere."""
+"""A put is not stored: there is no free space now."""
 IN_DOUBT: Final = "in-doubt"
 """The disk failed, or the broker stopped, under a put: it may be stored."""
 SEQUENCE_USED: Final = "sequence-used"
 """A batch is not stored: its producer has used its sequence before."""
 NO_RECORD: Final = "no-record"
-"""No record starts at an end of the range that is asked about."""
+"""No record starts at an end of the requested range."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """Longest code; longer text is ignored."""
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
 _CODE: Final = re.compile(rf" \[({_NAME})((?: {_NAME}=[!-Z\\^-~]*)*)\]")
 _UNSAFE: Final = re.compile(rb"[^0-9A-Za-z/:,()._~-]")
-"""Written as a percent sign and two hexadecimal digits; the others are harmless."""
+"""Written as a percent sign and two hexadecimal digits."""
 _ESCAPED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
@@ -206,31 +202,31 @@ class ReplyCode:
 
 
 def with_code(text: str, word: str, values: Mapping[str, object]) -> str:
-    """Return a text with a code behind it; pairs without a value (None) are left out.
+    """Return a text followed by a code; pairs without a value (None) are left out.
 
     Args:
         text: for people.
         word: see `ReplyCode`.
-        values: texts and numbers; cut short where the code became too long.
+        values: texts and numbers; shortened where the code would be too long.
     """
-    room = _TAIL_CHARS_MAX // 2 // max(1, len(values))
+    char_count = _TAIL_CHARS_MAX // 2 // max(1, len(values))
     pairs = "".join(
-        f" {name}={_encoded(str(value), room)}"
+        f" {name}={_encoded(str(value), char_count)}"
         for name, value in values.items()
         if value is not None
     )
     return f"{text} [{word}{pairs}]"
 
 
-def _encoded(value: str, room: int) -> str:
-    """Return a value in at most `room` characters; a longer one is cut, with `...`."""
+def _encoded(value: str, count_max: int) -> str:
+    """Return a value in at most `count_max` characters; a longer one ends in `...`."""
     # A character may be up to twelve characters of percent signs and digits.
-    shown = value if len(value) <= room else value[: room // 12] + "..."
+    shown = value if len(value) <= count_max else value[: count_max // 12] + "..."
     raw = shown.encode(errors="backslashreplace")
     encoded = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], raw).decode()
-    if len(encoded) <= room or shown is not value:
+    if len(encoded) <= count_max or shown is not value:
         return encoded
-    return _encoded(value[: room // 12] + "...", room)
+    return _encoded(value[: count_max // 12] + "...", count_max)
 
 
 def _decoded(text: str) -> str:

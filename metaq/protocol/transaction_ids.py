@@ -1,4 +1,4 @@
-"""The keys of transaction ids: the text form that travels as one token.
+"""The keys of transaction ids: their text form, one token on the wire.
 
     TX:<session>:<number>                                   local
     XID:<format>:<hex global>:<hex branch>:<qualifier>      XA
@@ -6,8 +6,10 @@
 
 `parse_key` reads like MetaQ 1.4.6: trailing empty parts of a local key do not count,
 those of an XA key do, hexadecimal may be of either case, and the last half byte of an
-odd number of digits is dropped. So the key of a parsed id need not be the text that was
-read. Source: broker spec 5.1; tests/java has the real broker read keys.
+odd number of digits is dropped. So the key of a parsed id may differ from the text that
+was read. In tests/java the real broker reads keys.
+
+Source: docs/metaq-1.4/broker.md 5.1.
 """
 
 import re
@@ -26,16 +28,16 @@ from metaq.model import (
 from metaq.protocol.decimals import parse_i32
 
 KEYS_REMEMBERED_MAX: Final = 1024
-"""Keys whose ids are remembered, at most a line of the protocol each."""
+"""Keys whose ids are cached, at most a line of the protocol each."""
 
 LINE_END: Final = b"\r\n"
-"""Behind each of several keys."""
+"""After each of several keys."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
 
 def format_key(transaction: TransactionId) -> str:
-    """Return the token that spells an id; hexadecimal in lower case."""
+    """Return the token of an id; hexadecimal in lower case."""
     match transaction:
         case LocalTransactionId():
             return f"TX:{transaction.session_id}:{transaction.number}"
@@ -48,7 +50,7 @@ def format_key(transaction: TransactionId) -> str:
 
 @lru_cache(KEYS_REMEMBERED_MAX)
 def parse_key(key: str) -> TransactionId:
-    """Return the id that `key` spells; every command of a transaction asks for it.
+    """Return the id of a key; cached, as every command of a transaction needs it.
 
     Raises:
         RemoteProtocolError: any other text; MetaQ closes the connection.
@@ -80,7 +82,7 @@ def decode_keys(data: bytes, count: int) -> list[TransactionId]:
     """Return the ids in what `encode_keys` made.
 
     Raises:
-        RemoteProtocolError: they are not so many, or it is something else.
+        RemoteProtocolError: there are not `count` keys, or one is invalid.
     """
     lines = data.split(LINE_END)
     if lines.pop() or len(lines) != count:

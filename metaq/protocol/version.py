@@ -3,9 +3,9 @@
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;wait=<ms>
         ;payload=<bytes>;batch=<bytes>,<records>                (in one line)
 
-MetaQ clients ignore the body. A MetaQ broker's body (`1.4.6.3-SNAPSHOT`) lists
-nothing, so a client that reads it knows that it may use nothing of ours. Unknown names
-are skipped and unreadable values count as not announced: a later broker may say more.
+MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
+nothing, so a client uses no extension of ours there. Unknown names are skipped, and
+unreadable values count as not announced: a later broker may announce more.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,15 @@ SERVER_VERSION: Final = __version__
 """Version of this package, as brokers announce it."""
 
 _PREFIX: Final = "metaq/"
+_FIELDS: Final = {
+    "mput": "has_mput",
+    "dedup": "dedup",
+    "spans": "spans",
+    "codes": "codes",
+    "mput-tx": "mput_tx",
+    "together": "together",
+}
+"""Word in the body → field of `Capabilities`, in the order of the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,6 @@ class Capabilities:
     version: str
     """Server version; of a foreign broker the whole body."""
     has_mput: bool = False
-    """The broker takes `mput`."""
     wait_ms_max: int = 0
     """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
     payload_bytes_max: int | None = None
@@ -50,18 +58,7 @@ class Capabilities:
 def encode_version_body(capabilities: Capabilities) -> str:
     """Return the body of the `version` reply that announces `capabilities`."""
     parts = [_PREFIX + capabilities.version]
-    if capabilities.has_mput:
-        parts.append("mput")
-    if capabilities.dedup:
-        parts.append("dedup")
-    if capabilities.spans:
-        parts.append("spans")
-    if capabilities.codes:
-        parts.append("codes")
-    if capabilities.mput_tx:
-        parts.append("mput-tx")
-    if capabilities.together:
-        parts.append("together")
+    parts += [word for word, name in _FIELDS.items() if getattr(capabilities, name)]
     if capabilities.wait_ms_max:
         parts.append(f"wait={capabilities.wait_ms_max}")
     if capabilities.payload_bytes_max is not None:
@@ -77,22 +74,17 @@ def decode_version_body(body: str) -> Capabilities:
     if not body.startswith(_PREFIX):
         return Capabilities(body)
     version, *parts = body.removeprefix(_PREFIX).split(";")
-    told = dict(part.partition("=")[::2] for part in parts)
-    batch = told.get("batch", "").split(",")
+    found = dict(part.partition("=")[::2] for part in parts)
+    batch = found.get("batch", "").split(",")
     size, records = map(_number, batch if len(batch) == 2 else ("", ""))
     is_whole = size is not None and records is not None
     return Capabilities(
         version,
-        has_mput="mput" in told,
-        wait_ms_max=_number(told.get("wait", "")) or 0,
-        payload_bytes_max=_number(told.get("payload", "")),
+        wait_ms_max=_number(found.get("wait", "")) or 0,
+        payload_bytes_max=_number(found.get("payload", "")),
         batch_bytes_max=size if is_whole else None,
         batch_records_max=records if is_whole else None,
-        dedup="dedup" in told,
-        spans="spans" in told,
-        codes="codes" in told,
-        mput_tx="mput-tx" in told,
-        together="together" in told,
+        **{name: word in found for word, name in _FIELDS.items()},
     )
 
 

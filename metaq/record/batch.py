@@ -1,16 +1,16 @@
 """Check the payload of an `mput` and stamp its ids.
 
-The payload is records exactly as they will lie in the segment, with any id (producers
+The payload is records exactly as they will be in the segment, with any id (producers
 write 0). Every record's own checksum is verified before the batch may reach the disk:
 a wrong one would later look like rot, and a Java broker would cut the log there.
 
-Producers that care for speed send records of equal size, so that case has a way of
-its own where they are many: lengths and checksums are compared, and ids written,
-column by column. Both ways accept and refuse the same batches.
+Fast producers send records of equal size, so many such records have their own code
+path: lengths and checksums are compared, and ids written, column by column. Both paths
+accept and refuse the same batches.
 
 A large payload comes in blocks, cut anywhere. It is checked in steps of about
-STEP_BYTES, and each block becomes a *part*: whole records that are stamped and written
-from there. So a large batch neither holds up the caller, nor does it need memory in one
+STEP_BYTES, and each block becomes a *part*: whole records that are stamped in it and
+written from it. So a large batch neither blocks the caller nor needs memory in one
 piece, and most batches are one part.
 """
 
@@ -29,7 +29,7 @@ _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
 
 UNIFORM_COUNT_MIN: Final = 12
-"""Fewer records are looked at one by one: the way of equal ones has a set-up."""
+"""Fewer records are checked one by one: the path for equal ones has a set-up cost."""
 
 
 BLOCK_COUNT: Final = 128
@@ -50,7 +50,7 @@ class BatchError:
     """Start of the offending record in the payload; the payload's end when the number
     of records is wrong."""
     detail: str
-    """Description of the fault, with both numbers; goes into the 500."""
+    """Description of the fault, with both numbers; part of the 500."""
 
 
 _Refusal: TypeAlias = BatchError | None
@@ -60,7 +60,7 @@ class CheckedRecords(NamedTuple):
     """Some of the records of a batch: whole ones that match their checksums."""
 
     records: bytearray
-    """Records as they go to disk, but for their ids."""
+    """Records as they go to disk, except for their ids."""
     positions: Sequence[int]
     """Start of each of them, in `records`."""
 
@@ -82,8 +82,8 @@ def check_in_steps(
 
     Returns:
         The records, for `stamp_in_steps`, when every one is whole and matches its
-        checksum and nothing is left over; else the first thing that is wrong. A part
-        is as large as a block, and up to one record larger or smaller.
+        checksum and nothing is left over; else the first fault. A part is as large as a
+        block, and up to one record larger or smaller.
     """
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
@@ -119,14 +119,7 @@ def stamp_in_steps(
 def _stamp_uniform(
     records: bytearray, stride: int, first_id: MessageId, count: int
 ) -> None:
-    """Write the ids of records of one length into them.
-
-    Args:
-        records: changed in place; `count * stride` bytes.
-        stride: size of a record, header included.
-        first_id: of the first record; the k-th gets `id_after(first_id, k)`.
-        count: records.
-    """
+    """Write the ids into `count` records of `stride` bytes each, headers included."""
     id_at = ID_AT
     for run in id_runs(first_id, count):
         first = run.start
@@ -157,7 +150,7 @@ def _stamp_each(
 
 
 class _Checker:
-    """A check that is under way: what it has found, and a window of what is left."""
+    """A check under way: the parts found, and a window of the rest."""
 
     def __init__(
         self, size_bytes: int, count: int, payload_bytes_max: int, step_bytes: int
@@ -189,8 +182,8 @@ class _Checker:
         return (yield from self._take_each())
 
     def finish(self) -> Generator[None, None, BatchError | list[CheckedRecords]]:
-        """Return what was found, all blocks being taken."""
-        # Behind uniform records less than one of them may be left.
+        """Return the result after the last block."""
+        # After uniform records less than one of them may be left.
         error = yield from self._take_each()
         if error is None and self._found != self._count:
             return BatchError(
@@ -200,7 +193,7 @@ class _Checker:
         return error or self._parts
 
     def _take_uniform(self) -> Generator[None, None, bool]:
-        """Take the records of the window if all have the length that they may have."""
+        """Take the records of the window if all have the expected length."""
         window, stride = self._window, self._stride
         count = len(window) // stride
         step_count = max(1, self._step_bytes // stride)
@@ -232,7 +225,7 @@ class _Checker:
         return error
 
     def _explain(self, view: memoryview, position: int, number: int) -> _Refusal:
-        """Say what is wrong with a record; None: more of it is to come."""
+        """Return what is wrong with a record; None: the rest of it is still to come."""
         size, left_bytes = len(view), self._end - self._start - position
         if not left_bytes:
             return None
@@ -265,7 +258,7 @@ class _Checker:
         )
 
     def _add(self, positions: Sequence[int], end: int) -> None:
-        """Add the window up to `end` as a part; go on with the rest behind it."""
+        """Add the window up to `end` as a part, and keep the rest as the window."""
         if not positions:
             return
         rest = self._window[end:]
@@ -286,11 +279,7 @@ def _walk(
     payload_bytes_max: int,
     positions: list[int],
 ) -> int:
-    """Walk sound records, those that begin before `stop`, noting their positions.
-
-    Returns:
-        Where the first one begins that was not taken.
-    """
+    """Append positions of valid records before `stop`; return the end of the last."""
     unpack, note = _LENGTH_CHECKSUM.unpack_from, positions.append
     crc, mask, header_bytes, size = crc32, CHECKSUM_MASK, HEADER_BYTES, len(view)
     last = min(stop, size - header_bytes + 1)
@@ -310,7 +299,7 @@ def _walk(
 def _is_uniform_and_whole(
     records: bytearray, start: int, count: int, stride: int
 ) -> bool:
-    """Tell whether so many records from `start` on are sound and of one length."""
+    """Return whether `count` records from `start` on are valid and of one length."""
     end, payload_bytes = start + count * stride, stride - HEADER_BYTES
     for octet, value in enumerate(payload_bytes.to_bytes(4)):
         if records[start + octet : end : stride] != bytes([value]) * count:
@@ -337,5 +326,5 @@ def _payloads(
 
 @lru_cache(64)
 def _unpacker(payload_bytes: int, count: int) -> Callable[..., tuple[bytes, ...]]:
-    """Return what takes the payloads out of a block: one call, not one a record."""
+    """Return a function that takes the payloads out of a block, in one call."""
     return Struct(f"{HEADER_BYTES}x{payload_bytes}s" * count).unpack_from

@@ -28,7 +28,7 @@ CRC_BYTES: Final = 4
 """Length of a CRC-32 at the end of the entries of our own files."""
 
 _TRIED_BYTES: Final = (*range(300), 1 << 12, 1 << 16, 1 << 20)
-"""Lengths on which two CRC-32s are compared: the way to compute one depends on it."""
+"""Lengths on which two CRC-32s are compared: the algorithm depends on the length."""
 
 _ALL_BITS: Final = 0xFFFF_FFFF
 _ZEROS: Final = memoryview(bytes(1 << 20))
@@ -54,29 +54,18 @@ before. Keeps the interpreter below 5 KiB."""
 
 
 def checksum(data: BytesLike) -> int:
-    """Return the checksum of `data`, 0..2^31-1 (broker spec 1.4).
-
-    Args:
-        data: bytes-like, contiguous; read, not kept.
-
-    Returns:
-        zlib's CRC-32 with the top bit cleared; 0 for no bytes.
-    """
+    """Return the checksum of `data`, 0..2^31-1 (docs/metaq-1.4/broker.md 1.4)."""
     return crc32(data) & CHECKSUM_MASK
 
 
 def with_crc(packed: bytes) -> bytes:
-    """Return packed fields with their CRC-32 in the last one, as our own files have it.
-
-    Args:
-        packed: fields, big-endian, the last of four bytes; what is in that is ignored.
-    """
+    """Return packed fields with their CRC-32, big-endian, as the last four bytes."""
     fields = packed[:-CRC_BYTES]
     return fields + crc32(fields).to_bytes(CRC_BYTES, "big")
 
 
 def has_crc(packed: BytesLike) -> bool:
-    """Tell whether the last four bytes are the CRC-32 of those before."""
+    """Return whether the last four bytes are the CRC-32 of those before."""
     crc = int.from_bytes(packed[-CRC_BYTES:], "big")
     return crc32(packed[:-CRC_BYTES]) == crc
 
@@ -86,32 +75,26 @@ def checksums(datas: Iterable[BytesLike]) -> list[int]:
     return list(map(and_, map(crc32, datas), repeat(CHECKSUM_MASK)))
 
 
-def checksum_of_joined(before: int, behind: int, size: int) -> int:
-    """Return the CRC-32 of two runs of bytes of which only that of each is known.
+def checksum_of_joined(first: int, second: int, size: int) -> int:
+    """Return the CRC-32 of two joined runs of bytes, given that of each.
 
     Args:
-        before: CRC-32 of the first run, all 32 bits.
-        behind: CRC-32 of the second run.
-        size: Length of the second run in bytes.
+        first: CRC-32 of the first run, all 32 bits.
+        second: CRC-32 of the second run.
+        size: length of the second run in bytes.
     """
-    # A CRC is linear: zeros move the first one to where the second run ends.
-    value = before ^ _ALL_BITS
+    # A CRC is linear: zeros move the first one to the end of the second run.
+    value = first ^ _ALL_BITS
     while size > 0:
         value = crc32(_ZEROS[:size], value)
         size -= len(_ZEROS)
-    return value ^ _ALL_BITS ^ behind
+    return value ^ _ALL_BITS ^ second
 
 
 def pack_checksums(datas: Iterable[BytesLike]) -> bytes:
-    """Return the checksums of many, four octets each, as records carry them.
+    """Return the checksums of many, big-endian, four octets each, as records have them.
 
     No interpreted instruction runs per checksum.
-
-    Args:
-        datas: bytes-like, contiguous each; read, not kept.
-
-    Returns:
-        Big-endian numbers, one behind the other; `[k::4]` are the k-th octets of all.
     """
     raw = array("I", map(crc32, datas))
     if _IS_LITTLE_ENDIAN:

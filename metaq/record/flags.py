@@ -7,23 +7,25 @@
     flag bit 1 = 1:   the text begins with a line of key and headers
 
 An empty attribute is not the same as none: it sets bit 0 and writes length 0. All other
-bits are undefined and travel unchanged. Bit 0 is MetaQ's, bit 1 is of our own; without
-bit 0 it means nothing. A client that does not know bit 1, such as MetaQ's own, shows
-the line as part of the attribute, and any parser of query strings takes it apart.
+bits are undefined and are kept unchanged. Bit 0 is MetaQ's, bit 1 is ours and has no
+meaning without bit 0. A client that does not know bit 1, such as MetaQ's own, shows the
+line as part of the attribute, and any parser of query strings can split it.
 
     key=order-17&h.trace=00-4bf9&h.cause=bad%20row      flag bits 0 and 1
     key=order-17<newline>the attribute                  with an attribute as well
 
     line    = field *( "&" field )         at least one
     field   = "key=" value                 first, once at most
-            / "h." name "=" value          in order; a name may stand more than once
+            / "h." name "=" value          in order; a name may occur more than once
     name    = 1*char                       UTF-8 text
     value   = *char                        bytes
     char    = letter / digit / one of "-._~/:@," / "%" two digits 0-9A-F
 
 The line is ASCII. A newline and the attribute follow it; without a newline there is no
-attribute, behind one it may be empty. A line that does not read so is no such line: the
-whole text is the attribute. Source: broker spec 1.13.
+attribute, after one it may be empty. If the first line does not match this grammar, the
+whole text is the attribute.
+
+Source: docs/metaq-1.4/broker.md 1.13.
 """
 
 import re
@@ -52,7 +54,7 @@ Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
 """Headers as users give them: a dict, or pairs in order."""
 
 _PLAIN: Final = "/:@,"
-"""Written as they are, beside letters, digits and `-._~`."""
+"""Not escaped, like letters, digits and `-._~`."""
 
 _PLAIN_OCTETS: Final = re.compile(rb"[A-Za-z0-9._~/:@,-]*")
 
@@ -86,7 +88,7 @@ def encode_payload(
     Args:
         data: application bytes.
         attribute: None for none; "" is an attribute, an empty one.
-        key: None for none; text stands for its UTF-8 bytes.
+        key: None for none; text means its UTF-8 bytes.
         headers: names and bytes, in order.
 
     Raises:
@@ -113,16 +115,16 @@ def encode_payload(
 
 
 def encode_keys(keys: Iterable[bytes]) -> list[bytes]:
-    """Return what `encode_payload` puts in front of data that has a key alone."""
+    """Return what `encode_payload` puts before data that has only a key."""
     return [_TEXT_LENGTH.pack(len(line)) + line for line in map(key_line, keys)]
 
 
 def decode_payload(payload: BytesLike, flag: int) -> Decoded:
     """Return data, attribute, key and headers of a payload.
 
-    A text that is not UTF-8 is read with replacement characters, as Java
-    clients read it: the producer sent these bytes, and refusing them would
-    stop every consumer of the partition at this message.
+    Text that is not UTF-8 is read with replacement characters, as Java clients read it:
+    the producer sent these bytes, and an error would stop every consumer of the
+    partition at this message.
 
     Args:
         payload: payload of one record, copied.
@@ -156,7 +158,7 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
     """Return the line; "" where there is neither a key nor a header.
 
     Args:
-        key: text stands for its UTF-8 bytes; None is no key, "" is an empty one.
+        key: text means its UTF-8 bytes; None is no key, "" is an empty one.
         headers: names are not empty; values are bytes.
 
     Raises:
@@ -167,7 +169,7 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
     fields = []
     if key is not None:
         fields.append("key=" + quote_from_bytes(_octets("key", key), _PLAIN))
-    # Most messages have none, and looking at them costs more than all the rest.
+    # Most messages have none, and checking them costs more than all the rest.
     for name, value in () if headers == () else list_headers(headers):
         quoted = quote_from_bytes(_octets("header", name), _PLAIN)
         fields.append(f"h.{quoted}={quote_from_bytes(value, _PLAIN)}")
@@ -175,7 +177,7 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
 
 
 def key_line(key: bytes) -> bytes:
-    """Return the line of a message with a key alone, as `encode_properties` does."""
+    """Return the line of a message with only a key, as `encode_properties` does."""
     if _PLAIN_OCTETS.fullmatch(key):
         return b"key=" + key
     return encode_properties(key, ()).encode()

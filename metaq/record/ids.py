@@ -6,11 +6,11 @@
 The generator counts *ticks*: `milliseconds << 12 | sequence`, a plain number that
 only grows. It follows the wall clock when the clock is ahead, and runs ahead of the
 clock when the clock stepped back or when a millisecond needed more than 4096 ids; so
-ids of one broker never repeat and never go back, across restarts too, when it is
-given the last id that the disk knows as its floor.
+ids of one broker never repeat and never decrease, also across restarts when its floor
+is the largest id on disk.
 
-Java brokers take a monotonic clock and stamp negative ids; such an id is no floor.
-Source: broker spec 8.
+Java brokers use a monotonic clock and stamp negative ids; such an id is no floor.
+Source: docs/metaq-1.4/broker.md 8.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
 
 MS_MAX: Final = 2**41 - 2**35
 """Latest millisecond that is believed, a year before the 41 bits run out (2080).
-A floor beyond it was made by no clock, and following it would leave no ids."""
+A later floor comes from no clock, and would leave no ids."""
 
 
 class WallClock(Protocol):
@@ -38,7 +38,7 @@ class WallClock(Protocol):
 
 
 def id_after(first: MessageId, k: int) -> MessageId:
-    """Return the id that lies `k` ids behind `first`; k = 0 gives `first`.
+    """Return the `k`-th id after `first`; k = 0 gives `first`.
 
     Broker and client share this rule: the reply to an `mput` names its first id only.
     It holds for negative ids too.
@@ -74,7 +74,7 @@ class IdGenerator:
     """The ids of one broker. Owner: the thread that stamps records; not thread-safe."""
 
     def __init__(self, clock: WallClock, broker_id: BrokerId, floor: MessageId) -> None:
-        """Start behind `floor`.
+        """Start after `floor`.
 
         Args:
             clock: wall clock; may jump either way.
@@ -100,9 +100,9 @@ class IdGenerator:
         return self._id_of(self._next_tick)
 
     def advance_to(self, next_id: MessageId) -> None:
-        """Never give out an id below `next_id` again; an older one changes nothing.
+        """Use no id below `next_id` from now on.
 
-        Nor does one that no clock has made.
+        An older one, and one that no clock has made, changes nothing.
         """
         if next_id >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(next_id))

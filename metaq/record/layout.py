@@ -6,15 +6,15 @@
           | i32    | i32      | i64                | i32   |                 |
           +--------+----------+--------------------+-------+-----------------+
 
-Everything is big-endian and signed. `length` counts the payload alone; `checksum`
-covers the payload alone (header damage is the span index's business). There is no
-topic, time or magic number in a record, and the next one begins right behind it, so
-the offset that follows a record is its own offset + 20 + length.
+Everything is big-endian and signed. `length` counts only the payload; `checksum` covers
+only the payload (the span index finds damage to headers). There is no topic, time or
+magic number in a record, and the next one begins right after it: the offset after a
+record is its own offset + 20 + length.
 
-A header of 20 zero bytes is not a record here although the Java broker reads one as
-an empty message: no broker stamps the id 0, and file systems fill unwritten tails
-with zeros. Keep `scan.py` and `batch.py` in step with this page.
-Source: broker spec 1.14.
+A header of 20 zero bytes is not a record here although the Java broker reads one as an
+empty message: no broker stamps the id 0, and file systems fill unwritten tails with
+zeros. Keep `scan.py` and `batch.py` in step with this page.
+Source: docs/metaq-1.4/broker.md 1.14.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ CHECKSUM_AT: Final = 4
 """First byte of the checksum in a record."""
 
 ID_AT: Final = 8
-"""First byte of the id in a record, right behind the checksum."""
+"""First byte of the id in a record."""
 
 ZERO_HEADER: Final = bytes(HEADER_BYTES)
 """Header of an unwritten tail: never a record."""
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def size_bytes(self) -> SizeBytes:
-        """Return the record's size with its header: the way to the next one."""
+        """The record's size with its header: the distance to the next one."""
         return SizeBytes(HEADER_BYTES + len(self.payload))
 
 

@@ -1,4 +1,4 @@
-"""Bytes that lie in several pieces, taken a step at a time."""
+"""Bytes in several pieces, processed a step at a time."""
 
 from collections.abc import Generator, Iterable, Iterator
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from metaq.record.checksum import CHECKSUM_MASK, BytesLike, crc32
 
 CHECKSUM_STEP_BYTES: Final = 1 << 20
-"""Bytes of which one step computes the checksum: less than half a millisecond, in which
+"""Bytes whose checksum one step computes: less than half a millisecond, in which
 another thread may have the interpreter."""
 
 BLOCK_BYTES: Final = 1 << 20
@@ -17,21 +17,21 @@ thread a turn, and a wait for the interpreter when its checksum is computed."""
 def in_steps(
     pieces: Iterable[BytesLike], step_bytes: int
 ) -> Iterator[list[memoryview]]:
-    """Yield all bytes in their order, cut behind each `step_bytes`; copies nothing.
+    """Yield all bytes in their order, `step_bytes` at a time; copies nothing.
 
     Args:
         pieces: any number, of any size; read, not changed.
         step_bytes: bytes of each step but the last, 1 or more.
     """
     step: list[memoryview] = []
-    room_bytes = step_bytes
+    free_bytes = step_bytes
     for piece in pieces:
         view = memoryview(piece)
-        while len(view) > room_bytes:
-            yield [*step, view[:room_bytes]]
-            view, step, room_bytes = view[room_bytes:], [], step_bytes
+        while len(view) > free_bytes:
+            yield [*step, view[:free_bytes]]
+            view, step, free_bytes = view[free_bytes:], [], step_bytes
         step.append(view)
-        room_bytes -= len(view)
+        free_bytes -= len(view)
     if step:
         yield step
 
@@ -50,7 +50,7 @@ def checksum_in_steps(pieces: Iterable[BytesLike]) -> Generator[None, None, int]
 def join_in_steps(
     pieces: Iterable[BytesLike], block_bytes: int = BLOCK_BYTES
 ) -> Generator[None, None, list[bytearray]]:
-    """Return a copy of all bytes, in blocks of `block_bytes` but for the last."""
+    """Return a copy of all bytes, in blocks of `block_bytes` except for the last."""
     blocks: list[bytearray] = []
     for step in in_steps(pieces, block_bytes):
         if blocks:

@@ -1,15 +1,15 @@
-"""Walk a buffer of records; say where and why the walk ends.
+"""Walk a buffer of records; return where and why the walk ends.
 
 A walk ends in one of three results, never in an exception:
 
 * `CleanEnd`: the last record ends exactly at the end of the buffer;
 * `Incomplete`: a header or payload is cut short by the end of the buffer: more bytes
   may follow (a window over a file, a slice of a get), or this is a torn tail;
-* `Corrupt`: the bytes at that position cannot be a record, whatever follows.
+* `Corrupt`: the bytes at that position cannot be a record.
 
-Which of the last two is a torn tail and which is rot cannot be told from the bytes of
-the record alone: storage decides it with `find_next_record` and its span index. The
-walk itself never skips anything.
+The bytes of a record alone do not show whether it is a torn tail or rot: storage
+decides that with `find_next_record` and its span index. The walk itself never skips
+anything.
 """
 
 import enum
@@ -32,7 +32,7 @@ from metaq.record.layout import (
 START: Final = Position(0)
 """Default start of a walk."""
 HEADER_EFFORT: Final = 1024
-"""Bytes whose checksum takes as long as a look at a header, about."""
+"""Bytes whose checksum takes about as long as decoding a header."""
 POSITION_EFFORT: Final = 128
 """The same for a position where no header can be."""
 
@@ -51,7 +51,7 @@ class CleanEnd:
     """The records fill the buffer to its last byte."""
 
     position: Position
-    """End of the last record, which is the end of the buffer."""
+    """End of the last valid record."""
     record_count: int = 0
     """Valid records walked over."""
     last_id: MessageId | None = None
@@ -63,13 +63,10 @@ class Incomplete:
     """The record at `position` is cut short by the end of the buffer."""
 
     position: Position
-    """End of the last valid record: where the incomplete one starts."""
     needed_bytes: SizeBytes
     """Size of that record when its header is there, else the size of a header."""
     record_count: int = 0
-    """Valid records walked over."""
     last_id: MessageId | None = None
-    """Id of the last valid record; None when there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +74,11 @@ class Corrupt:
     """The bytes at `position` are no record."""
 
     position: Position
-    """End of the last valid record: where the damage starts."""
     flaw: Flaw
-    """Kind of the fault."""
     detail: str
     """Description of the fault, with both numbers."""
     record_count: int = 0
-    """Valid records walked over."""
     last_id: MessageId | None = None
-    """Id of the last valid record; None when there was none."""
 
 
 ScanResult: TypeAlias = CleanEnd | Incomplete | Corrupt
@@ -102,7 +95,7 @@ def scan_records(
 
     Args:
         buffer: bytes-like; a `memoryview` of a memory map is fine, and no reference
-            to it stays behind.
+            to it is kept.
         start: a record boundary, 0..len(buffer).
         payload_bytes_max: a longer payload counts as corruption.
         starts: where given, the position of each valid record is appended to it.
@@ -137,7 +130,7 @@ def _end_of_walk(
     count: int,
     last_id: MessageId | None,
 ) -> ScanResult:
-    """Say why the walk stopped at `position`."""
+    """Return why the walk stopped at `position`."""
     left = len(view) - position
     if left == 0:
         return CleanEnd(position, count, last_id)
@@ -198,7 +191,7 @@ _BLANK: Final = bytes(8)
 
 @cache
 def _candidates(top: int) -> re.Pattern[bytes]:
-    """Return what finds records whose length has a first byte of `top` at most."""
+    """Return a pattern for records whose length has a first byte of `top` at most."""
     # Look-ahead, so that candidates may overlap: a length whose first byte fits
     # the limit, a checksum without its top bit, and not 20 zero bytes.
     return re.compile(rb"(?=[\x00-\x%02x].{3}[\x00-\x7f])(?!\x00{20})" % top, re.DOTALL)
@@ -213,15 +206,15 @@ def find_next_record(
 ) -> Position | None:
     """Return the position of the next whole record, searching byte by byte.
 
-    An empty payload has the checksum 0, so any eight zero bytes followed by something
-    look like an empty record; one counts only when it leads to a record with a
-    payload, through empty ones or directly, or exactly to the end of the buffer.
+    An empty payload has the checksum 0, so any eight zero bytes before other bytes look
+    like an empty record; one counts only when it leads to a record with a payload,
+    through empty ones or directly, or exactly to the end of the buffer.
 
     Args:
-        buffer: bytes-like; no reference to it stays behind.
+        buffer: bytes-like; no reference to it is kept.
         start: first position that is tried.
         limit: first position that is not tried; None tries up to the end.
-        payload_bytes_max: longer payloads are not considered. The smaller, the
+        payload_bytes_max: longer payloads are not considered. A smaller limit is
             faster: text is skipped at the speed of a regular expression.
 
     Returns:
@@ -241,18 +234,18 @@ def search_next_record(
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     effort_max: float,
 ) -> tuple[bool, Position]:
-    """Do as `find_next_record`, with a bound.
+    """Search as `find_next_record`, with a bound on the effort.
 
-    Bytes may be made so that each of them begins what looks like a long record, and the
+    In bytes made for that, every one begins what looks like a long record, and the
     checksum of each is computed.
 
     Args:
-        buffer: as there.
-        start: as there.
-        limit: as there.
-        payload_bytes_max: as there.
-        effort_max: bytes, of checksums computed in vain, after which it ends; a header
-            counts as HEADER_EFFORT, and a position as POSITION_EFFORT.
+        buffer: as in `find_next_record`, like the next three.
+        start: first position that is tried.
+        limit: first position that is not tried.
+        payload_bytes_max: longer payloads are not considered.
+        effort_max: bytes whose checksums were computed in vain after which it ends; a
+            header counts as HEADER_EFFORT, and a position as POSITION_EFFORT.
 
     Returns:
         Whether a record was found, and its position; else the first position that was
@@ -280,11 +273,7 @@ def search_next_record(
 def _leads_to_payload(
     view: memoryview, position: int, payload_bytes_max: int
 ) -> tuple[bool, int]:
-    """Tell a record from eight zero bytes that happen to precede something.
-
-    Returns:
-        Whether it is one, and the effort.
-    """
+    """Return whether this is a record, not eight zero bytes, and the effort."""
     end, effort = len(view), 0
     while position < end:
         effort += HEADER_EFFORT
@@ -304,14 +293,10 @@ def _leads_to_payload(
 
 
 def is_blank_to_end(buffer: BytesLike, position: Position) -> bool:
-    """Tell whether all that follows looks like empty records.
+    """Return whether everything from a record on looks like empty records.
 
-    Eight zero bytes look like one; where nothing but the end of the buffer follows,
-    they may as well be the inside of something larger.
-
-    Args:
-        buffer: bytes-like; no reference to it stays behind.
-        position: a record, as `find_next_record` found it.
+    Eight zero bytes look like one; where only the end of the buffer follows, they may
+    be a part of something larger.
     """
     at = int(position)
     with memoryview(buffer) as view:

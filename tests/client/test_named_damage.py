@@ -19,7 +19,7 @@ from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.waiting import wait_until
 
-ONE_BROKER = {"broker": "MetaQ 1.4 cannot name damage: tests/client/test_gap.py"}
+ONE_BROKER = {"broker": "MetaQ 1.4 cannot name damage: tests/peer/test_gap_search.py"}
 
 ZERO = partition(0)
 SEGMENT_BYTES = 200

@@ -28,7 +28,7 @@ from tests.rigs.fs import (
 )
 from tests.sampling import quarter, sample
 from tests.txn.support import JOURNAL, A, TransactionBench, opened
-from tests.txn.test_handover import java_start
+from tests.txn.test_redo_file_handover import java_start
 
 XIDS = tuple(f"XID:1:0{n}::uq" for n in range(1, 7))
 

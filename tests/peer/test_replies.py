@@ -188,7 +188,7 @@ def test_damage_may_have_nothing_behind_it() -> None:
     assert found.end is None
     error = damage_error(TopicPartition("test", BrokerId(0), 0), Offset(50), found)
     assert error.next_good_offset is None
-    assert "nothing behind it" in str(error)
+    assert "nothing after it" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,10 @@ def test_a_run_that_left_in_part_is_lost_in_part() -> None:
         connection.submit_puts(
             b"".join(frames), opaques, listener, deadline_s=CLOCK.monotonic_s() + 30
         )
-        await until(lambda: connection.queued_bytes < size * count)
+        await until(lambda: connection.statistics().queued_bytes < size * count)
         sent_bytes = connection.statistics().sent_bytes
-        before_bytes = sent_bytes - (size * count - connection.queued_bytes)
+        queued_bytes = connection.statistics().queued_bytes
+        before_bytes = sent_bytes - (size * count - queued_bytes)
         connection.close("enough")
         (lost, error), (kept, other) = listener.outcomes
         assert isinstance(error, ConnectionLostError)

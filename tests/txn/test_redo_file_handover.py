@@ -32,7 +32,7 @@ from tests.txn.support import (
     opened,
     payloads_of,
 )
-from tests.txn.test_crashes import LIVES, Life, moments
+from tests.txn.test_opening_crashes import LIVES, Life, moments
 
 Batches = dict[LogId, bytes]
 

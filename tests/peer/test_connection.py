@@ -69,7 +69,7 @@ def test_requests_of_one_turn_leave_together_and_are_all_answered() -> None:
         for number in range(500):
             asker.ask(number)
         assert connection.in_flight_count == 500
-        assert connection.in_flight_bytes == connection.queued_bytes > 0
+        assert connection.in_flight_bytes == connection.statistics().queued_bytes > 0
         await until(lambda: len(asker.outcomes) == 500)
         assert broker.talks[0].read_count == reads + 1
         for number, outcome in asker.outcomes:
@@ -87,10 +87,10 @@ def test_a_request_that_travels_alone_has_left_when_submit_returns() -> None:
         broker.answer = echo
         asker = Asker(connection)
         asker.ask(1, is_alone=True)
-        assert connection.in_flight_bytes > connection.queued_bytes == 0
+        assert connection.in_flight_bytes > connection.statistics().queued_bytes == 0
         asker.ask(2)
         asker.ask(3, is_alone=True)
-        assert connection.queued_bytes
+        assert connection.statistics().queued_bytes
         await until(lambda: len(asker.outcomes) == 3)
         assert [number for number, _outcome in asker.outcomes] == [1, 2, 3]
 
@@ -234,7 +234,7 @@ def test_a_reply_that_came_before_the_end_counts() -> None:
             peer, connection = await asyncio.gather(serving, opening)
         asker = Asker(connection)
         asker.ask(1)
-        await until(lambda: not connection.queued_bytes)
+        await until(lambda: not connection.statistics().queued_bytes)
         # All in one turn: the answer, a reset for what was not read, and a send.
         peer.sendall(encode(Result(200, b"", 2)))
         peer.close()
@@ -259,8 +259,8 @@ def test_a_frame_that_left_in_part_counts_as_sent() -> None:
                 big, opaque, lambda outcome: kinds.append(type(outcome)),
                 deadline_s=soon(),
             )  # fmt: skip
-        await until(lambda: connection.queued_bytes < 2 * len(big))
-        assert connection.queued_bytes > len(big)
+        await until(lambda: connection.statistics().queued_bytes < 2 * len(big))
+        assert connection.statistics().queued_bytes > len(big)
         assert not connection.has_room
         connection.close("enough")
         assert kinds == [ConnectionLostError, NotSentError]
