@@ -303,35 +303,24 @@ def _decode(
 def _decode_operation(
     data: bytes, start: int, stop: int, end: int
 ) -> tuple[OperationRecord, int]:
-    if found := _OPERATION_HEAD.match(data, start, stop):
-        at = found.end() + _small(found[4])
-        size = 0
-        if data[at : at + 1] == b"\x20":
-            size, at = read_varint(data, at + 1)
-        if at == found.end(1) + _small(found[1]) and data[at:stop] in _FORCES:
-            key = data[found.end() : found.end() + _small(found[4])]
-            was_prepared = found[3] == b"\x01"
-            return _with_attachment(
-                found[2][0], key, was_prepared, size, data=data, stop=stop, end=end
-            )
-    # Fields in another order, or absent: the same record, which no broker writes so.
-    fields = read_fields(data[start:stop])
-    content = fields.get(2)
-    if fields.get(1) != 2 or not isinstance(content, bytes):
+    found = _OPERATION_HEAD.match(data, start, stop)
+    if found is None:
         raise RecordError("neither a put nor an operation")
-    inner = read_fields(content)
-    name, kind = inner.get(3), _number(inner.get(1, 0))
-    if not isinstance(name, bytes):
-        raise RecordError("operation without a key")
-    return _with_attachment(
-        kind,
-        name,
-        bool(inner.get(2, 0)),
-        _number(inner.get(4, 0)),
-        data=data,
-        stop=stop,
-        end=end,
+    name_end, size = found.end() + _small(found[4]), 0
+    at = name_end
+    if data[at : at + 1] == b"\x20":
+        size, at = read_varint(data, at + 1)
+    if at != found.end(1) + _small(found[1]) or data[at:stop] not in _FORCES:
+        raise RecordError("an operation of another length")
+    if not 0 <= size <= end - stop:
+        raise RecordError(f"attachment: expected at most {end - stop}, got {size}")
+    record = OperationRecord(
+        _OPERATIONS[found[2][0] - 1],
+        data[found.end() : name_end].decode(),
+        found[3] == b"\x01",
+        decode_locations(data[stop : stop + size]),
     )
+    return record, stop + size
 
 
 def _small(octets: bytes) -> int:
@@ -348,27 +337,6 @@ def _read_upper(octets: bytes) -> int:
 def _read_id(octets: bytes) -> MessageId:
     upper = _read_upper(octets[1:]) if len(octets) > 1 else 0
     return MessageId(_signed((upper | octets[0] & 0x7F) & _U64))
-
-
-def _with_attachment(
-    kind: int,
-    key: bytes,
-    was_prepared: bool,
-    size: int,
-    *,
-    data: bytes,
-    stop: int,
-    end: int,
-) -> tuple[OperationRecord, int]:
-    """Return an operation with the attachment of `size` bytes after it."""
-    if not 0 <= size <= end - stop:
-        raise RecordError(f"attachment: expected at most {end - stop}, got {size}")
-    locations = decode_locations(data[stop : stop + size]) if size else ()
-    operation = _OPERATIONS[kind - 1] if 0 < kind <= len(_OPERATIONS) else None
-    if operation is None:
-        raise RecordError(f"operation: expected 1..{len(_OPERATIONS)}, got {kind}")
-    record = OperationRecord(operation, key.decode(), was_prepared, locations)
-    return record, stop + size
 
 
 def decode_locations(data: bytes) -> tuple[BatchLocation, ...]:
@@ -416,25 +384,6 @@ def decode_put(command: bytes) -> LoggedPut:
         raise RecordError(str(error)) from error
 
 
-def read_fields(data: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a protobuf message; RecordError when it is malformed."""
-    fields: dict[int, int | bytes] = {}
-    position = 0
-    while position < len(data):
-        tag, position = read_varint(data, position)
-        if tag & 7 == 0:
-            fields[tag >> 3], position = read_varint(data, position)
-        elif tag & 7 == 2:
-            size, position = read_varint(data, position)
-            if position + size > len(data):
-                raise RecordError(f"field of {size} bytes is cut off")
-            fields[tag >> 3] = data[position : position + size]
-            position += size
-        else:
-            raise RecordError(f"expected wire type 0 or 2, got {tag & 7}")
-    return fields
-
-
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Return the number at a position, and the position after it."""
     byte = data[position]
@@ -447,12 +396,6 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & _U64, position + shift + 1
     raise RecordError("expected a number of at most 10 bytes")
-
-
-def _number(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise RecordError(f"expected a number, got {value!r}")
-    return value
 
 
 def _signed(number: int) -> int:
