@@ -95,25 +95,18 @@ class PutListener(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
     """Puts that were submitted together, and are not all answered."""
 
-    __slots__ = ("deadline_s", "left", "listener", "opaques", "size_bytes", "start")
-
-    def __init__(
-        self,
-        listener: PutListener,
-        opaques: range,
-        deadline_s: float,
-        start: int,
-        size_bytes: int,
-    ) -> None:
-        self.listener = listener
-        self.opaques = opaques
-        self.deadline_s = deadline_s
-        self.start = start  # bytes submitted on this connection before it
-        self.size_bytes = size_bytes
-        self.left = len(opaques)
+    listener: PutListener
+    opaques: range
+    deadline_s: float
+    start: int
+    """Bytes submitted on this connection before it."""
+    size_bytes: int
+    left: int
+    """Puts without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,11 +315,12 @@ class BrokerConnection:
         """
         self._begin_request()
         self._channel.send(frames)
-        size_bytes = len(frames)
-        run = _Run(listener, opaques, deadline_s, self._submitted_bytes, size_bytes)
+        size, count = len(frames), len(opaques)
+        start = self._submitted_bytes
+        run = _Run(listener, opaques, deadline_s, start, size, left=count)
         self._runs[run] = None
         self._puts.update(dict.fromkeys(opaques, run))
-        self._note_request(len(opaques), size_bytes, deadline_s)
+        self._note_request(count, size, deadline_s)
 
     def _begin_request(self) -> None:
         if self._reason is not None:

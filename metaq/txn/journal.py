@@ -91,30 +91,26 @@ class JournalTicket(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """Redo file of one transaction's entries. Owner: the journal's thread."""
 
-    __slots__ = ("block", "error", "file", "position")
-
-    def __init__(self) -> None:
-        self.block: OffsetBlock | None = None
-        """Holds the offsets of the commit record, once it is written."""
-        self.file: RedoFile | None = None
-        """None before the first entry, and after the last one."""
-        self.position = 0
-        """Position of the first entry."""
-        self.error: StorageError | None = None
-        """Why an entry is missing; no other one may follow."""
+    block: OffsetBlock | None = None
+    """Has the offsets of the commit record, once it is written."""
+    file: RedoFile | None = None
+    """None before the first entry, and after the last one."""
+    position: int = 0
+    """Position of the first entry."""
+    error: StorageError | None = None
+    """Why an entry is missing; no other one may follow."""
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
     """A task that is done before some entries. Owner: the journal's thread."""
 
-    __slots__ = ("error",)
-
-    def __init__(self) -> None:
-        self.error: StorageError | None = None
-        """Why it was not done; then no entry that waits for it is written."""
+    error: StorageError | None = None
+    """Why it was not done; then no entry that waits for it is written."""
 
 
 class JournalEntry(NamedTuple):

@@ -43,7 +43,6 @@ from metaq.txn.records import (
     COMMITS,
     OFFSET,
     BatchLocation,
-    LoggedPut,
     OperationRecord,
     PutRecord,
     RecordError,
@@ -247,11 +246,6 @@ class CommittedBatch(NamedTuple):
     data: bytes
     ids: tuple[MessageId, ...]
 
-    @property
-    def checksum(self) -> int:
-        """The checksum over all bytes."""
-        return checksum(self.data)
-
 
 def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
     """Return the puts of a transaction, one batch for each partition.
@@ -261,7 +255,11 @@ def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
     """
     found: dict[LogId, tuple[list[bytes], list[MessageId]]] = {}
     for message_id, command in transaction.puts.items():
-        put = _decode_put(transaction.key, command)
+        try:
+            put = decode_put(command)
+        except RecordError as error:
+            text = f"journal damaged: transaction={transaction.key} {error}"
+            raise JournalDamagedError(text) from error
         chunks, ids = found.setdefault(put.log_id, ([], []))
         chunks.append(encode_record(put.payload, id=message_id, flag=put.flag))
         ids.append(message_id)
@@ -269,15 +267,6 @@ def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
         CommittedBatch(log_id, b"".join(chunks), tuple(ids))
         for log_id, (chunks, ids) in found.items()
     ]
-
-
-def _decode_put(key: str, command: bytes) -> LoggedPut:
-    try:
-        return decode_put(command)
-    except RecordError as error:
-        raise JournalDamagedError(
-            f"journal damaged: transaction={key} {error}"
-        ) from error
 
 
 def find_unapplied(
@@ -389,7 +378,7 @@ def _left_of(
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
     known, bounds = commit.bounds(), list[BatchLocation]()
     placed = {location.log_id: location.offset for location in locations} | known
-    kept: set[LogId] = set()
+    kept: set[MessageId] = set()
     for batch in make_batches(commit):
         if batch.log_id.topic in gone:
             continue
@@ -406,14 +395,14 @@ def _left_of(
             found = Unapplied(bound, 0)
         if found is None:
             continue
-        kept.add(batch.log_id)
+        kept.update(batch.ids)
         left.applied_bytes[batch.log_id] = found.applied_bytes
-        bounds.append(BatchLocation(batch.log_id, found.offset, size, batch.checksum))
+        bounds.append(
+            BatchLocation(batch.log_id, found.offset, size, checksum(batch.data))
+        )
     if not kept:
         return None
-    for message_id, command in commit.puts.items():
-        if _decode_put(commit.key, command).log_id in kept:
-            left.puts[message_id] = command
+    left.puts = {each: put for each, put in commit.puts.items() if each in kept}
     left.locations = tuple(bounds)
     return left
 

@@ -47,6 +47,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -89,34 +90,31 @@ def _crc(fields: Mapping[str, object]) -> int:
     return crc32(json.dumps(fields, sort_keys=True).encode())
 
 
+@dataclass(frozen=True)
 class SideFile(Generic[T]):
     """A file with one field, and how a value of type `T` is written in it."""
 
-    def __init__(
-        self,
-        name: str,
-        field: str,
-        to_json: Callable[[T], object],
-        from_json: Callable[[Any], T],
-        empty: T,
-    ) -> None:
-        self.name: Final = name
-        self._field = field
-        self._to_json = to_json
-        self._from_json = from_json
-        self.empty: Final = self.encode(empty)
+    name: str
+    field: str
+    to_json: Callable[[T], object]
+    from_json: Callable[[Any], T]
+    no_value: T
+
+    @property
+    def empty(self) -> bytes:
         """Content of the file without a value."""
+        return self.encode(self.no_value)
 
     def encode(self, value: T) -> bytes:
         """Return the content of the file."""
-        return encode_fields({self._field: self._to_json(value)})
+        return encode_fields({self.field: self.to_json(value)})
 
     def decode(self, data: bytes) -> T:
         """Return the value in a content; ValueError when it is malformed."""
         try:
-            return self._from_json(decode_fields(data)[self._field])
+            return self.from_json(decode_fields(data)[self.field])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no {self._field}: {error!r}") from error
+            raise ValueError(f"no {self.field}: {error!r}") from error
 
     def read(self, fs: FileSystem, directory: Path) -> T:
         """Return the value of the file; the empty one when there is no file.

@@ -134,20 +134,12 @@ UNAVAILABLE: Final = -7
 DUPLICATE: Final = -8
 """XAER_DUPID: the xid is in use."""
 
-OUTCOME_CODES: Final = MappingProxyType(
-    {
-        HeuristicOutcome.COMMIT: 7,
-        HeuristicOutcome.ROLLBACK: 6,
-        HeuristicOutcome.COMPLETE: 8,
-    }
-)
-"""XA_HEURCOM, XA_HEURRB, XA_HEURHAZ."""
-
-_OUTCOME_TEXTS: Final = {
-    HeuristicOutcome.COMMIT: "heuristically committed",
-    HeuristicOutcome.ROLLBACK: "heuristically rolled back",
-    HeuristicOutcome.COMPLETE: "heuristically completed",
+_OUTCOMES: Final = {
+    HeuristicOutcome.COMMIT: (7, "heuristically committed"),
+    HeuristicOutcome.ROLLBACK: (6, "heuristically rolled back"),
+    HeuristicOutcome.COMPLETE: (8, "heuristically completed"),
 }
+"""XA_HEURCOM, XA_HEURRB, XA_HEURHAZ."""
 
 STORE_FAILED: Final = "STORE COMMIT FAILED: Transaction rolled back."
 
@@ -187,8 +179,8 @@ def in_use(key: str, state: TxState) -> TransactionError:
 
 def outcome_error(key: str, outcome: HeuristicOutcome) -> XaCommandError:
     """Return the error of a transaction that an operator has ended."""
-    text = f"XA transaction '{key}' has been {_OUTCOME_TEXTS[outcome]}."
-    return XaCommandError(OUTCOME_CODES[outcome], text)
+    code, words = _OUTCOMES[outcome]
+    return XaCommandError(code, f"XA transaction '{key}' has been {words}.")
 
 
 def advance(

@@ -1,6 +1,7 @@
 """One transaction in memory: its state, and its puts as batches for partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from metaq.errors import MetaqError
@@ -11,7 +12,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
-from metaq.txn.records import offset_positions
+from metaq.txn.records import bounds_of
 from metaq.txn.recovery import make_batches
 from metaq.txn.side_files import KeptOutcome
 from metaq.txn.state import TxState
@@ -29,31 +30,26 @@ OnDone: TypeAlias = Callable[[MetaqError | None], None]
 """Called with the error, or None; once, on the loop's thread."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingBatch:
     """Puts of a transaction to one partition."""
 
-    __slots__ = (
-        "checksum", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
-        "offset_at", "offset_written", "put_count", "size_bytes", "whole_bytes",
-    )  # fmt: skip
-
-    def __init__(self, log_id: LogId) -> None:
-        self.log_id = log_id
-        self.chunks: list[Buffer] = []
-        self.checksum: int | None = None
-        """Of the chunks, which are one after `seal`; None before."""
-        self.size_bytes = 0
-        """Of the chunks."""
-        self.whole_bytes = 0
-        """Of the batch; more than that where a crash left its beginning in the log."""
-        self.put_count = 0
-        self.last_id = MessageId(-1)
-        self.offset_at = -1
-        """Byte of the redo file with its offset; -1: not to be rewritten."""
-        self.offset_written = Offset(-1)
-        """The value there: where the batch is, or a bound before it."""
-        self.is_in_flight = False
-        self.is_stored = False
+    log_id: LogId
+    chunks: list[Buffer] = field(default_factory=list)
+    checksum: int | None = None
+    """Of the chunks, which are one after `seal`; None before."""
+    size_bytes: int = 0
+    """Of the chunks."""
+    whole_bytes: int = 0
+    """Of the batch; more than that where a crash left its beginning in the log."""
+    put_count: int = 0
+    last_id: MessageId = MessageId(-1)  # noqa: RUF009  # a NewType is its number
+    offset_at: int = -1
+    """Byte of the redo file with its offset; -1: not to be rewritten."""
+    offset_written: Offset = Offset(-1)  # noqa: RUF009  # as above
+    """The value there: where the batch is, or a bound before it."""
+    is_in_flight: bool = False
+    is_stored: bool = False
 
     @property
     def is_cut(self) -> bool:
@@ -73,38 +69,30 @@ class PendingBatch:
         return self.checksum
 
 
+@dataclass(slots=True, eq=False)
 class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
-    __slots__ = (
-        "batches", "began_ms", "group", "held_bytes", "is_unverified", "key", "owner",
-        "prepared_ms", "put_count", "session_id", "slot", "state", "stuck", "waiters",
-        "was_prepared",
-    )  # fmt: skip
-
-    def __init__(
-        self, key: str, owner: object, began_ms: Millis, session_id: str = ""
-    ) -> None:
-        self.key = key
-        self.owner = owner
-        """Connection that began it, or `NO_OWNER`."""
-        self.session_id = session_id
-        self.state = TxState.STARTED
-        self.slot = Slot()
-        self.batches: dict[LogId, PendingBatch] = {}
-        self.put_count = 0
-        self.held_bytes = 0
-        self.began_ms = began_ms
-        self.prepared_ms: Millis | None = None
-        self.was_prepared = False
-        self.waiters: list[OnDone] = []
-        """Called with the outcome of the decision under way."""
-        self.stuck: MetaqError | None = None
-        """Why a batch is not in its partition, although the commit is decided."""
-        self.is_unverified = False
-        """Whether its batches are stored is not known before a restart."""
-        self.group: dict[BrokerTransaction, None] | None = None
-        """Unfinished transactions that one command commits; one object for all."""
+    key: str
+    owner: object
+    """Connection that began it, or `NO_OWNER`."""
+    began_ms: Millis
+    session_id: str = ""
+    state: TxState = TxState.STARTED
+    slot: Slot = field(default_factory=Slot)
+    batches: dict[LogId, PendingBatch] = field(default_factory=dict)
+    put_count: int = 0
+    held_bytes: int = 0
+    prepared_ms: Millis | None = None
+    was_prepared: bool = False
+    waiters: list[OnDone] = field(default_factory=list)
+    """Called with the outcome of the decision under way."""
+    stuck: MetaqError | None = None
+    """Why a batch is not in its partition, although the commit is decided."""
+    is_unverified: bool = False
+    """Whether its batches are stored is not known before a restart."""
+    group: "dict[BrokerTransaction, None] | None" = None
+    """Unfinished transactions that one command commits; one object for all."""
 
     @property
     def last_id(self) -> MessageId:
@@ -195,9 +183,12 @@ def restore_transaction(
     tx.prepared_ms = tx.began_ms if replayed.is_prepared else None
     tx.state = TxState.PREPARED if replayed.locations is None else TxState.DECIDED
     locations = replayed.locations or ()
-    bounds = {place.log_id: place.offset for place in locations}
-    offset_at = dict(
-        zip(bounds, offset_positions(locations, restored.records_end), strict=True)
+    known = dict(
+        zip(
+            [location.log_id for location in locations],
+            bounds_of(locations, restored.records_end),
+            strict=True,
+        )
     )
     for made in make_batches(replayed):
         applied = replayed.applied_bytes.get(made.log_id, 0)
@@ -212,10 +203,10 @@ def restore_transaction(
         )
         batch = tx.batches[made.log_id]
         batch.whole_bytes = len(made.data)
-        batch.offset_written = bounds.get(made.log_id, Offset(-1))
+        at, batch.offset_written = known.get(made.log_id, (-1, Offset(-1)))
         if not applied:
             # The rest of a cut batch comes after the part that a crash has left.
-            batch.offset_at = offset_at.get(made.log_id, -1)
+            batch.offset_at = at
     tx.held_bytes = sum(
         batch.whole_bytes + PUT_OVERHEAD_BYTES * batch.put_count
         for batch in tx.batches.values()
