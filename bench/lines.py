@@ -50,9 +50,14 @@ class Payloads:
         return statistics.fmean(map(len, self.data))
 
     def of_one_length(self) -> "Payloads":
-        """Return as many equal messages of the same mean."""
+        """Return as many lines, cut or repeated to the mean of their lengths.
+
+        Each is an object of its own, as lines are: one that comes again and again is in
+        the processor's cache.
+        """
         size = round(self.mean_bytes)
-        return Payloads([b"x" * size] * len(self.data), f"{size} bytes each")
+        data = [(line * (size // len(line) + 1))[:size] for line in self.data]
+        return Payloads(data, f"{size} bytes each")
 
     def repeat(self, count: int) -> list[bytes]:
         """Return so many messages."""

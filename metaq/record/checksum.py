@@ -4,9 +4,7 @@
 of 128 bytes, and a tenth for a large block (docs/decisions/0043).
 """
 
-import sys
 import zlib
-from array import array
 from collections.abc import Callable, Iterable
 from itertools import repeat
 from operator import and_
@@ -32,8 +30,6 @@ _TRIED_BYTES: Final = (*range(300), 1 << 12, 1 << 16, 1 << 20)
 
 _ALL_BITS: Final = 0xFFFF_FFFF
 _ZEROS: Final = memoryview(bytes(1 << 20))
-_IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
-_CLEAR_TOP_BIT: Final = bytes(octet & 0x7F for octet in range(256))
 
 
 def _choose_crc32() -> Callable[..., int]:
@@ -89,16 +85,3 @@ def checksum_of_joined(first: int, second: int, size: int) -> int:
         value = crc32(_ZEROS[:size], value)
         size -= len(_ZEROS)
     return value ^ _ALL_BITS ^ second
-
-
-def pack_checksums(datas: Iterable[BytesLike]) -> bytes:
-    """Return the checksums of many, big-endian, four octets each, as records have them.
-
-    No interpreted instruction runs per checksum.
-    """
-    raw = array("I", map(crc32, datas))
-    if _IS_LITTLE_ENDIAN:
-        raw.byteswap()
-    octets = bytearray(raw.tobytes())
-    octets[0::4] = octets[0::4].translate(_CLEAR_TOP_BIT)
-    return bytes(octets)

@@ -32,9 +32,6 @@ HEADER: Final = Struct(">iiqi")
 HEADER_BYTES: Final = HEADER.size
 """20."""
 
-CHECKSUM_AT: Final = 4
-"""First byte of the checksum in a record."""
-
 ID_AT: Final = 8
 """First byte of the id in a record."""
 

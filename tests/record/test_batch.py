@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
-from metaq.record.batch import STEP_BYTES, UNIFORM_COUNT_MIN, BatchError, check_in_steps
+from metaq.record.batch import STEP_BYTES, BatchError, check_in_steps
 from metaq.record.ids import SEQUENCE_MASK, id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.pieces import join_in_steps
@@ -28,14 +28,13 @@ def batch_of(payloads: list[bytes]) -> bytearray:
     "payloads",
     [
         [b"abc"],
-        [b"abc"] * UNIFORM_COUNT_MIN,
         [b"abc"] * 5000,
         [b"abc", b"de"] * 5000,
         [b""] * 3,
         [b"", b"abc", b""],
         [b"abcd", b"", b"ab"],
     ],
-    ids=["one", "few", "uniform", "mixed", "empty", "some-empty", "mean-equals-none"],
+    ids=["one", "equal", "mixed", "empty", "some-empty", "mean-equals-none"],
 )
 def test_every_record_gets_its_id_and_nothing_else_changes(
     payloads: list[bytes],
@@ -50,7 +49,7 @@ def test_every_record_gets_its_id_and_nothing_else_changes(
     assert isinstance(scan_records(buffer), CleanEnd)
 
 
-@given(st.integers(-(2**62), 2**62), st.integers(UNIFORM_COUNT_MIN, 600))
+@given(st.integers(-(2**62), 2**62), st.integers(12, 600))
 @example(-2, 600)
 @example(SEQUENCE_MASK - 1, 600)
 def test_ids_of_records_of_one_length_are_those_of_any(
@@ -64,7 +63,7 @@ def test_ids_of_records_of_one_length_are_those_of_any(
     )
 
 
-LARGE = {"uniform": [b"x" * 100] * 9000, "mixed": [b"x" * 100, b"y" * 99] * 4500}
+LARGE = {"equal": [b"x" * 100] * 9000, "mixed": [b"x" * 100, b"y" * 99] * 4500}
 
 
 @pytest.mark.parametrize("payloads", LARGE.values(), ids=LARGE)
@@ -84,13 +83,12 @@ def test_a_large_batch_goes_in_steps(payloads: list[bytes]) -> None:
     assert error.detail.startswith(f"record {len(payloads) - 1}: expected checksum ")
 
 
-uniform = st.integers(1, 2 * UNIFORM_COUNT_MIN).map(lambda count: [b"abc"] * count)
-mixed = st.lists(st.binary(max_size=3), min_size=1, max_size=2 * UNIFORM_COUNT_MIN)
+some = st.lists(st.binary(max_size=3), min_size=1, max_size=24)
 
 
-@given(uniform | mixed)
+@given(some)
 def test_any_batch_reads_back(payloads: list[bytes]) -> None:
-    """Uniform or not, what was stamped is a valid log."""
+    """A stamped batch is a valid log."""
     buffer = batch_of(payloads)
     assert check_and_stamp(buffer, len(payloads), FIRST) is None
     result = scan_records(buffer)
@@ -99,7 +97,7 @@ def test_any_batch_reads_back(payloads: list[bytes]) -> None:
     assert read_record(buffer).payload == payloads[0]
 
 
-@given(uniform | mixed, st.lists(st.integers(0, 60)), st.integers(1, 60), st.data())
+@given(some, st.lists(st.integers(0, 60)), st.integers(1, 60), st.data())
 def test_cuts_change_nothing(
     payloads: list[bytes], cuts: list[int], step_bytes: int, data: st.DataObject
 ) -> None:
@@ -164,11 +162,11 @@ def test_broken_framing_is_refused(
 
 @pytest.mark.parametrize(
     "payloads",
-    [[b"abc"] * 4, [b"abc"] * UNIFORM_COUNT_MIN, [b"abc", b"de", b"abc", b"d"]],
-    ids=["few", "uniform", "mixed"],
+    [[b"abc"] * 4, [b"abc", b"de", b"abc", b"d"]],
+    ids=["equal", "mixed"],
 )
 def test_a_wrong_inner_checksum_is_refused(payloads: list[bytes]) -> None:
-    """On disk it would look like rot; uniform or not, the record is named."""
+    """On disk it would look like rot; the record is named."""
     buffer = batch_of(payloads)
     start = sum(20 + len(payload) for payload in payloads[:2])
     (stored,) = struct.unpack_from(">i", buffer, start + 4)
@@ -181,8 +179,8 @@ def test_a_wrong_inner_checksum_is_refused(payloads: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "payloads",
-    [[b"ab", b"abcd", b"abc"], [b"abcd"] * UNIFORM_COUNT_MIN],
-    ids=["mixed", "uniform"],
+    [[b"ab", b"abcd", b"abc"], [b"abcd"] * 12],
+    ids=["mixed", "equal"],
 )
 def test_a_payload_over_the_limit_is_refused(payloads: list[bytes]) -> None:
     """A batch is no way around the limit of a message; what is as long as it goes."""
@@ -195,16 +193,15 @@ def test_a_payload_over_the_limit_is_refused(payloads: list[bytes]) -> None:
     assert check_and_stamp(buffer, len(payloads), FIRST, payload_bytes_max=4) is None
 
 
-@pytest.mark.parametrize("count", [2, UNIFORM_COUNT_MIN])
-def test_every_flipped_bit_but_those_of_id_and_flag_is_refused(count: int) -> None:
+def test_every_flipped_bit_but_those_of_id_and_flag_is_refused() -> None:
     """Ids are overwritten and flags are free; all else is covered."""
-    raw = bytes(batch_of([b"ab"] * count))
+    raw = bytes(batch_of([b"ab"] * 3))
     for bit in range(len(raw) * 8):
         if 8 <= bit // 8 % 22 < 20:
             continue
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert check_and_stamp(damaged, count, FIRST) is not None, bit
+        assert check_and_stamp(damaged, 3, FIRST) is not None, bit
 
 
 def test_the_buffer_stays_free() -> None:

@@ -1,12 +1,10 @@
 """Golden bytes of records, checksums and attribute blocks."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metaq.errors import CorruptRecordError, LocalProtocolError
 from metaq.model import MessageId
-from metaq.record.checksum import checksum, pack_checksums
+from metaq.record.checksum import checksum
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
 from metaq.record.scan import read_record
@@ -72,13 +70,6 @@ def test_checksums_are_those_of_metaq(data: bytes, expected: int) -> None:
     assert checksum(data) == expected
     assert checksum(bytearray(data)) == expected
     assert checksum(memoryview(data)) == expected
-
-
-@given(datas=st.lists(st.binary(max_size=40), max_size=20))
-def test_packed_checksums_are_those_that_records_carry(datas: list[bytes]) -> None:
-    """Four octets each, top bit cleared."""
-    packed = pack_checksums(datas)
-    assert packed == b"".join(checksum(data).to_bytes(4) for data in datas)
 
 
 def test_a_known_checksum_is_not_computed_again() -> None:
