@@ -106,7 +106,7 @@ def test_an_owner_that_waits_for_an_empty_queue_is_told() -> None:
 
 
 def test_queued_bytes_leave_before_the_end() -> None:
-    """Nothing is left behind by a close that waits for the queue."""
+    """A close that waits for the queue loses nothing."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.queue(b"last words")
@@ -147,7 +147,7 @@ def test_a_lonely_reply_does_not_overtake() -> None:
 
 
 def test_a_lonely_reply_to_a_peer_that_is_gone_calls_nothing_back() -> None:
-    """The error is found, and told, at the end of the turn."""
+    """The error is found, and reported, at the end of the turn."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.pause_reading()
@@ -242,7 +242,7 @@ def test_a_fresh_range_does_not_overtake() -> None:
 
 
 def test_a_fresh_range_to_a_peer_that_is_gone_calls_nothing_back() -> None:
-    """The error is found, and told, at the end of the turn; the range is released."""
+    """The error is reported at the end of the turn; the range is released."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.pause_reading()
@@ -302,7 +302,7 @@ def test_a_file_is_opened_by_a_reader_thread() -> None:
 
 
 def test_a_range_that_is_shorter_than_promised_ends_the_connection() -> None:
-    """The header has left: no other bytes may stand where the range should."""
+    """The header has left: no other bytes may be sent instead of the range."""
 
     async def scenario(rig: Rig) -> None:
         short = Range(b"0123456789", 0, 20)

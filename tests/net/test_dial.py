@@ -38,7 +38,7 @@ class ScriptedLoop:
 
 
 async def dial_as(infos: Infos, connect: Connect | None = None) -> socket.socket:
-    """Dial a name that stands for the given addresses."""
+    """Dial a name that has the given addresses."""
     loop: Any = ScriptedLoop(infos, connect)
     return await dial("a.name", 1, loop=loop)
 
@@ -76,7 +76,7 @@ def test_ipv6_addresses_need_no_resolver() -> None:
 
 
 def test_the_next_address_is_tried_when_one_refuses() -> None:
-    """A name's addresses stand in for each other."""
+    """A name's addresses replace each other."""
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:

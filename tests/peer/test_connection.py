@@ -100,7 +100,7 @@ def test_a_request_that_travels_alone_has_left_when_submit_returns() -> None:
 def test_replies_in_any_order_and_in_any_pieces_find_their_requests(
     rng: random.Random,
 ) -> None:
-    """Pairing is by opaque alone, whatever the network does to the bytes."""
+    """Pairing is by opaque alone, however the network cuts the bytes."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent
@@ -371,7 +371,7 @@ def test_a_callback_that_fails_does_not_harm_the_others(
 
 
 def test_a_callback_may_close_the_connection() -> None:
-    """Closing amid replies fails the rest, once each."""
+    """Closing between replies fails the rest, once each."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent
@@ -443,7 +443,7 @@ def list_receipts(receipts: ReceiptColumns | None) -> list[Result]:
 
 
 def meaning_of(reply: object) -> object:
-    """Return what a put was told, where a reply may be one's; else the reply."""
+    """Return the outcome of a put, where a reply may be one's; else the reply."""
     assert isinstance(reply, Result | Value)
     try:
         return reply.opaque, parse_receipt(reply)

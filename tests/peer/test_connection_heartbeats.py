@@ -131,7 +131,7 @@ def test_a_heartbeat_that_finds_no_memory_is_sent_later() -> None:
 
 
 def test_a_slow_large_reply_is_no_missing_heartbeat() -> None:
-    """While bytes move, the answer to the heartbeat is merely behind them."""
+    """While bytes move, the answer to the heartbeat comes after them."""
 
     async def scenario(
         broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock

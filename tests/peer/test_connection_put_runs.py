@@ -24,7 +24,7 @@ ONE_BROKER = {"ScriptedBroker": "replies come as the test says"}
 
 
 class Listener:
-    """Keeps what is told of each put."""
+    """Keeps the outcome of each put."""
 
     def __init__(self, frames: list[bytes]) -> None:
         self.frames = frames
@@ -132,7 +132,7 @@ class LackingListener(Listener):
 
 
 def test_runs_whose_sizes_find_no_memory_are_in_doubt() -> None:
-    """Each run is told all the same, and so are those who wait for the end."""
+    """Each run gets its outcome, and so do those who wait for the end."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent

@@ -1,4 +1,4 @@
-"""A broker that cannot name damage: what lies behind is looked for, and found."""
+"""A broker that cannot name damage: the next data is searched for, and found."""
 
 import asyncio
 from collections.abc import Iterator
@@ -56,8 +56,8 @@ def test_the_first_byte_behind_a_gap_is_found(
     ("start", "gap", "end"),
     [
         (100, 100, 100),  # the end of the log
-        (100, 200, 200),  # bytes that are not readable yet: nothing lies behind
-        (100, 100, 200),  # put meanwhile
+        (100, 200, 200),  # bytes that are not readable yet: nothing comes after them
+        (100, 100, 200),  # put during the search
     ],
 )
 def test_where_there_is_no_gap_none_is_found(start: int, gap: int, end: int) -> None:
@@ -78,7 +78,7 @@ def test_where_there_is_no_gap_none_is_found(start: int, gap: int, end: int) -> 
 def test_bytes_that_become_readable_meanwhile_are_not_left_out(
     start: int, lost: int, behind: int, flushes: list[tuple[int, int]]
 ) -> None:
-    """A broker that syncs during the search is told from one that lost bytes."""
+    """A broker that syncs during the search differs from one that lost bytes."""
     gap, end = start + lost, start + lost + behind
     readable, step = start, 0
     search = GapSearch(Offset(start))
@@ -96,7 +96,7 @@ def test_bytes_that_become_readable_meanwhile_are_not_left_out(
 
 
 def test_a_log_whose_start_moves_meanwhile_is_another_one() -> None:
-    """The next get is told where it begins."""
+    """The next get knows where it begins."""
     search = GapSearch(Offset(100))
     search.on_reply(MovedTo(Offset(500)))
     search.on_reply(MovedTo(Offset(300)))
@@ -182,7 +182,7 @@ def test_a_log_reader_stops(broker: Any, offsets: list[Offset]) -> None:
 
 
 def test_where_nothing_lies_behind_a_log_reader_finds_no_gap(broker: Any) -> None:
-    """Bytes that are not readable yet may be; a refusal is told as it says."""
+    """Bytes that are not readable yet may be; a refusal is raised as it is."""
     broker.put(b"a")
     end = broker.inner.log_end()
     for refuses, kind in ((False, NoDataError), (True, ServerError)):
@@ -204,7 +204,7 @@ def test_a_get_at_the_end_has_no_messages(broker: Any, client: Any) -> None:
 def test_a_broker_that_refuses_everything_is_told_as_it_says(
     broker: Any, client: Any
 ) -> None:
-    """No readable byte lies behind: it is no gap."""
+    """No readable byte comes after it: it is no gap."""
     (offset,) = broker.put(b"a")
     broker.inner.lose(0, broker.inner.log_end(), refuses=True)
     with pytest.raises(ServerError):

@@ -96,7 +96,7 @@ def test_pieces_are_the_log_without_gap_or_overlap(broker: AnyBroker) -> None:
 
 
 def test_a_range_may_begin_and_end_anywhere(broker: AnyBroker) -> None:
-    """Bytes are bytes; nothing behind the end is asked for."""
+    """Bytes are bytes; nothing after the end is asked for."""
 
     async def work(reader: LogReader) -> None:
         whole = await pieces(reader, 0, 3_000_000)

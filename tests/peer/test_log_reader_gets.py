@@ -59,7 +59,7 @@ def test_gets_ahead_are_sent_once_and_answer_later_calls() -> None:
 
 
 def test_gets_that_are_no_longer_wanted_are_given_up() -> None:
-    """One of them that is wanted again is sent anew."""
+    """One of them that is wanted again is sent again."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = partial(log_of, 1000)
@@ -106,7 +106,7 @@ def test_a_reply_that_cannot_be_ends_the_connection() -> None:
 
 
 def test_a_reader_has_gets_ahead_until_a_reply_is_short() -> None:
-    """The end of a segment makes those behind it useless."""
+    """The end of a segment makes those after it useless."""
     end = 6 * GET_BYTES
 
     def answer(command: Command) -> Reply | None:

@@ -366,7 +366,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for_long(is_ours: bool) -> Non
 
 
 def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
-    """Hundreds of failed and lost connections leave nothing behind."""
+    """Hundreds of failed and lost connections leave nothing open."""
 
     async def scenario(pool: ConnectionPool) -> None:
         async with ScriptedBroker() as broker:

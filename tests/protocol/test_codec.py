@@ -210,7 +210,7 @@ def test_encoding_writes_the_canonical_bytes(
 
 @for_each("value, raw", CANONICAL + SYNONYMS)
 def test_reading_three_ways_gives_the_value(value: Command | Reply, raw: bytes) -> None:
-    """Whole; byte by byte with "not yet" at every prefix; with bytes behind it."""
+    """Whole; byte by byte with "not yet" at every prefix; with bytes after it."""
     whole = reader_of(value)
     whole.receive_data(raw)
     assert drain(whole) == [value]
@@ -234,7 +234,7 @@ def test_reading_three_ways_gives_the_value(value: Command | Reply, raw: bytes) 
 def test_any_cut_of_the_bytes_gives_the_same_commands(
     sent: list[Command], data: st.DataObject
 ) -> None:
-    """Cuts of the stream by TCP change nothing, and nothing stays behind."""
+    """Cuts of the stream by TCP change nothing, and nothing is left."""
     raw = b"".join(map(encode, sent))
     server = Connection(Role.SERVER, WireLimits())
     heard: list[Event] = []

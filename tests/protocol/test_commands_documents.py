@@ -57,14 +57,14 @@ def test_the_examples_of_the_document_decode(direction: str, line: str) -> None:
 def test_the_capabilities_example_is_readable() -> None:
     """The body in the document announces everything."""
     (body,) = re.findall(r"(metaq/1\.0;.*)$", DOCUMENT, re.MULTILINE)
-    told = decode_version_body(body)
-    assert told.has_mput
-    assert told.spans
-    assert told.dedup
-    assert told.mput_tx
-    assert told.together
-    assert (told.wait_ms_max, told.payload_bytes_max) == (30000, 16777216)
-    assert (told.batch_bytes_max, told.batch_records_max) == (8388608, 65536)
+    found = decode_version_body(body)
+    assert found.has_mput
+    assert found.spans
+    assert found.dedup
+    assert found.mput_tx
+    assert found.together
+    assert (found.wait_ms_max, found.payload_bytes_max) == (30000, 16777216)
+    assert (found.batch_bytes_max, found.batch_records_max) == (8388608, 65536)
 
 
 def test_the_default_limits_are_those_of_the_document() -> None:

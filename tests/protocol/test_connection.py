@@ -50,7 +50,7 @@ def test_a_server_swallows_replies(raw: bytes) -> None:
 
 
 def test_a_swallowed_reply_leaves_the_stream_in_step() -> None:
-    """The command behind it is read, however the bytes are cut."""
+    """The command after it is read, however the bytes are cut."""
     raw = b"result 200 5 1\r\nputs!" + b"version 7\r\n"
     for cut in range(len(raw)):
         conn = server()
@@ -178,7 +178,7 @@ def test_a_wrong_count_of_tokens_breaks_only_behind_the_payload() -> None:
 
 
 def test_events_before_a_breach_come_first_and_the_breach_stays() -> None:
-    """Earlier commands are owed their replies; nothing behind the breach is read."""
+    """Earlier commands get their replies; nothing after the breach is read."""
     conn = server()
     conn.receive_data(b"version 1\r\nfoo\r\nversion 2\r\n")
     assert conn.next_event() == Version(1)
@@ -232,7 +232,7 @@ def test_a_hot_loop_may_pass_a_remembered_search() -> None:
 
 
 def test_unread_lines_survive_feeding_without_asking() -> None:
-    """Feeding twice before asking loses nothing, whatever was consumed before."""
+    """Feeding twice before asking loses nothing, however much was consumed before."""
     conn = server()
     conn.receive_data(b"v 1\r\nv 2\r\nversion 3\r")
     assert conn.next_event() == Version(1)

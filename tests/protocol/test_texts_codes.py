@@ -1,4 +1,4 @@
-"""Codes behind texts of refusals: what is written is read, all else means nothing."""
+"""Codes after texts of refusals: what is written is read, all else is ignored."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ NAMES = st.from_regex("[a-z][a-z0-9-]{0,31}", fullmatch=True)
     values=st.dictionaries(NAMES, st.text(max_size=20), max_size=4),
 )
 def test_what_is_written_is_read(text: str, word: str, values: dict[str, str]) -> None:
-    """Whatever the text is, and whatever the values are; nothing breaks the line."""
+    """With any text and any values; nothing breaks the line."""
     body = with_code(text, word, values)
     assert split_code(body) == (text, ReplyCode(word, values))
     assert body.removeprefix(text).isprintable()

@@ -33,7 +33,7 @@ def test_it_is_zlibs_at_every_length(start: int) -> None:
 
 @given(st.binary(), st.binary(max_size=2000))
 def test_it_goes_on_behind_other_bytes(before: bytes, behind: bytes) -> None:
-    """The checksum of some bytes is a start for that of those behind."""
+    """The checksum of some bytes is a start for that of those after."""
     assert crc32(behind, crc32(before)) == zlib.crc32(before + behind)
 
 

@@ -87,7 +87,7 @@ def test_what_has_neither_is_written_as_metaq_writes_it(
 def test_an_attribute_without_the_bit_is_never_misread(
     attribute: str, key: bytes | None, headers: list[tuple[str, bytes]]
 ) -> None:
-    """Whatever stands in it, a line of properties included."""
+    """Any text in it, a line of properties included."""
     for text in (attribute, encode_properties(key, headers) + "\n" + attribute):
         payload, flag = encode_payload(b"data", text)
         assert flag == 1

@@ -15,7 +15,7 @@ from metaq.record.ids import (
 
 
 class StepClock:
-    """A wall clock that says what it is told."""
+    """A wall clock that the test sets."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms
@@ -66,7 +66,7 @@ def test_a_clock_that_steps_back_changes_nothing() -> None:
 
 
 def test_ids_start_behind_the_floor() -> None:
-    """The largest id on disk is a floor, whatever the clock says."""
+    """The largest id on disk is a floor, at any time of the clock."""
     floor = (5000 << ID_MS_SHIFT) | (3 << 12) | 4095
     ids = generator(StepClock(ID_ZERO_MS + 100), floor=floor)
     assert ids.peek() == id_after(MessageId(floor), 1) > floor
@@ -123,7 +123,7 @@ def test_id_after_adds_up_and_grows(first: int, a: int, b: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2**42), st.integers(1, 9000)), max_size=20))
 def test_ids_never_repeat_under_any_clock(steps: list[tuple[int, int]]) -> None:
-    """Whatever the clock does between reservations, every range lies above the last."""
+    """However the clock moves between reservations, every range is above the last."""
     clock = StepClock(0)
     ids, last = generator(clock), NO_FLOOR
     for ms, count in steps:

@@ -1,4 +1,4 @@
-"""A walk ends in one of three results; the search finds what lies behind damage."""
+"""A walk ends in one of three results; the search finds what follows damage."""
 
 import re
 
@@ -33,7 +33,7 @@ def log_of(payloads: list[bytes]) -> bytes:
 
 
 def test_a_whole_buffer_ends_cleanly() -> None:
-    """Every record is counted, placed, and the last id is told."""
+    """Every record is counted, placed, and the last id is returned."""
     starts: list[Position] = []
     assert scan_records(A + B + C, starts=starts) == CleanEnd(95, 3, -2 + 5)
     assert starts == [0, 25, 45]

@@ -1,4 +1,4 @@
-"""Nothing that lies on a disk or comes from a peer makes this package raise."""
+"""No bytes from a disk or a peer make this package raise."""
 
 import contextlib
 

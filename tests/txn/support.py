@@ -50,7 +50,7 @@ class PutTicket:
 
 @dataclass
 class Answer:
-    """Outcome of a verdict."""
+    """Outcome of a decision."""
 
     is_done: bool = False
     vote: int | None = None
@@ -339,7 +339,7 @@ class Story:
     is_rolled_back: bool = False
     is_prepared: bool = False
     was_asked: bool = False
-    """A verdict was asked for; what became of it shows in the other fields."""
+    """A decision was asked for; the other fields show its outcome."""
     together: frozenset[str] = frozenset()
     """Keys that are committed by one command, its own among them."""
     is_synced: bool = False
@@ -359,7 +359,7 @@ def check_stories(
     prepared can be committed, and is there then. A commit that was answered holds.
 
     Args:
-        bench: open, behind the crash.
+        bench: open, after the crash.
         stories: what was promised.
         keeps_last: whether prepares and rollbacks hold that were answered and not
             synced: in flush mode 1 there are none, and a kill loses nothing.
@@ -398,5 +398,5 @@ def check_stories(
 
 
 def killed(bench: TransactionBench, **options: object) -> TransactionBench:
-    """Return the bench of the start behind a kill."""
+    """Return the bench of the start after a kill."""
     return opened(bench.fs.crash(keep_all), **options)

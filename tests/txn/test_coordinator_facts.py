@@ -99,21 +99,21 @@ def test_a_prepared_transaction_is_restored_with_its_puts() -> None:
     assert again.payloads() == [b"one", b"two"]
 
 
-@pytest.mark.parametrize("verdict", ["commit", "rollback"])
-def test_prepare_and_verdict_then_reopen(verdict: str) -> None:
-    """Nothing is pending behind it, and nothing is applied twice."""
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+def test_prepare_and_decision_then_reopen(decision: str) -> None:
+    """Nothing is pending after it, and nothing is applied twice."""
     bench = opened(FaultyFileSystem())
     bench.begin(XA)
     bench.put(XA, A, b"x")
     bench.prepare(XA)
     bench.run()
-    answer = getattr(bench, verdict)(XA)
+    answer = getattr(bench, decision)(XA)
     bench.run()
     assert answer.is_good
     for _ in range(2):
         bench = killed(bench)
         assert bench.coordinator.views() == []
-        assert bench.payloads() == ([b"x"] if verdict == "commit" else [])
+        assert bench.payloads() == ([b"x"] if decision == "commit" else [])
 
 
 def test_puts_and_commit_then_reopen() -> None:
@@ -148,7 +148,7 @@ def test_a_put_without_a_begin_is_refused() -> None:
 
 
 def test_a_verdict_on_what_has_ended_is_refused() -> None:
-    """A second commit, a rollback behind a commit, a commit behind a rollback."""
+    """A second commit, a rollback after a commit, a commit after a rollback."""
     bench = opened(FaultyFileSystem())
     for first in ("commit", "rollback"):
         bench.begin(XA)
@@ -166,7 +166,7 @@ def test_a_verdict_on_what_has_ended_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_hundred_connections_with_checkpoints_leave_nothing_active(seed: int) -> None:
-    """Their steps are mixed, over redo files of 512 bytes: behind a restart no
+    """Their steps are mixed, over redo files of 512 bytes: after a restart no
     transaction is active, one file is left, and each that was committed is there.
     """
     bench, random = opened(FaultyFileSystem(), file_bytes_max=512), Random(seed)
@@ -286,7 +286,7 @@ def test_checkpoints_are_written_when_newer_and_few_are_kept() -> None:
 
 
 def test_a_checkpoint_names_the_oldest_that_is_not_finished() -> None:
-    """Replay begins there, and finds all that is prepared behind it."""
+    """Replay begins there, and finds all that is prepared after it."""
     bench = opened(FaultyFileSystem())
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"done")
@@ -500,7 +500,7 @@ class CrowdedFileSystem(FaultyFileSystem):
 def test_no_room_for_the_next_file_is_no_end_of_the_journal(
     error: StorageError, barred: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The present one goes on, which is told once; the next comes when it can."""
+    """The present one goes on, which is logged once; the next comes when it can."""
     fs = CrowdedFileSystem()
     bench = opened(fs, file_bytes_max=100)
     assert journal_numbers(fs, JOURNAL) == [1]
@@ -525,8 +525,8 @@ def test_no_room_for_the_next_file_is_no_end_of_the_journal(
 
 
 def test_a_partition_without_room_is_told_and_tried_again() -> None:
-    """Refused before the decision: rolled back. Refused behind it: committed all the
-    same, told with a code that says so, and there when there is room.
+    """Refused before the decision: rolled back. Refused after it: committed all the
+    same, answered with a code for that, and stored when there is free space.
     """
     bench = opened(FaultyFileSystem())
     bench.begin(XA)
@@ -552,7 +552,7 @@ def test_a_partition_without_room_is_told_and_tried_again() -> None:
 
 
 def test_a_commit_finds_its_batch_behind_other_puts() -> None:
-    """Its record says where the log ended; the batch lies behind what came between."""
+    """Its record says where the log ended; the batch is after what came between."""
     bench = opened(FaultyFileSystem())
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"in between")
@@ -717,7 +717,7 @@ def test_bounds_are_kept_told_and_counted() -> None:
 
 
 def test_the_journal_has_a_bound() -> None:
-    """A full one takes no puts; verdicts are taken, and make room."""
+    """A full one takes no puts; decisions are taken, and free space."""
     bench = limited(journal_bytes_max=100, held_bytes_max=1 << 20)
     bench.begin(XA)
     bench.put(XA, A, b"x" * 200)

@@ -159,7 +159,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(first=keys, second=keys)
     def race(self, first: str, second: str) -> None:
-        """Two coordinators give one transaction both verdicts, in the same moment."""
+        """Two coordinators decide one transaction both ways, in the same moment."""
         modelled = self.open.get(first)
         if modelled is None or not modelled.is_prepared or first != second:
             return

@@ -149,7 +149,7 @@ def test_a_partition_has_to_have_room_for_all_of_them() -> None:
 
 
 def test_without_room_for_the_side_file_they_stay_prepared() -> None:
-    """Nothing is decided, and either verdict can follow."""
+    """Nothing is decided, and either decision can follow."""
     fs = FaultyFileSystem()
     bench = opened(fs)
     prepared(bench, X1, X2, X3)
@@ -274,7 +274,7 @@ def test_what_a_start_cannot_append_is_seen_in_one_step_later() -> None:
 
 
 def test_a_topic_that_is_deleted_beside_them_stays_empty() -> None:
-    """The deletion is noted behind their records, whatever a crash leaves of both."""
+    """The deletion is noted after their records, of which a crash may leave any part."""
     fs = FaultyFileSystem()
     bench = opened(fs, file_bytes_max=200)
     prepared(bench, X1, X2)

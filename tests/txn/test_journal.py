@@ -123,7 +123,7 @@ def test_a_bug_takes_the_journal_offline_and_leaves_nothing_unanswered(
 def test_a_bug_behind_one_outcome_leaves_the_others_told(
     is_refused: bool,
 ) -> None:
-    """Those of its group come behind it."""
+    """Those of its group come after it."""
 
     def fail(_outcome: object) -> None:
         raise MemoryError("no memory to answer")
@@ -171,7 +171,7 @@ def test_a_disk_that_hangs_is_told_once_and_asked_once(
 
 
 def test_a_slow_sync_is_measured_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """As one of a segment is: every verdict of the group waited for it."""
+    """As one of a segment is: every decision of the group waited for it."""
     bench = opened(FaultyFileSystem())
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"x")

@@ -294,9 +294,9 @@ def test_a_kill_at_every_call_keeps_what_was_promised(
 def test_a_power_cut_at_every_call_keeps_what_was_promised(
     seed: int, rng: random.Random, kind: type[Life], sync_mode: int
 ) -> None:
-    """Whatever of the rest the disk kept, in each mode's own terms: with a sync at each
-    verdict nothing that was answered is lost; in the other modes prepares and rollbacks
-    are, if no sync came behind them, and nothing is half or twice there either.
+    """Whatever of the rest the disk kept, as its mode promises: with a sync at each
+    decision nothing answered is lost; in the other modes prepares and rollbacks
+    are, if no sync came after them, and nothing is half or twice there either.
 
     A run takes one of these ends for each call that it tries, a whole one all.
     """
@@ -311,8 +311,8 @@ def test_a_power_cut_at_every_call_keeps_what_was_promised(
 def test_whichever_call_fails_what_was_promised_is_kept(
     rng: random.Random, kind: type[Life]
 ) -> None:
-    """For every n: after the n-th call failed, whatever was answered with success holds
-    after a restart and after a power cut, and every verdict was answered.
+    """For every n: after the n-th call failed, everything answered with success holds
+    after a restart and after a power cut, and every decision was answered.
 
     A run takes one of these ends for each call, a whole one all.
     """

@@ -199,7 +199,7 @@ def test_no_crash_is_called_damage(seed: int, rng: random.Random) -> None:
 
 
 def open_twice(disk: FaultyFileSystem, *, is_full: bool) -> bool:
-    """Open a journal, once more where there was no space; tell whether there was none.
+    """Open a journal, once more where there was no space; return whether that was so.
 
     Raises:
         StorageError: another error.

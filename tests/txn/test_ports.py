@@ -71,7 +71,7 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
 
 def test_the_offset_is_told_before_a_byte_is_written() -> None:
     """Once for each append that is written, and not for one that is void; what is
-    returned for many is done once, behind them.
+    returned for many is done once, after them.
     """
     bench = opened(FaultyFileSystem())
     sink = sink_of(bench)

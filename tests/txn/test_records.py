@@ -103,7 +103,7 @@ def test_a_put_record_is_read() -> None:
 
 
 def test_a_commit_record_is_read_with_its_attachment() -> None:
-    """The attachment lies behind the length of the record, and is part of it."""
+    """The attachment comes after the length of the record, and is part of it."""
     record, end = decode_record(XA_COMMIT, 0, len(XA_COMMIT))
     assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (LOCATION,))
     assert end == len(XA_COMMIT)
@@ -134,7 +134,7 @@ def test_recorded_journals_are_read_to_their_end(moment: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_record_or_none(data: bytes) -> None:
-    """Foreign bytes raise one error, whatever they are."""
+    """Any foreign bytes raise the same error."""
     try:
         record, end = decode_record(data, 0, len(data))
     except RecordError:

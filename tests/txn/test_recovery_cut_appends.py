@@ -206,7 +206,7 @@ def test_a_part_is_not_shown_before_the_rest_is_there(
     keys: tuple[str, ...], segment_bytes_max: int, rng: random.Random
 ) -> None:
     """Whatever is left, for as many starts as there is no room; then it goes on without
-    a restart, and lies in one segment.
+    a restart, and is in one segment.
     """
     start_again = partial(start_full, segment_bytes_max=segment_bytes_max)
     for disk, parts in quarter(cut_disks(keys), rng):
@@ -257,7 +257,7 @@ def test_a_start_without_room_for_the_journal_does_not_show_a_part_either(
 
 
 def test_a_put_in_front_of_the_rest_is_refused() -> None:
-    """The text says where, and what is there; a put behind the rest is taken."""
+    """The text says where, and what is there; a put after the rest is taken."""
     disk = next(disk for disk, parts in cut_disks(ALONE) if A in parts)
     bench = start_full(disk)
     log = bench.logs.manager.logs()[A]

@@ -42,7 +42,7 @@ class JavaStart:
     """The replay of MetaQ 1.4 (broker spec 5.7): by places alone, no look at ids."""
 
     logs: Batches
-    """Readable messages; batches that it misses come behind."""
+    """Readable messages; batches that it misses come after them."""
     open: dict[str, Batches] = field(default_factory=dict)
     """In flight: rolled back at the end of the start."""
     prepared: dict[str, Batches] = field(default_factory=dict)

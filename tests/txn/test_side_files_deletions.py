@@ -132,7 +132,7 @@ def test_a_deletion_that_cannot_be_noted_is_held_up() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_kill", [True, False], ids=["kill", "power"])
 def test_a_deletion_may_be_cut_anywhere(seed: int, is_kill: bool) -> None:
-    """It is done again behind the start, like a broker does, and nothing comes back."""
+    """It is done again after the start, like a broker does, and nothing comes back."""
     fs = FaultyFileSystem()
     steps: list[str] = []
 

@@ -97,7 +97,7 @@ def test_what_is_prepared_ends_by_a_verdict_alone(key: str) -> None:
 
 
 def test_unknown_and_heuristic_transactions_have_their_codes() -> None:
-    """Local ones are told in plain text, XA ones with a code."""
+    """Local ones are answered in plain text, XA ones with a code."""
     assert (
         str(not_started(LOCAL)) == f"Local transaction '{LOCAL}' has not been started."
     )
