@@ -483,7 +483,10 @@ class BrokerConnection:
         self._late_count = 0
         self._answered_s = self._received_s
         self._note_answered(run, len(rows))
-        self._call(run.listener.on_receipts, _columns(rows))
+        try:
+            run.listener.on_receipts(_columns(rows))
+        except Exception:  # noqa: BLE001  # the other requests need their outcome
+            self._log_callback()
 
     def _note_answered(self, run: _Run, count: int) -> None:
         run.left -= count

@@ -139,9 +139,7 @@ class Peer:
     async def send(self, data: bytes) -> None:
         """Send bytes and wait until the broker has read them."""
         self.write(data)
-        await until(
-            lambda: self.session.channel.received_bytes >= self._sent
-        )
+        await until(lambda: self.session.channel.received_bytes >= self._sent)
 
     async def read_some(self) -> bytes:
         """Return what comes next; b"" when the broker closed."""

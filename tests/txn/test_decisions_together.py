@@ -274,7 +274,7 @@ def test_what_a_start_cannot_append_is_seen_in_one_step_later() -> None:
 
 
 def test_a_topic_that_is_deleted_beside_them_stays_empty() -> None:
-    """The deletion is noted after their records, of which a crash may leave any part."""
+    """The deletion is noted after their records; a crash may leave any part of both."""
     fs = FaultyFileSystem()
     bench = opened(fs, file_bytes_max=200)
     prepared(bench, X1, X2)

@@ -1,4 +1,4 @@
-"""Outcomes of operators are kept, reported and forgotten; a Java broker's left alone."""
+"""Outcomes of operators are kept, reported, forgotten; a Java broker's left alone."""
 
 import errno
 
