@@ -1,8 +1,8 @@
-"""System calls used here, and their refusals as errors of our tree.
+"""The system calls that this package uses, and their failures as errors of our tree.
 
-No room (ENOSPC, EDQUOT) is `NoSpaceError`, which may pass by itself; everything else
-is `DiskError`. A failed *sync* is always a `DiskError`, whatever its number: room that
-comes back does not bring back the pages that a sync has dropped.
+ENOSPC and EDQUOT become `NoSpaceError`, which may pass by itself; everything else is
+`DiskError`. A failed *sync* is always a `DiskError`: space that is freed later does not
+restore the pages that a failed sync dropped.
 
 Keep in step: `tests/rigs/faulty_calls.py` implements `SystemCalls` in memory.
 """
@@ -13,7 +13,6 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol
 
 from metaq.errors import DiskError, NoSpaceError
@@ -22,7 +21,7 @@ BUFFERS_PER_CALL_MAX: Final = 1024
 """Buffers handed to one writev: IOV_MAX of Linux, which refuses more."""
 
 LOCK_OR_REFUSE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
-"""Operation of flock: sole ownership, without waiting."""
+"""Operation of flock: an exclusive lock, without waiting."""
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -35,135 +34,71 @@ Buffer = bytes | bytearray | memoryview
 """Bytes to write; a memoryview has items of one byte each."""
 
 
-class FileStatus(Protocol):
-    """The part of `os.stat_result` that is used."""
-
-    @property
-    def st_mode(self) -> int:
-        """Return type and permissions."""
-        ...
-
-    @property
-    def st_dev(self) -> int:
-        """Return the number of the disk it lies on."""
-        ...
-
-    @property
-    def st_ino(self) -> int:
-        """Return its number on that disk."""
-        ...
-
-    @property
-    def st_size(self) -> int:
-        """Return the size in bytes."""
-        ...
-
-    @property
-    def st_mtime_ns(self) -> int:
-        """Return the time of the last change in nanoseconds since 1970."""
-        ...
-
-
-class DiskStatus(Protocol):
-    """The part of `os.statvfs_result` that is used."""
-
-    @property
-    def f_bavail(self) -> int:
-        """Return the free blocks an unprivileged writer may take."""
-        ...
-
-    @property
-    def f_frsize(self) -> int:
-        """Return the bytes per block."""
-        ...
-
-
 class SystemCalls(Protocol):
     """The calls of the kernel, as `os` has them: they raise `OSError`."""
 
     def open(self, path: Path, flags: int, mode: int, /) -> int:
         """Open or create a file; the descriptor is not inherited."""
-        ...
 
     def close(self, fd: int, /) -> None:
-        """Give a descriptor back, and the lock it holds."""
-        ...
+        """Close a descriptor and release the lock it holds."""
 
     def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
-        """Write some of the bytes, in order; return how many, short when cut."""
-        ...
+        """Write bytes in order; return the count, which may be short."""
 
     def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
-        """Write some of the bytes at `position`; return how many, short when cut."""
-        ...
+        """Write bytes at `position`; return the count, which may be short."""
 
     def pread(self, fd: int, size: int, position: int, /) -> bytes:
         """Return up to `size` bytes from `position`; none at the end."""
-        ...
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
         """Fill some of the buffers from `position`; return the count of bytes."""
-        ...
 
     def is_cached(self, fd: int, position: int, size: int, /) -> bool:
-        """Tell whether `size` bytes, 1 or more, can be read without the device."""
-        ...
+        """Return whether `size` bytes, 1 or more, can be read without the device."""
 
     def warm(self, fd: int, position: int, size: int, /) -> None:
-        """Read bytes into the page cache, and not into this process; blocks."""
-        ...
+        """Read bytes into the page cache, not into this process; blocks."""
 
     def fdatasync(self, fd: int, /) -> None:
         """Wait until the bytes and the size of a file are on the device."""
-        ...
 
     def fsync(self, fd: int, /) -> None:
         """Wait until the names in a directory are on the device."""
-        ...
 
     def ftruncate(self, fd: int, size: int, /) -> None:
         """Set the size of a file; new bytes are zero."""
-        ...
 
-    def fstat(self, fd: int, /) -> FileStatus:
+    def fstat(self, fd: int, /) -> os.stat_result:
         """Return the status of an open file."""
-        ...
 
-    def stat(self, path: Path, /) -> FileStatus:
+    def stat(self, path: Path, /) -> os.stat_result:
         """Return the status of the file or directory of this name."""
-        ...
 
-    def statvfs(self, path: Path, /) -> DiskStatus:
-        """Return the room on the disk of this path."""
-        ...
+    def statvfs(self, path: Path, /) -> os.statvfs_result:
+        """Return the free space of the disk of this path."""
 
     def listdir(self, path: Path, /) -> list[str]:
         """Return the names in a directory, in no order."""
-        ...
 
     def rename(self, source: Path, target: Path, /) -> None:
         """Give a file another name, replacing any file that has it."""
-        ...
 
     def unlink(self, path: Path, /) -> None:
         """Remove a file's name."""
-        ...
 
     def mkdir(self, path: Path, mode: int, /) -> None:
         """Create a directory."""
-        ...
 
     def rmdir(self, path: Path, /) -> None:
         """Remove an empty directory."""
-        ...
 
     def flock(self, fd: int, operation: int, /) -> None:
         """Lock an open file, or raise `BlockingIOError`."""
-        ...
 
     def descriptor(self, fd: int, /) -> int:
         """Return a descriptor that other calls of this process understand."""
-        ...
 
 
 class LinuxCalls:
@@ -181,6 +116,7 @@ class LinuxCalls:
     fstat = staticmethod(os.fstat)
     stat = staticmethod(os.stat)
     statvfs = staticmethod(os.statvfs)
+    listdir = staticmethod(os.listdir)
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)
@@ -188,15 +124,11 @@ class LinuxCalls:
     flock = staticmethod(fcntl.flock)
 
     def is_cached(self, fd: int, position: int, size: int, /) -> bool:
-        """Tell whether reading a range would not wait for the disk.
+        """Return whether the first and the last page of a range are in the page cache.
 
-        The question is about the first and the last page only. Pages between them may
-        have been dropped alone; that costs the caller one disk read.
-
-        Returns:
-            False when one of the two is not in the page cache, or not in the file at
-            all. Where the file system cannot say (tmpfs), whether the range is in the
-            file: warming would not help with the rest.
+        A page between them may be missing; that costs the caller one disk read. Where
+        the file system cannot say (tmpfs), the answer is whether the file has the
+        range: warming would not help with the rest.
         """
         try:
             for at in (position, position + size - 1):
@@ -209,7 +141,7 @@ class LinuxCalls:
         return True
 
     def warm(self, fd: int, position: int, size: int, /) -> None:
-        """Send a range to the null device: the kernel reads its pages in."""
+        """Send a range to the null device, so that the kernel reads its pages."""
         end = position + size
         while position < end:
             count = min(end - position, WARM_CALL_BYTES)
@@ -219,13 +151,8 @@ class LinuxCalls:
             position += sent
 
     @staticmethod
-    def listdir(path: Path) -> list[str]:
-        """Return the names in a directory, in no order."""
-        return os.listdir(path)
-
-    @staticmethod
     def descriptor(fd: int) -> int:
-        """Return the descriptor itself: it is a real one."""
+        """Return the descriptor itself."""
         return fd
 
 
@@ -235,9 +162,9 @@ def _null_device() -> int:
 
 
 class Translated:
-    """Turn the kernel's refusal inside the block into an error of our tree.
+    """Turn an `OSError` in the block into an error of our tree.
 
-    A class: a generator would cost more than some of the calls in it.
+    A class, because a generator would cost more than some of the calls in the block.
     """
 
     __slots__ = ("_operation", "_path")
@@ -249,25 +176,20 @@ class Translated:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         if not isinstance(error, OSError):
             return
         operation, number = self._operation, error.errno or 0
         name = errno.errorcode.get(number, str(number))
         if number in _NO_SPACE and operation != "sync":
             raise NoSpaceError(
-                f"{operation} found no room: path={self._path} error={name}"
+                f"{operation} found no free space: path={self._path} error={name}"
             ) from error
         raise DiskError(operation, str(self._path), name) from error
 
 
 def write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write all bytes, however few the kernel takes at a time."""
+    """Write all bytes, with as many calls as it takes."""
     for first in range(0, len(buffers), BUFFERS_PER_CALL_MAX):
         group = buffers[first : first + BUFFERS_PER_CALL_MAX]
         missing = sum(map(len, group))
@@ -281,7 +203,7 @@ def write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:
 
 
 def _without_prefix(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Return the buffers that remain behind the first `count` bytes."""
+    """Return the buffers that remain after the first `count` bytes."""
     for index, buffer in enumerate(buffers):
         if count < len(buffer):
             return [memoryview(buffer)[count:], *buffers[index + 1 :]]

@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import LogDirLockedError, NoSpaceError, StorageError
+from metaq.errors import DiskError, LogDirLockedError, NoSpaceError, StorageError
 from metaq.fs.calls import (
     LOCK_OR_REFUSE,
     Buffer,
-    FileStatus,
     LinuxCalls,
     SystemCalls,
     Translated,
@@ -38,27 +37,26 @@ _PID_DIGITS_MAX: Final = 32
 class FileSystem:
     """Disk operations.
 
-    Every method raises `NoSpaceError` when there is no room and `DiskError` for any
-    other refusal (a missing file is "ENOENT"); any other exception is a bug.
+    Every method raises `NoSpaceError` when the disk is full and `DiskError` for any
+    other failure (a missing file is "ENOENT"); any other exception is a bug.
     """
 
     def __init__(self, calls: SystemCalls) -> None:
         self._calls = calls
 
     def open_syncs(self) -> KernelSyncs | None:
-        """Return syncs for one thread, to be closed; None: these files have none."""
+        """Return asynchronous syncs for one thread, which closes them; None: none."""
         return None
 
     def open_append(
         self, path: Path, *, create: bool, is_synced: bool = True
     ) -> AppendFile:
-        """Open a file for appending.
+        """Open a file for appending; an existing one keeps its bytes.
 
         Args:
             path: The file; its directory exists.
-            create: Create it, with its name durable, when it is missing. Without it
-                a missing file is an error. An existing file keeps its bytes.
-            is_synced: Without it the name is durable after `sync_directory` alone.
+            create: Create a missing file, with its name durable.
+            is_synced: If false, only `sync_directory` makes the name durable.
         """
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         with Translated("open", path):
@@ -82,10 +80,8 @@ class FileSystem:
     def open_update(self, path: Path, *, create: bool = False) -> UpdateFile:
         """Open a file for writing at any position.
 
-        Args:
-            path: The file; its directory exists.
-            create: Create it, or empty it when it exists; its name is durable after
-                `sync_directory`. Without it a missing file is an error.
+        `create` makes it, or empties an existing one; its name is durable after
+        `sync_directory`.
         """
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
@@ -95,32 +91,31 @@ class FileSystem:
         return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
-        """Open an existing file for reading; a pipe in its place is not waited for."""
-        # Without O_NONBLOCK a pipe would wait for a writer. Files do not ask.
+        """Open an existing file for reading; does not wait if it is a pipe."""
+        # Without O_NONBLOCK a pipe would wait for a writer. Files ignore the flag.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         with Translated("open", path):
             fd = self._calls.open(path, flags, FILE_MODE)
         return ReadFile(self._calls, path, fd)
 
+    def try_open_read(self, path: Path) -> ReadFile | None:
+        """Open a file as `open_read` does; return None if there is none."""
+        try:
+            return self.open_read(path)
+        except DiskError as error:
+            if error.errno_name != "ENOENT":
+                raise
+            return None
+
     def mtime_ms(self, path: Path) -> Millis:
         """Return when a file was last changed, in milliseconds since 1970."""
-        file = self.open_read(path)
-        try:
+        with self.open_read(path) as file:
             return file.mtime_ms()
-        finally:
-            file.close()
 
     def read_file(self, path: Path, size_max: SizeBytes) -> bytes:
-        """Return a whole small file.
-
-        Raises:
-            StorageError: The file is larger than `size_max`; nothing is returned.
-        """
-        file = self.open_read(path)
-        try:
+        """Return a whole file; raise `StorageError` if it is larger than `size_max`."""
+        with self.open_read(path) as file:
             data = file.read_at(Position(0), SizeBytes(size_max + 1))
-        finally:
-            file.close()
         if len(data) > size_max:
             raise StorageError(
                 f"file is too large: path={path} expected at most {size_max} bytes,"
@@ -138,16 +133,13 @@ class FileSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with Translated("open", temporary):
             fd = self._calls.open(temporary, flags, FILE_MODE)
-        file = AppendFile(self._calls, temporary, fd)
         try:
-            try:
+            with AppendFile(self._calls, temporary, fd) as file:
                 file.write(data)
                 file.sync()
-            finally:
-                file.close()
             self.rename(temporary, path)
         except StorageError:
-            # The error that matters is on its way; a leftover does no harm.
+            # Raise the first error; a file that is left over does no harm.
             with suppress(OSError):
                 self._calls.unlink(temporary)
             raise
@@ -178,7 +170,7 @@ class FileSystem:
     def make_directory(self, path: Path, *, is_synced: bool = True) -> None:
         """Create one directory level, durable on return; an existing one is kept.
 
-        Without `is_synced` it is durable after `sync_directory` of its parent alone.
+        Without `is_synced` only `sync_directory` of its parent makes it durable.
         """
         with Translated("mkdir", path):
             try:
@@ -187,7 +179,7 @@ class FileSystem:
                 if not self.is_directory(path):
                     raise
         if is_synced:
-            # Also for an existing one, for the reason given in `open_append`.
+            # Also for an existing one; see `open_append`.
             self.sync_directory(path.parent)
 
     def remove_directory(self, path: Path) -> None:
@@ -197,7 +189,7 @@ class FileSystem:
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
-        """Wait until the names in a directory are on disk; errors are final."""
+        """Wait until the names in a directory are on disk; an error is final."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with Translated("open", path):
             fd = self._calls.open(path, flags, 0)
@@ -213,11 +205,11 @@ class FileSystem:
             return tuple(sorted(self._calls.listdir(path)))
 
     def exists(self, path: Path) -> bool:
-        """Tell whether a file or directory has this name."""
+        """Return whether a file or directory has this name."""
         return self._status(path) is not None
 
     def is_directory(self, path: Path) -> bool:
-        """Tell whether the name is a directory; False when nothing has it."""
+        """Return whether this is the name of a directory; False if it is of nothing."""
         status = self._status(path)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
@@ -235,7 +227,7 @@ class FileSystem:
         return SizeBytes(status.st_size)
 
     def free_bytes(self, path: Path) -> SizeBytes:
-        """Return the room an unprivileged writer has on the disk of this path."""
+        """Return the free space of an unprivileged writer on the disk of this path."""
         with Translated("statvfs", path):
             disk = self._calls.statvfs(path)
         return SizeBytes(disk.f_bavail * disk.f_frsize)
@@ -244,19 +236,15 @@ class FileSystem:
         """Become the only owner of a data directory, without waiting.
 
         Raises:
-            LogDirLockedError: Another owner has it; the message names the directory
-                and the owner's process id.
+            LogDirLockedError: Another process has it; the message names the directory
+                and that process.
         """
         return self._lock(
             path / LOCK_FILE, f"data directory is in use: directory={path}"
         )
 
     def lock_file(self, path: Path) -> DirLock:
-        """Lock whatever a lock file stands for, without waiting; as `lock_directory`.
-
-        Args:
-            path: The lock file; made if it is missing, and never removed.
-        """
+        """Lock a file as `lock_directory` does; make it if missing, never remove it."""
         return self._lock(path, f"lock is taken: file={path}")
 
     def _lock(self, file: Path, refusal: str) -> DirLock:
@@ -265,7 +253,7 @@ class FileSystem:
             fd = self._calls.open(file, flags, FILE_MODE)
             try:
                 self._calls.flock(fd, LOCK_OR_REFUSE)
-                # For people: a full disk must not keep the lock from being taken.
+                # The number is for people: take the lock on a full disk too.
                 with suppress(NoSpaceError), Translated("lock", file):
                     self._calls.ftruncate(fd, 0)
                     write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
@@ -280,7 +268,7 @@ class FileSystem:
                 raise
         return DirLock(self._calls, file, fd)
 
-    def _status(self, path: Path) -> FileStatus | None:
+    def _status(self, path: Path) -> os.stat_result | None:
         with Translated("stat", path):
             try:
                 return self._calls.stat(path)
@@ -295,7 +283,7 @@ class SystemFileSystem(FileSystem):
         super().__init__(LinuxCalls())
 
     def open_syncs(self) -> KernelSyncs | None:
-        """Return syncs by the kernel; see `FileSystem.open_syncs`."""
+        """Return syncs by the kernel; None where the machine has none."""
         try:
             return KernelSyncs()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Open files and held locks: who has one owns it, and closes it.
+"""Open files and held locks. The holder of one owns it and closes it.
 
 Not thread-safe, except `ReadFile` until it is closed.
 """
@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from metaq.errors import DiskError
 from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
@@ -16,19 +16,8 @@ from metaq.fs.kernel_syncs import Syncs
 from metaq.model import Millis, Position, SizeBytes
 
 
-def _is_named(calls: SystemCalls, path: Path, fd: int) -> bool:
-    """Tell whether `path` leads to the file that is open as `fd`."""
-    with Translated("stat", path):
-        opened = calls.fstat(fd)
-        try:
-            named = calls.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
 class _OpenFile:
-    """Base of all open files; the owner closes it."""
+    """Base of all open files; the owner closes it, or uses it as a context."""
 
     def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
         self.path: Final = path
@@ -36,18 +25,30 @@ class _OpenFile:
         self._calls = calls
         self._fd = fd
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def size(self) -> SizeBytes:
         """Return the size in bytes at this moment, unsynced bytes included."""
         with Translated("stat", self.path):
             return SizeBytes(self._calls.fstat(self._fd).st_size)
 
     def is_in_place(self) -> bool:
-        """Tell whether its path still leads to it.
+        """Return whether the path still names this file.
 
         It does not where the file was removed or replaced, a directory above it was
         renamed or removed, or another disk was mounted over one.
         """
-        return _is_named(self._calls, self.path, self._fd)
+        with Translated("stat", self.path):
+            opened = self._calls.fstat(self._fd)
+            try:
+                named = self._calls.stat(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
@@ -69,15 +70,7 @@ class AppendFile(_OpenFile):
         self.write_all((data,))
 
     def write_all(self, buffers: Sequence[Buffer]) -> None:
-        """Append all bytes of all buffers, in order, without joining them.
-
-        Args:
-            buffers: Any number of byte buffers, empty ones too; not copied, must not
-                change during the call.
-
-        Raises:
-            NoSpaceError: The disk or quota is full.
-            DiskError: Any other refusal, or an earlier sync failed.
+        """Append all bytes of all buffers, in order, without joining or copying them.
 
         Durability: nothing is promised before `sync`. After an error *any prefix* of
         the bytes may be in the file; the caller truncates to the last size it knows.
@@ -92,9 +85,8 @@ class AppendFile(_OpenFile):
     def sync(self) -> None:
         """Wait until every byte written so far, and the size, are on disk.
 
-        Raises:
-            DiskError: The sync failed, now or earlier. It is final: unsynced bytes may
-                be lost although reads still show them. Never call it again to retry.
+        A failure is final: unsynced bytes may be lost although reads still show them.
+        Every later call raises `DiskError` too.
         """
         self._refuse_after_failed_sync("sync")
         try:
@@ -107,18 +99,10 @@ class AppendFile(_OpenFile):
     def begin_sync(
         self, syncs: Syncs, on_done: Callable[[DiskError | None], None]
     ) -> bool:
-        """Begin what `sync` waits for.
+        """Begin a sync; return False if it could not begin: call `sync` then.
 
-        Args:
-            syncs: carries it out.
-            on_done: called later with the error, as final as those of `sync`; the file
-                is not written or closed before.
-
-        Returns:
-            False where it was not begun: then it takes `sync`.
-
-        Raises:
-            DiskError: an earlier sync failed.
+        `on_done` is called later with the error, which is as final as one of `sync`.
+        Until then the file is not written or closed.
         """
         self._refuse_after_failed_sync("sync")
         return syncs.begin(self._fd, partial(self._on_synced, on_done))
@@ -151,8 +135,8 @@ class UpdateFile(_OpenFile):
     """A small file whose last bytes change in place; one writer owns and closes it.
 
     For side files that can be made again: a crash may leave the old bytes of a write,
-    the new ones, or some of each, so the content carries its own checksum. After a
-    failed sync the file is of no further use, as with `AppendFile`.
+    the new ones, or some of each, so the content carries its own checksum. Do not use
+    the file after a failed sync.
     """
 
     def write_at(self, position: Position, data: bytes) -> None:
@@ -203,18 +187,14 @@ class ReadFile(_OpenFile):
         return got
 
     def is_cached(self, position: Position, size: SizeBytes) -> bool:
-        """Tell whether a range, of 1 byte or more, is in the page cache.
+        """Return whether the ends of a range, of 1 byte or more, are in the page cache.
 
-        Only its ends are looked at. It is not, when the file ends before the range.
+        False if the file ends before the range does.
         """
         return self._calls.is_cached(self._fd, position, size)
 
     def warm(self, position: Position, size: SizeBytes) -> None:
-        """Read a range into the page cache, as far as the file goes; blocks.
-
-        Raises:
-            DiskError: The disk does not give it.
-        """
+        """Read a range into the page cache, as far as the file goes; blocks."""
         with Translated("read", self.path):
             self._calls.warm(self._fd, position, size)
 
@@ -228,26 +208,14 @@ class ReadFile(_OpenFile):
         return self._calls.descriptor(self._fd)
 
 
-class DirLock:
+class DirLock(_OpenFile):
     """Ownership of a directory or a file: flock on a file with the owner's pid.
 
     The kernel ends the ownership when the process dies, however it dies. The file is
-    never removed: a process that opened it just before would lock a nameless file
+    never removed: a process that opened it just before would lock a file without a name
     while another one locks a new file of the same name.
     """
 
-    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
-        self._calls = calls
-        self._path = path
-        self._fd = fd
-
-    def is_in_place(self) -> bool:
-        """Tell whether another process would meet this lock; see `_OpenFile`."""
-        return _is_named(self._calls, self._path, self._fd)
-
     def release(self) -> None:
-        """Give it up; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with Translated("unlock", self._path):
-                self._calls.close(fd)
+        """Release the lock; a second call does nothing."""
+        self.close()

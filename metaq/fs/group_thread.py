@@ -1,11 +1,11 @@
-"""The one thread that writes and syncs a directory, in groups; its silence.
+"""The thread that writes and syncs a directory in groups, and a watch over it.
 
 Requests that came while the thread was writing are its next group: under load the
-groups grow until the disk is all that is waited for. `storage/commit_owner.py` has one
+groups grow until only the disk limits them. `storage/commit_owner.py` has one thread
 for each data directory, `txn/journal.py` one for its journal.
 
-A sync that is slow is reported when it ends. One that does not end is noticed by a
-question to the thread: one at a time, so that nothing piles up.
+A slow sync is logged when it ends. For one that does not end, the loop sends the thread
+a question and waits for the answer: one question at a time, so that none pile up.
 """
 
 import logging
@@ -18,58 +18,58 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
-Post: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a callback on the loop's thread, in the order of the calls: what
+Task: TypeAlias = Callable[[], None]
+"""Work of the thread between two groups, or of the loop; it handles its own errors."""
+
+Post: TypeAlias = Callable[[Task], object]
+"""Runs a task on the loop's thread, in the order of the calls, as
 `loop.call_soon_threadsafe` does."""
 
+RunRequests: TypeAlias = Callable[[Sequence[R]], bool]
+"""Adds requests to those that wait and does one piece of work; raises nothing. Returns
+whether there is more to do."""
+
 SILENCE_S_MAX: Final = 30.0
-"""A thread that takes longer to answer waits for a disk that hangs: a group of the
+"""A thread that takes longer to answer waits for a disk that hangs: even a group of the
 largest size on a slow disk takes less."""
 
 _log = logging.getLogger(__name__)
 
 
 class Worker(Protocol[R_contra]):
-    """Does the work of requests in their order, piece by piece."""
+    """Carries out requests in their order, piece by piece."""
 
     def start(self) -> None:
-        """Begin to work."""
-        ...
+        """Start to work."""
 
     def submit(self, *requests: R_contra) -> None:
         """Queue requests; never blocks."""
-        ...
 
     def stop(self) -> None:
         """Finish what is queued, then end; never blocks."""
-        ...
 
 
 class GroupThread(Generic[R]):
     """The thread. Requests are submitted on its owner's thread.
 
     It is a daemon: a disk that hangs for ever must not keep the process from ending
-    once the broker has given up waiting for it.
+    once the broker has stopped waiting for it.
     """
 
     def __init__(
         self,
         name: str,
-        run: Callable[[Sequence[R]], bool],
+        run: RunRequests[R],
         on_idle: Callable[[int], object] = lambda _count: None,
     ) -> None:
-        """Describe a thread that is not started yet.
+        """Prepare the thread.
 
-        Args:
-            name: of the thread.
-            run: takes requests over and does one piece of work; returns whether there
-                is more. Raises nothing.
-            on_idle: called on the thread when all is done that it has taken, with the
-                number of requests taken so far; not after `stop`.
+        `on_idle` is called on it when everything it took is done, with the number of
+        requests that it has taken so far; not after `stop`.
         """
         self._run = run
         self._on_idle = on_idle
-        # Unbounded here: the broker bounds the bytes in flight and stops reading.
+        # No bound here: the broker bounds the bytes in flight and stops reading.
         self._queue: SimpleQueue[Sequence[R] | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
 
@@ -103,7 +103,7 @@ class GroupThread(Generic[R]):
             has_more = (bool(requests) or has_more) and self._run(requests)
             if not (has_more or is_last):
                 self._on_idle(count)
-            # They hold the bytes of groups: let go before waiting.
+            # Free the bytes of the group before waiting.
             del taken, requests
 
 
@@ -111,27 +111,22 @@ class SilenceWatch:
     """Notices that the thread of a directory does not answer. Owner: the loop."""
 
     def __init__(self, subject: str, path: Path) -> None:
-        """Watch the thread of a directory.
-
-        Args:
-            subject: of the lines in the log.
-            path: the directory.
-        """
+        """Watch the thread of the directory `path`; `subject` names it in the log."""
         self.is_silent = False
         """The disk hangs: the thread has not answered for too long."""
         self._subject = subject
         self._path = path
         self._asked_s: float | None = None
-        """Since when a question has been under way; None: none is."""
+        """When the question was sent that has no answer yet; None: there is none."""
         self._answered_s = float("-inf")
 
     def tick(self, now_s: float, interval_s: float, ask: Callable[[], None]) -> None:
-        """Ask when the last answer is older than `interval_s`, unless one is due.
+        """Send a question if the last answer is older than `interval_s`.
 
         Args:
             now_s: the monotonic clock.
             interval_s: seconds from an answer to the next question.
-            ask: has the thread call `on_answer` on the loop's thread.
+            ask: sends the question; its answer is a call of `on_answer` on the loop.
         """
         if self._asked_s is None:
             if now_s - self._answered_s >= interval_s:
@@ -142,14 +137,14 @@ class SilenceWatch:
             _log.error("%s does not answer: directory=%s", self._subject, self._path)
 
     def on_answer(self, now_s: float) -> None:
-        """Take note that the thread is not waiting; also unasked."""
+        """Note that the thread works, whether it was asked or not."""
         self._answered_s, self._asked_s = now_s, None
         if self.is_silent:
             self.is_silent = False
             _log.warning("%s answers again: directory=%s", self._subject, self._path)
 
 
-def tell_slow_sync(path: Path, took_s: float, slow_sync_ms: int) -> None:
-    """Warn of a sync that took longer than `slow_sync_ms`."""
+def warn_of_slow_sync(path: Path, took_s: float, slow_sync_ms: int) -> None:
+    """Log a sync that took longer than `slow_sync_ms`."""
     if took_s * 1000 > slow_sync_ms:
         _log.warning("slow sync: file=%s duration_ms=%d", path, round(took_s * 1000))

@@ -1,9 +1,9 @@
 """Threads for calls that wait for the disk; none keeps the process from ending.
 
-A disk may hang for ever, and with it whatever reads from it: recovery, a cold get, a
-question, a step of the scrub, a client's offsets and spools. The executors of the
-standard library wait for such a call when the interpreter ends: a broker or client
-that had stopped in time would stay there as a process.
+A disk may hang for ever, and with it every call that reads from it: recovery, a cold
+get, a step of the scrub, a client's offsets and spools. The executors of the standard
+library wait for such calls when the interpreter ends, so the process of a broker or
+client that has stopped in time would not end.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,12 @@ T = TypeVar("T")
 class HelperThreads(Executor):
     """An executor with daemon threads, which begin calls in the order they came.
 
-    Asked and shut down on its owner's thread alone. The queue is bounded by its
-    callers: each bounds its calls under way.
+    Only the owner's thread submits and shuts down. The queue has no bound of its own:
+    each caller bounds its calls under way.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Prepare; a thread begins with each of the first `count` calls.
-
-        Args:
-            count: threads at most, 1 or more.
-            name: of the threads, before their number.
-        """
+        """Prepare; each of the first `count` calls starts a thread."""
         self._count = count
         self._name = name
         self._threads: list[Thread] = []
@@ -39,10 +34,9 @@ class HelperThreads(Executor):
         self._is_shut_down = False
 
     def begin(self) -> Self:
-        """Begin all threads now, so that no call can fail for want of one; return it.
+        """Start all threads now, so that no later call fails for lack of one.
 
-        Raises:
-            RuntimeError: the system lets no more begin; those that have will end.
+        Raises `RuntimeError` if the system starts no more; those that run will end.
         """
         try:
             while len(self._threads) < self._count:
@@ -54,16 +48,15 @@ class HelperThreads(Executor):
 
     @property
     def is_running(self) -> bool:
-        """Tell whether a thread has begun, and calls are taken."""
+        """Whether a thread has started and calls are accepted."""
         return bool(self._threads) and not self._is_shut_down
 
     def submit(
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Have `fn` called; never blocks.
+        """Queue a call; never blocks.
 
-        Raises:
-            RuntimeError: it was shut down, or no thread can begin.
+        Raises `RuntimeError` after `shutdown`, or if no thread can start.
         """
         if self._is_shut_down:
             raise RuntimeError(f"{self._name}: a call after the shutdown")
@@ -74,11 +67,9 @@ class HelperThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and let the threads end behind those that are queued.
+        """Accept no more calls, and end the threads after those that are queued.
 
-        Args:
-            wait: until they have ended, without a bound.
-            cancel_futures: cancel calls that no thread has begun.
+        With `wait` it returns when they have ended, however long that takes.
         """
         self._is_shut_down = True
         if cancel_futures:
@@ -107,19 +98,14 @@ class HelperThreads(Executor):
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             _carry_out(*work)
-            # The work holds its arguments: let go before waiting.
+            # Free the arguments of the call before waiting.
             del work
 
 
 def start_call(name: str, call: Callable[[], T]) -> Future[T]:
-    """Have one call carried out on a thread of its own, which ends with it.
+    """Carry out one call, which may hang, on a thread of its own.
 
-    Args:
-        name: of the thread.
-        call: the call that may hang.
-
-    Raises:
-        RuntimeError: no thread can begin.
+    Raises `RuntimeError` if no thread can start.
     """
     threads = HelperThreads(1, name)
     future = threads.submit(call)

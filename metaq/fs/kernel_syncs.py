@@ -1,13 +1,14 @@
 """Syncs that the kernel carries out while the process goes on.
 
-Theory of operation. `fdatasync` keeps its thread until the disk has answered, so an
-event loop needs another thread for it: one is woken, waits for the interpreter, waits
-for the disk, waits for the interpreter again and wakes the loop. For one small group
-that takes as long as a fast disk. The asynchronous I/O of Linux (io_submit(2)) has a
-thread of the kernel wait instead, and an eventfd is readable when it is done.
+Theory of operation. `fdatasync` blocks its thread until the disk has answered, so an
+event loop needs another thread for it. That thread is woken, waits for the interpreter,
+waits for the disk, waits for the interpreter again and wakes the loop. For one small
+group these switches take as long as a fast disk does. With the asynchronous I/O of
+Linux (io_submit(2)) a thread of the kernel waits instead, and an eventfd becomes
+readable when the sync is done.
 
-A sync is the same call there (`vfs_fsync` of the same open file): it covers what was
-written before, and fails once for what could not be written. Only its wait is another.
+The kernel makes the same call there (`vfs_fsync` of the same open file): the sync
+covers what was written before, and fails once for what could not be written.
 
     control block, `struct iocb`, 64 bytes, in the byte order of the machine
     byte  0      8          16       18        20   24       56      60
@@ -22,7 +23,7 @@ written before, and fails once for what could not be written. Only its wait is a
           | u64  | u64           | i64    | i64 |
           +------+---------------+--------+-----+
 
-`data` tells which sync it was; a result below zero is minus the number of the error.
+`data` is the number of the sync; a result below zero is minus the number of the error.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 SYNCS_MAX: Final = 64
-"""Syncs under way at most; one more is not taken."""
+"""Most syncs under way; one more is refused."""
 
 CALLS: Final = {
     ("x86_64", 8): (206, 208, 209),
@@ -41,13 +42,13 @@ CALLS: Final = {
     ("riscv64", 8): (0, 4, 2),
 }
 """Machine and bytes of a pointer → numbers of io_setup, io_getevents and io_submit.
-A process of 32 bits on the same machine changes its groups by 206, or forks by 2."""
+In a 32-bit process on the same machine 206 is setgroups and 2 is fork."""
 
 _free_queues: list[int] = []
-"""Queues that the process has and nothing uses. The kernel takes one back at the end of
-the process: io_destroy takes 30 ms, and waits for a disk that hangs."""
+"""Queues of the process that are not in use, kept until it ends: io_destroy takes 30 ms
+and waits for a disk that hangs."""
 
-os.register_at_fork(after_in_child=_free_queues.clear)  # it has none of its parent's
+os.register_at_fork(after_in_child=_free_queues.clear)  # a child inherits no queues
 
 _BLOCK: Final = Struct("=Q8xH2xI32xII")
 EVENT: Final = Struct("=QQqq")
@@ -59,7 +60,7 @@ _TELLSEVENTFD: Final = 1
 def decode_events(
     events: ctypes.Array[ctypes.c_char] | bytes, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield which syncs are done, and for each 0 or the number of its error."""
+    """Yield the number of each sync that is done, and 0 or the number of its error."""
     for position in range(0, count * EVENT.size, EVENT.size):
         done, _, result, _ = EVENT.unpack_from(events, position)
         yield done, max(0, -result)
@@ -69,34 +70,24 @@ class Syncs(Protocol):
     """Syncs without waiting; a kernel's, or one of memory in tests."""
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
-        """Begin to sync a file.
+        """Begin to sync a file, which may be closed before the sync is done.
 
-        Args:
-            fd: descriptor of the file; may be closed before the sync is done.
-            on_done: called later, on this thread, with 0 or the number of the error;
-                raises nothing.
-
-        Returns:
-            False where it was not begun; `on_done` is not called then.
+        `on_done` is called later, on this thread, with 0 or the number of the error; it
+        raises nothing. False: the sync was not begun, and `on_done` is never called.
         """
-        ...
 
 
 class KernelSyncs:
     """Syncs by the kernel. For one thread, whose loop watches `fileno`."""
 
     def __init__(self) -> None:
-        """Ask the kernel for a queue.
-
-        Raises:
-            OSError: this machine has none, or none for us.
-        """
+        """Ask the kernel for a queue; raise `OSError` if there is none for us."""
         machine, word_bytes = platform.machine(), ctypes.sizeof(ctypes.c_void_p)
         calls = CALLS.get((machine, word_bytes))
         if calls is None or not hasattr(os, "eventfd"):
             raise OSError(f"no asynchronous syncs on {machine}, {8 * word_bytes} bits")
         setup, self._get, self._submit = calls
-        # None of the calls waits, so the interpreter is not given up for them.
+        # None of the calls waits, so the interpreter lock is kept (`PyDLL`).
         self._libc = ctypes.PyDLL(None, use_errno=True).syscall
         self._libc.argtypes, self._libc.restype = (ctypes.c_long,) * 6, ctypes.c_long
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -124,7 +115,7 @@ class KernelSyncs:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no sync is under way."""
+        """Whether no sync is under way."""
         return not self._waiting
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
@@ -138,25 +129,25 @@ class KernelSyncs:
         try:
             self._call(self._submit, self._queue, 1, self._blocks_at)
         except OSError:
-            return False  # who waits for it by `fdatasync` learns why
+            return False  # the caller's `fdatasync` reports the reason
         self._waiting[self._number] = on_done
         return True
 
     def reap(self) -> None:
-        """Report the syncs that are done."""
-        try:  # noqa: SIM105  # that takes longer than the call, and a reply waits
+        """Call `on_done` of the syncs that are done."""
+        try:  # noqa: SIM105  # `suppress` takes longer than the call
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
         try:
             count = self._call(self._get, self._queue, 0, SYNCS_MAX, self._events_at)
         except InterruptedError:
-            return  # by a signal, and nothing is done
+            return  # a signal came, and no sync is done
         for number, error in decode_events(self._events, count):
             self._waiting.pop(number)(error)
 
     def close(self) -> None:
-        """Begin no more, once; what is under way is not reported."""
+        """Begin no more; syncs under way are not reported. Call it once."""
         os.close(self._eventfd)
         if self.is_idle:
             _free_queues.append(self._queue)

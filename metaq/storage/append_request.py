@@ -11,13 +11,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import Buffer
+from metaq.fs.group_thread import Task
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
-
-Task: TypeAlias = Callable[[], None]
-"""Work between two groups, or on the loop; one that may fail handles that itself."""
 
 BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
 """Takes the offset of an append whose bytes are written next. What it returns is called
@@ -29,11 +27,9 @@ class AppendTicket(Protocol):
 
     def on_stored(self) -> None:
         """The records are stored as the log's durability mode promises."""
-        ...
 
     def on_failed(self, error: StorageError) -> None:
         """They are not acknowledged; after some errors they may exist nevertheless."""
-        ...
 
 
 class AppendReceiver(Protocol):
@@ -41,15 +37,12 @@ class AppendReceiver(Protocol):
 
     def on_progress(self, progress: "WriterProgress") -> None:
         """Appends were written or synced."""
-        ...
 
     def on_rolled(self, sealed: Segment, active: Segment) -> None:
         """The log has a new active segment."""
-        ...
 
     def on_refused(self, error: NoSpaceError) -> None:
         """There was no room: every append in flight failed."""
-        ...
 
 
 class AppendRequest(NamedTuple):

@@ -54,22 +54,17 @@ from typing import Final, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem
-from metaq.fs.group_thread import Post
+from metaq.fs.group_thread import Post, Task
 from metaq.model import SizeBytes
 from metaq.storage.append_request import (
     AppendReceiver,
     AppendRequest,
     Request,
-    Task,
     WriterProgress,
 )
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import is_harmless, try_write_holdings, write_holdings
-from metaq.storage.log_writer import (
-    GROUP_BYTES_MAX,
-    LogWriter,
-    create_segments,
-)
+from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, create_segments
 from metaq.storage.producers import StoredBatch
 
 FREE_SPACE_REFRESH_S: Final = 1.0

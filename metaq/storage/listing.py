@@ -230,8 +230,7 @@ def rest_of(fs: FileSystem, segment: Segment) -> Tail:
     Its `end` is that of the last whole record, behind damage too.
     """
     index = index_of(fs, segment).until(segment.end_offset)
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         return check_tail(
             file,
             segment,
@@ -240,8 +239,6 @@ def rest_of(fs: FileSystem, segment: Segment) -> Tail:
             span_bytes_min=WINDOW_BYTES,
             time_ms=file.mtime_ms(),
         )
-    finally:
-        file.close()
 
 
 def find_lost(
@@ -290,8 +287,7 @@ def walk_segment(
     fs: FileSystem, segment: Segment, start: Offset, span_bytes_min: int
 ) -> Walk:
     """Walk the records of a segment from `start` to its end."""
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         return walk_records(
             file,
             segment.base_offset,
@@ -300,5 +296,3 @@ def walk_segment(
             span_bytes_min=span_bytes_min,
             time_ms=file.mtime_ms(),
         )
-    finally:
-        file.close()

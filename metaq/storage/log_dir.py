@@ -12,7 +12,7 @@ recovered it.
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -26,12 +26,19 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
-from metaq.fs.group_thread import GroupThread, Post, SilenceWatch, Worker
+from metaq.fs.group_thread import (
+    GroupThread,
+    Post,
+    RunRequests,
+    SilenceWatch,
+    Task,
+    Worker,
+)
 from metaq.fs.helper_threads import HelperThreads
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
-from metaq.storage.append_request import AppendReceiver, Request, Task
+from metaq.storage.append_request import AppendReceiver, Request
 from metaq.storage.appender import Appender
 from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.holdings import Holdings
@@ -76,10 +83,8 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 }
 
 
-RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
-"""Takes requests over and does one piece of work; returns whether there is more."""
 StartWorker: TypeAlias = Callable[
-    [str, RunRequests, Callable[[int], object]], Worker[Request]
+    [str, RunRequests[Request], Callable[[int], object]], Worker[Request]
 ]
 """Makes a worker with a name, from what runs requests and what is called when all are
 done; tests put a deterministic one here."""

@@ -28,7 +28,7 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem
-from metaq.fs.group_thread import tell_slow_sync
+from metaq.fs.group_thread import warn_of_slow_sync
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.pieces import in_steps
@@ -567,7 +567,7 @@ class LogWriter:
         self.sync_count += 1
         self.sync_s += took_s
         self._sync_latency.record(took_s)
-        tell_slow_sync(file.path, took_s, self._options.slow_sync_ms)
+        warn_of_slow_sync(file.path, took_s, self._options.slow_sync_ms)
 
 
 def create_segments(

@@ -154,17 +154,15 @@ def read_notes(
     """
     path = directory / PRODUCERS_NAME
     try:
-        file = fs.open_read(path)
-        try:
+        file = fs.try_open_read(path)
+        if file is None:
+            return Notes()
+        with file:
             size = file.size()
             if size > bytes_max:
                 return Notes((), f"expected at most {bytes_max} bytes, got {size}")
             return decode_notes(file.read_at(Position(0), size))
-        finally:
-            file.close()
     except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return Notes()
         if not is_unreadable(error):
             raise
         return Notes((), str(error))
@@ -241,12 +239,9 @@ def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: StoredBatch) 
 
 def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | None:
     """Return the possible id of a record that begins at `offset`."""
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         size = SizeBytes(RECORD_HEADER_BYTES)
         header = file.read_at(segment.position_of(offset), size)
-    finally:
-        file.close()
     if len(header) < RECORD_HEADER_BYTES:
         return None
     return MessageId(RECORD_HEADER.unpack(header)[2])

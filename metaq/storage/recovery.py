@@ -261,8 +261,7 @@ def _check_active(
     read = partial(read_index, fs, segment.path, segment.base_offset)
     believed = without_index(read, None)
     index = believed or SpanIndex(segment.base_offset)
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         damage = damage_in_spans(file, segment, index.spans)
         last_id = max(index.last_id_before, _newest_id(file, segment, index))
         if index.end_offset > segment.end_offset:
@@ -277,8 +276,6 @@ def _check_active(
             span_bytes_min=span_bytes_min,
             time_ms=min(Millis(file.mtime_ms() + MTIME_LAG_MS), now_ms),
         )
-    finally:
-        file.close()
     return _Active(
         replace(index, spans=index.spans + tail.spans),
         believed,
@@ -337,11 +334,8 @@ def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> Messag
     index = index_of(fs, segment)
     # A disk without room, or a power cut in a roll, leaves an index that is short.
     tail = walk_segment(fs, segment, index.end_offset, span_bytes_min)
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         covered_id = _newest_id(file, segment, index)
-    finally:
-        file.close()
     return max(index.last_id_before, covered_id, tail.last_id)
 
 
@@ -376,30 +370,20 @@ def _cut_torn_tail(
         with suppress(StorageError):
             fs.unlink(temporary)
     _drop_old_torn_files(fs, segment.path.parent)
-    file = fs.open_append(segment.path, create=False)
-    try:
+    with fs.open_append(segment.path, create=False) as file:
         file.truncate(SizeBytes(position))
         file.sync()
-    finally:
-        file.close()
     cut = SizeBytes(segment.size_bytes - position)
     return TornTail(segment.path, end, cut, flaw, kept)
 
 
 def _copy_tail(fs: FileSystem, source: Path, start: Position, target: Path) -> None:
     """Copy a file from `start` to its end into a new file, and sync it."""
-    reader = fs.open_read(source)
-    try:
-        writer = fs.open_append(target, create=True)
-        try:
-            while data := reader.read_at(start, SizeBytes(COPY_BYTES)):
-                writer.write(data)
-                start = Position(start + len(data))
-            writer.sync()
-        finally:
-            writer.close()
-    finally:
-        reader.close()
+    with fs.open_read(source) as reader, fs.open_append(target, create=True) as writer:
+        while data := reader.read_at(start, SizeBytes(COPY_BYTES)):
+            writer.write(data)
+            start = Position(start + len(data))
+        writer.sync()
 
 
 def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
@@ -425,20 +409,13 @@ def _settle(
         return
     start = max(covered, active.end - rewritten_bytes_max)
     position, end = start - segment.base_offset, segment.position_of(active.end)
-    reader = fs.open_read(segment.path)
-    try:
-        writer = fs.open_update(segment.path)
-        try:
-            while position < end:
-                size = SizeBytes(min(COPY_BYTES, end - position))
-                data = reader.read_at(Position(position), size)
-                writer.write_at(Position(position), data)
-                position += size
-            writer.sync()
-        finally:
-            writer.close()
-    finally:
-        reader.close()
+    with fs.open_read(segment.path) as reader, fs.open_update(segment.path) as writer:
+        while position < end:
+            size = SizeBytes(min(COPY_BYTES, end - position))
+            data = reader.read_at(Position(position), size)
+            writer.write_at(Position(position), data)
+            position += size
+        writer.sync()
 
 
 def _open_writer(
@@ -472,14 +449,11 @@ def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
 
     The log may get other bytes where they say that records are.
     """
-    file = fs.open_append(path, create=False)
-    try:
+    with fs.open_append(path, create=False) as file:
         size = SizeBytes(HEADER.size + ENTRY_BYTES * len(believed.spans))
         if file.size() > size:
             file.truncate(size)
             file.sync()
-    finally:
-        file.close()
 
 
 # -- report ---------------------------------------------------------------------------

@@ -85,7 +85,6 @@ class RemovalReceiver(Protocol):
 
     def on_removed(self, segment: Segment, record_count: int) -> None:
         """The oldest segment is gone from the disk."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +404,10 @@ def _write_zip(
     archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
     temporary = archive.with_name(archive.name + ".tmp")
     fs.discard(temporary)
-    source = fs.open_read(segment.path)
     try:
-        _refuse_damage(fs, source, segment, require_wanted)
-        _compress(fs, source, segment.path.name, temporary, require_wanted)
+        with fs.open_read(segment.path) as source:
+            _refuse_damage(fs, source, segment, require_wanted)
+            _compress(fs, source, segment.path.name, temporary, require_wanted)
         require_wanted()
         fs.rename(temporary, archive)
     except (StorageError, ClosedError):
@@ -416,8 +415,6 @@ def _write_zip(
         with suppress(StorageError):
             fs.unlink(temporary)
         raise
-    finally:
-        source.close()
 
 
 def _refuse_damage(
@@ -453,8 +450,7 @@ def _compress(
     when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
     entry = zipfile.ZipInfo(name, max(when, _ZIP_EARLIEST))
     entry.compress_type = zipfile.ZIP_DEFLATED
-    file = fs.open_append(target, create=True)
-    try:
+    with fs.open_append(target, create=True) as file:
         with (
             zipfile.ZipFile(_Stream(file), "w") as archive,
             archive.open(entry, "w", force_zip64=True) as stream,
@@ -465,8 +461,6 @@ def _compress(
                 stream.write(data)
                 position = Position(position + len(data))
         file.sync()
-    finally:
-        file.close()
 
 
 class _Stream:

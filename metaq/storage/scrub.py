@@ -86,11 +86,9 @@ class ScrubSource(Protocol):
 
     def sizes(self) -> Mapping[LogId, int]:
         """Return how many bytes of each log are to be checked."""
-        ...
 
     def targets(self, log_id: LogId) -> Sequence[ScrubTarget]:
         """Return its segments, oldest first; none when it is not to be checked."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +354,7 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
         # That of a segment that was active when it was read has grown since.
         is_told = step.start == segment.base_offset
         index = index_of(fs, segment, is_told=is_told).until(segment.end_offset)
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         part = check_part(
             file,
             segment,
@@ -366,8 +363,6 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
             bytes_max=step.bytes_max,
             span_bytes_min=step.span_bytes_min,
         )
-    finally:
-        file.close()
     for span in part.miscounted:
         logger.warning(
             "span index counts wrongly: file=%s offset=%d",

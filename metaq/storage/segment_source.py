@@ -7,6 +7,7 @@ memory at a time. That is why it can only be read forwards.
 import io
 import zipfile
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,22 +21,17 @@ class SegmentSource(Protocol):
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where the segment ends."""
-        ...
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        ...
 
 
 def unpacked_size(fs: FileSystem, path: Path, *, is_zip: bool) -> SizeBytes:
     """Return how many bytes of records a segment file has; see `open_source`."""
     if not is_zip:
         return fs.size_of(path)
-    source = ZipSource(fs.open_read(path))
-    try:
+    with closing(ZipSource(fs.open_read(path))) as source:
         return source.size_bytes
-    finally:
-        source.close()
 
 
 def open_source(fs: FileSystem, path: Path, *, is_zip: bool) -> SegmentSource:

@@ -230,20 +230,14 @@ def read_index(
     Raises:
         StorageError: The disk refused a read.
     """
-    path = spans_path(segment_path, base_offset)
-    try:
-        file = fs.open_read(path)
-    except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return None
-        raise
-    try:
+    file = fs.try_open_read(spans_path(segment_path, base_offset))
+    if file is None:
+        return None
+    with file:
         size = file.size()
         if size > bytes_max:
             return None
         return decode_index(file.read_at(Position(0), size), base_offset)
-    finally:
-        file.close()
 
 
 def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
@@ -252,14 +246,10 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Span
     Raises:
         StorageError: The disk refused a read.
     """
-    path = spans_path(segment_path, base_offset)
-    try:
-        file = fs.open_read(path)
-    except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return SpanTotals(base_offset, 0, None)
-        raise
-    try:
+    file = fs.try_open_read(spans_path(segment_path, base_offset))
+    if file is None:
+        return SpanTotals(base_offset, 0, None)
+    with file:
         size = file.size()
         if size >= HEADER.size + 2 * ENTRY_BYTES:
             last_two = Position(size - 2 * ENTRY_BYTES)
@@ -268,8 +258,6 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Span
             sealed = decode_seal(header, ends, base_offset)
             if sealed is not None:
                 return sealed
-    finally:
-        file.close()
     index = read_index(fs, segment_path, base_offset) or SpanIndex(base_offset)
     return SpanTotals(index.end_offset, index.record_count, index.newest_append_ms)
 

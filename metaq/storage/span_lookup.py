@@ -17,7 +17,6 @@ from sys import byteorder
 from threading import Lock
 from typing import Final, Protocol
 
-from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import crc32
@@ -59,11 +58,9 @@ class IndexFile(Protocol):
 
     def size(self) -> SizeBytes:
         """Return how many bytes there are."""
-        ...
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where they end."""
-        ...
 
 
 class _InMemory:
@@ -308,21 +305,15 @@ def open_spans(
     """
     start, end = segment.base_offset, segment.end_offset
     here = [one for one in damage if one.overlaps(start, end)]
-    path = spans_path(segment.path, start)
-    try:
-        file = fs.open_read(path)
-    except DiskError as error:
-        if error.errno_name != "ENOENT":
-            raise
-        data = None
-        if made is not None and not here:
-            data = _InMemory(made.index_of(fs, segment))
-        yield SpanLookup(data, segment, damage=here)
-        return
-    try:
-        yield SpanLookup(file, segment, damage=here)
-    finally:
-        file.close()
+    file = fs.try_open_read(spans_path(segment.path, start))
+    if file is not None:
+        with file:
+            yield SpanLookup(file, segment, damage=here)
+    elif made is not None and not here:
+        index = _InMemory(made.index_of(fs, segment))
+        yield SpanLookup(index, segment, damage=here)
+    else:
+        yield SpanLookup(None, segment, damage=here)
 
 
 def _gap(start: Offset, end: Offset) -> Span:

@@ -327,8 +327,7 @@ class _Look:
 
     def _check_segment(self, segment: Segment, *, is_active: bool) -> None:
         index = self._read_index(segment, is_settled=not (self._in_use and is_active))
-        file = self._fs.open_read(segment.path)
-        try:
+        with self._fs.open_read(segment.path) as file:
             if is_active:
                 # Asked now: an index that grew meanwhile belongs to a file that did.
                 segment = replace(segment, size_bytes=file.size())
@@ -343,8 +342,6 @@ class _Look:
                 start = part.end
             if is_active:
                 self._check_tail(file, segment, start)
-        finally:
-            file.close()
 
     def _add_part(self, segment: Segment, part: Part, start: Offset) -> None:
         self._damage += part.damage

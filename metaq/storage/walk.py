@@ -215,8 +215,7 @@ def walk_headers(
     position = segment.position_of(start)
     # A header that begins before `end` is whole, and nothing behind it is read.
     behind = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
-    file = fs.open_read(segment.path)
-    try:
+    with fs.open_read(segment.path) as file:
         reader = RangeReader(file, position, Position(behind))
         while position + base < end:
             data = reader.read(position, WINDOW_BYTES)
@@ -231,8 +230,6 @@ def walk_headers(
                 yield Offset(base + position + at), size, MessageId(message_id)
                 at += size
             position = Position(position + at)
-    finally:
-        file.close()
 
 
 def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:

@@ -45,9 +45,11 @@ from metaq.fs import Buffer, DirLock, FileSystem
 from metaq.fs.group_thread import (
     GroupThread,
     Post,
+    RunRequests,
     SilenceWatch,
+    Task,
     Worker,
-    tell_slow_sync,
+    warn_of_slow_sync,
 )
 from metaq.model import Offset
 from metaq.stats import Histogram
@@ -73,8 +75,6 @@ QUESTION_INTERVAL_S: Final = 30.0
 """From an answer of the thread to the next question whether its disk hangs."""
 
 SYNC_NEVER, SYNC_AT_DECISION, SYNC_EACH_SECOND = 0, 1, 2
-
-Task: TypeAlias = Callable[[], None]
 
 _log = logging.getLogger(__name__)
 
@@ -136,11 +136,12 @@ class JournalEntry(NamedTuple):
 _Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
 """An entry, and the position where it was written, or why it was not."""
 
-Request: TypeAlias = Sequence[JournalEntry | Slot] | Task
+JournalRequest: TypeAlias = Sequence[JournalEntry | Slot] | Task
 """Entries, and slots of finished transactions; or a task between two groups."""
 
-RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
-StartWorker: TypeAlias = Callable[[str, RunRequests], Worker[Request]]
+StartJournalWorker: TypeAlias = Callable[
+    [str, RunRequests[JournalRequest]], Worker[JournalRequest]
+]
 """Makes the thread of the journal; tests pass a deterministic one."""
 
 
@@ -168,7 +169,7 @@ class Journal:
         checkpoints_max: int,
         file_bytes_max: int,
         slow_sync_ms: int,
-        start_worker: StartWorker = GroupThread[Request],
+        start_worker: StartJournalWorker = GroupThread[JournalRequest],
     ) -> None:
         """Describe a journal; `JournalOpening` opens it, and `start` begins to write.
 
@@ -231,9 +232,8 @@ class Journal:
         self._unlock()
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def open(
         self, number: int, survivors: Iterable[tuple[Slot, bytes, Bounds]]
@@ -402,7 +402,7 @@ class Journal:
 
     # -- the journal's thread
 
-    def _run(self, batch: Sequence[Request]) -> bool:
+    def _run(self, batch: Sequence[JournalRequest]) -> bool:
         """Carry out all that is queued, which `txBytesMax` bounds; nothing is left."""
         entries: list[JournalEntry] = []
         finished: list[Slot] = []
@@ -569,7 +569,7 @@ class Journal:
         file.sync()
         took_s = self._clock.monotonic_s() - started_s
         self.sync_latency.record(took_s)
-        tell_slow_sync(file.path, took_s, self._slow_sync_ms)
+        warn_of_slow_sync(file.path, took_s, self._slow_sync_ms)
         self._sync_count += 1
 
     def _checkpoint(self, slots: Sequence[Slot]) -> None:

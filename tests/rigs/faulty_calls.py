@@ -47,25 +47,6 @@ class Operation(NamedTuple):
     """The symbol of the error it was made to fail with; "" when it was not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
-    """The status of a file or directory."""
-
-    st_mode: int
-    st_size: int
-    st_mtime_ns: int
-    st_ino: int
-    st_dev: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The room on the disk."""
-
-    f_bavail: int
-    f_frsize: int
-
-
 @dataclass(slots=True, eq=False)
 class _Open:
     """One open descriptor."""
@@ -171,18 +152,19 @@ class FaultyCalls:
             if opened.mirror >= 0:
                 os.close(opened.mirror)
 
-    def stat(self, path: Path, /) -> _Status:
+    def stat(self, path: Path, /) -> os.stat_result:
         """Return the status of what has this name."""
         with self._lock:
             self._enter("stat", path)
             return _status(self._node(path))
 
-    def statvfs(self, path: Path, /) -> _Room:
+    def statvfs(self, path: Path, /) -> os.statvfs_result:
         """Return the room that is left."""
         with self._lock:
             self._enter("statvfs", path)
             self._node(path)
-            return _Room(max(0, self.disk.capacity - self.disk.used()), 1)
+            free = max(0, self.disk.capacity - self.disk.used())
+            return os.statvfs_result((1, 1, free, free, free, 0, 0, 0, 0, 255))
 
     def listdir(self, path: Path, /) -> list[str]:
         """Return the names in a directory, in no useful order."""
@@ -337,7 +319,7 @@ class FaultyCalls:
             file.resize(size)
             file.mtime_ns = self.wall_ms * 1_000_000
 
-    def fstat(self, fd: int, /) -> _Status:
+    def fstat(self, fd: int, /) -> os.stat_result:
         """Return the status of an open file."""
         with self._lock:
             opened = self._opened(fd)
@@ -399,9 +381,11 @@ def _os_error(number: int, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path))
 
 
-def _status(node: Node) -> _Status:
-    if isinstance(node, DiskDirectory):
-        return _Status(stat_bits.S_IFDIR | 0o750, 0, 0, id(node))
-    return _Status(
-        stat_bits.S_IFREG | 0o640, len(node.content), node.mtime_ns, id(node)
-    )
+def _status(node: Node) -> os.stat_result:
+    mode, size, mtime_ns = stat_bits.S_IFDIR | 0o750, 0, 0
+    if isinstance(node, DiskFile):
+        mode, size = stat_bits.S_IFREG | 0o640, len(node.content)
+        mtime_ns = node.mtime_ns
+    # Fields: mode, inode, device, links, owner, group, size, three times in seconds.
+    fields = (mode, id(node), 1, 1, 0, 0, size, 0, mtime_ns // 10**9, 0)
+    return os.stat_result(fields, {"st_mtime_ns": mtime_ns})

@@ -8,10 +8,10 @@ from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
+from metaq.fs.group_thread import RunRequests
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.append_request import AppendRequest, AppendTicket, Request
-from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from tests.rigs.fs import FaultyFileSystem
@@ -53,7 +53,7 @@ class StepWorker:
     def __init__(
         self,
         name: str,
-        run: RunRequests,
+        run: RunRequests[Request],
         on_idle: Callable[[int], object] = lambda _count: None,
     ) -> None:
         self.name = name
@@ -222,7 +222,10 @@ class StorageBench:
         )
 
     def _start_worker(
-        self, name: str, run: RunRequests, on_idle: Callable[[int], object]
+        self,
+        name: str,
+        run: RunRequests[Request],
+        on_idle: Callable[[int], object],
     ) -> StepWorker:
         self.workers.append(StepWorker(name, run, on_idle))
         return self.workers[-1]

@@ -11,12 +11,11 @@ import pytest
 
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import StorageError
-from metaq.fs.group_thread import GroupThread
+from metaq.fs.group_thread import GroupThread, RunRequests
 from metaq.model import LogId, MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.append_request import Request
 from metaq.storage.commit_owner import LOOP_BYTES_MAX
-from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from metaq.testing.clock import ManualClock
@@ -79,7 +78,10 @@ class World:
         return self.fs.syncs
 
     def _start_worker(
-        self, name: str, run: RunRequests, on_idle: Callable[[int], object]
+        self,
+        name: str,
+        run: RunRequests[Request],
+        on_idle: Callable[[int], object],
     ) -> GroupThread[Request]:
         def run_behind_gate(requests: Sequence[Request]) -> bool:
             with self.gate:

@@ -295,7 +295,9 @@ def test_a_full_disk_is_logged_and_low_until_there_is_room(
     bench.run()
     assert all(isinstance(ticket.error, NoSpaceError) for ticket in tickets)
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert line.startswith("puts refused: write found no room: path=/data/test-0/")
+    assert line.startswith(
+        "puts refused: write found no free space: path=/data/test-0/"
+    )
     assert "error=ENOSPC refused_bytes=600 free_bytes=" in line
     assert directory.is_low_on_space
     fs.set_capacity(100_000)

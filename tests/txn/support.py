@@ -9,6 +9,7 @@ from metaq.broker.topics import Topics
 from metaq.broker.transactions import TopicSink
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import MetaqError, StorageError
+from metaq.fs.group_thread import RunRequests
 from metaq.model import LogId
 from metaq.record.ids import IdGenerator
 from metaq.record.layout import encode_record
@@ -16,7 +17,7 @@ from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
-from metaq.txn.journal import Journal, RunRequests
+from metaq.txn.journal import Journal, JournalRequest
 from metaq.txn.opening import JournalOpening, OpenedJournal
 from metaq.txn.records import encode_put
 from metaq.txn.state import HeuristicOutcome
@@ -124,7 +125,7 @@ class TransactionBench:
         self.opened: OpenedJournal
         self.is_settled = False
 
-    def _start_worker(self, name: str, run: RunRequests) -> StepWorker:
+    def _start_worker(self, name: str, run: RunRequests[JournalRequest]) -> StepWorker:
         self.workers.append(StepWorker(name, run))  # type: ignore[arg-type]
         return self.workers[-1]
 
