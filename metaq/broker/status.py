@@ -89,7 +89,7 @@ def add_run(status: RetentionStatus, run: RetentionReport) -> RetentionStatus:
         removed_bytes=status.removed_bytes + run.size_bytes,
         failure_count=status.failure_count + len(run.failures),
         last_error=f"{run.failures[0]}{more}" if run.failures else "",
-        clock_doubt=run.doubt or "",
+        clock_doubt=run.clock_fault or "",
     )
 
 

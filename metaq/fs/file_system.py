@@ -127,7 +127,7 @@ class FileSystem:
         """Replace or create a small file: after a crash it is the old or the new one.
 
         The new content is durable on return. One writer per path: a neighbour named
-        `<name>.tmp` is used and, after a crash, may be left behind.
+        `<name>.tmp` is used and may remain after a crash.
         """
         temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

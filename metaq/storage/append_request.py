@@ -18,8 +18,8 @@ from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
 
 BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
-"""Takes the offset of an append whose bytes are written next. What it returns is called
-behind it, each task once for all appends of a group that return it."""
+"""Called with the offset of an append before its bytes are written. The tasks that it
+returns run before the write, each once for all appends of a group that return it."""
 
 
 class AppendTicket(Protocol):
@@ -29,7 +29,7 @@ class AppendTicket(Protocol):
         """The records are stored as the log's durability mode promises."""
 
     def on_failed(self, error: StorageError) -> None:
-        """They are not acknowledged; after some errors they may exist nevertheless."""
+        """They are not acknowledged; after some errors they may be stored."""
 
 
 class AppendReceiver(Protocol):
@@ -42,7 +42,7 @@ class AppendReceiver(Protocol):
         """The log has a new active segment."""
 
     def on_refused(self, error: NoSpaceError) -> None:
-        """There was no room: every append in flight failed."""
+        """The disk was full: every append in flight failed."""
 
 
 class AppendRequest(NamedTuple):
@@ -80,7 +80,7 @@ class AppendRequest(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Tell whether it is of connections that wait for each reply, and only bytes.
+        """Return whether it is of connections that wait for each reply, and only bytes.
 
         Nothing is to be computed or reported before it is written.
         """
@@ -94,9 +94,9 @@ class WriterProgress(NamedTuple):
     """Events of a writer for the loop's side of its log."""
 
     log_end: Offset
-    """Offset behind the last byte written."""
+    """Offset after the last byte written."""
     synced_end: Offset
-    """Offset behind the last byte synced."""
+    """Offset after the last byte synced."""
     last_sync_s: float
     """When the last sync ended, on the monotonic clock."""
     sync_count: int

@@ -4,13 +4,13 @@ Theory of operation. A data directory has one storage thread, and this is all it
 
     take what is queued  →  one group: write, sync  →  report  →  index  →  roll if full
             ↑                                                                    |
-            └──────────────────── others queue meanwhile ←───────────────────────┘
+            └──────────────────── others queue ←───────────────────────────────────┘
 
 * A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
-  Logs take turns (`GroupQueue`), and what came meanwhile is taken in before the next
-  turn: a put waits for one group of each log that is busy, whatever is queued there,
-  and one of a connection with little in flight for fewer. A single append that is
-  larger is written and synced in steps, each of them a turn.
+  Logs take turns (`GroupQueue`), and new requests are accepted before each turn. So a
+  put waits for one group of each busy log, however much is queued there, and a put of
+  a connection with little in flight for fewer. A larger single append is written and
+  synced in steps, each of them a turn.
 * Appends come in the order the loop made them. A task (a sync by time, a close) is a
   barrier: what came before it is committed before it runs, what came after it waits.
 * Everything is reported to the loop with `post`, in the order it happened, and only
@@ -18,21 +18,21 @@ Theory of operation. A data directory has one storage thread, and this is all it
   side knows which appends that answers. Nothing comes between a sync and its report.
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
-* The span index is written after the report, in a turn of its own, and of small groups
-  later (`index_later`), nor is their checksum computed before: a loop that has a reply
-  to send needs the interpreter. A kill leaves whole records without an entry then,
-  fewer bytes than a span is long; recovery keeps those.
+* The span index is written after the report, in a turn of its own; that of small groups
+  later (`index_later`). Their checksum is not computed earlier either, because a loop
+  that has a reply to send needs the interpreter. A kill then leaves whole records
+  without an entry, fewer bytes than a span; recovery keeps them.
 * A roll happens after the report, so that no put waits for it, but before the next
-  write of that log. If it fails for want of room, the next write tries again.
-* No room (`NoSpaceError`): the group is refused, and so is everything that was queued
-  after it for that log, because offsets were given out on the assumption that it
-  would succeed. The writer's version grows; requests of an older one are void and are
-  dropped here without a word, since the loop's side has failed them when it heard.
-* Before a group is acknowledged its segment is looked for under its name, and at each
-  look at the free space the lock of the directory: at most once a second each.
-* Any other failure takes the directory offline: one post, once, and from then on
-  requests are dropped; the loop's side fails whatever is in flight. Nothing is retried:
-  after a failed sync the page cache shows bytes that the disk does not have.
+  write of that log. If the disk is full, the next write tries again.
+* A full disk (`NoSpaceError`): the group is refused, and so is everything that was
+  queued after it for that log, because its offsets assume that the group is stored.
+  The writer's version grows. Requests of an older version are dropped here without a
+  report: the loop's side failed them when it received the refusal.
+* Before a group is acknowledged, the thread checks that its segment still has its name,
+  and with the free space also that the lock is still ours: each once a second at most.
+* Any other failure takes the directory offline: one post, and from then on requests are
+  dropped; the loop's side fails everything in flight. Nothing is retried: after a
+  failed sync the page cache shows bytes that the disk does not have.
 
 Groups of single puts may be committed by the loop's thread in between, never at the
 same time: `commit_owner.py` has the table.
@@ -90,7 +90,7 @@ _BROKEN: Final = frozenset({"rename", "sync"})
 _log = logging.getLogger(__name__)
 
 
-_Place: TypeAlias = tuple[int, int, LogWriter]
+_Turn: TypeAlias = tuple[int, int, LogWriter]
 """In the order of turns: the last turn of a log, when it wanted the next, the log."""
 
 
@@ -110,11 +110,11 @@ class GroupQueue:
         """Hand out groups of so many bytes at most; a larger append is one alone."""
         self._group_bytes_max = group_bytes_max
         self._waiting: dict[LogWriter, deque[AppendRequest]] = {}
-        self._places: dict[LogWriter, _Place] = {}
-        """Place of each log that wants a turn."""
-        self._turns: list[_Place] = []
-        """A heap of them, and of places that were given up."""
-        self._light_turns: list[_Place] = []
+        self._turn_of: dict[LogWriter, _Turn] = {}
+        """The entry of each log that wants a turn."""
+        self._turns: list[_Turn] = []
+        """A heap of these entries, and of entries that are not wanted any more."""
+        self._light_turns: list[_Turn] = []
         """Likewise, of the logs with a light append."""
         self._light_counts: Counter[LogWriter] = Counter()
         """Light appends that wait, for each log that has any."""
@@ -123,10 +123,10 @@ class GroupQueue:
         self._numbers = count(1)
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._turn_of)
 
     def push(self, request: AppendRequest) -> None:
-        """Queue an append behind those of its log."""
+        """Queue an append after those of its log."""
         writer = request.writer
         waiting = self._waiting.get(writer)
         if waiting is None:
@@ -137,8 +137,8 @@ class GroupQueue:
         waiting.append(request)
         if request.is_light:
             self._light_counts[writer] += 1
-            if self._light_counts[writer] == 1 and writer in self._places:
-                heappush(self._light_turns, self._places[writer])
+            if self._light_counts[writer] == 1 and writer in self._turn_of:
+                heappush(self._light_turns, self._turn_of[writer])
 
     def begin_turn(self) -> LogWriter:
         """Return the log whose turn it is; `end_turn` follows."""
@@ -184,18 +184,18 @@ class GroupQueue:
             del self._waiting[writer]
 
     def _want_turn(self, writer: LogWriter) -> None:
-        place = self._places[writer] = writer.last_turn, next(self._numbers), writer
-        heappush(self._turns, place)
+        turn = self._turn_of[writer] = writer.last_turn, next(self._numbers), writer
+        heappush(self._turns, turn)
         if writer in self._light_counts:
-            heappush(self._light_turns, place)
+            heappush(self._light_turns, turn)
 
-    def _pop(self, turns: list[_Place]) -> LogWriter | None:
-        """Take the first place that was not given up; None: there is none."""
+    def _pop(self, turns: list[_Turn]) -> LogWriter | None:
+        """Take the first turn that is still wanted; None: there is none."""
         while turns:
-            place = heappop(turns)
-            writer = place[-1]
-            if self._places.get(writer) is place:
-                del self._places[writer]
+            turn = heappop(turns)
+            writer = turn[-1]
+            if self._turn_of.get(writer) is turn:
+                del self._turn_of[writer]
                 return writer
         return None
 
@@ -283,7 +283,7 @@ class Appender:
             self._guarded(self.unindexed.pop().index)
 
     def look_at_free_space(self) -> None:
-        """Tell the loop how much room the disk has; a task."""
+        """Report the free space to the loop; a task."""
 
         def look() -> None:
             self.free_space_s = self._clock.monotonic_s()
@@ -305,7 +305,7 @@ class Appender:
     def take_back(
         self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
     ) -> None:
-        """Refuse what found no room in the middle of a write; a task."""
+        """Refuse a group for which the disk became full during its write; a task."""
 
         def take_back() -> None:
             writer.take_back()
@@ -352,7 +352,7 @@ class Appender:
 
         Args:
             move: raises StorageError.
-            on_done: told on the loop's thread what held it up, or None.
+            on_done: called on the loop's thread with the error, or None.
         """
         failed: StorageError | None = None
         try:
@@ -388,7 +388,7 @@ class Appender:
             self.write_record(seal())
         for writer, _receiver in logs:
             writer.abandon()
-        # Nothing is posted behind this: the loop may be gone by then.
+        # Post nothing after this: the loop may be gone by then.
         self._post(on_closed)
 
     def go_offline(self, error: StorageError) -> None:
@@ -428,7 +428,7 @@ class Appender:
     def _create_logs(self) -> None:
         """Create the first segments of new logs that wait; they share syncs.
 
-        One for which there is no room tries again at its turn, and is refused there.
+        One for which there is no space tries again at its turn, and is refused there.
         """
         new = (each for each in self._groups.waiting() if each.is_new)
         create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
@@ -454,7 +454,7 @@ class Appender:
         group: list[AppendRequest] = []
         batches: list[StoredBatch] = []
         size_bytes, record_count, last_id = 0, 0, writer.last_id
-        has_steps = is_told = False
+        has_steps = is_reported = False
         for request in queued:
             if request.version == writer.version:
                 group.append(request)
@@ -465,7 +465,7 @@ class Appender:
                 if request.batch is not None:
                     batches.append(request.batch)
                 has_steps = has_steps or bool(request.finish)
-                is_told = is_told or request.before_write is not None
+                is_reported = is_reported or request.before_write is not None
         if not group:
             return
         receiver = group[0].receiver
@@ -476,8 +476,8 @@ class Appender:
             if has_steps:
                 yield from _finish(group)
             chunks = gathered(group, size_bytes)
-            if is_told:
-                _tell_offsets(group)
+            if is_reported:
+                _report_offsets(group)
             yield from writer.write(
                 chunks,
                 record_count=record_count,
@@ -487,8 +487,8 @@ class Appender:
         except NoSpaceError as error:
             self._refuse(writer, receiver, error)
             return
-        # The journal of transactions forgets what is answered.
-        if is_told or writer.is_sync_due():
+        # The journal of transactions forgets an append once it is answered.
+        if is_reported or writer.is_sync_due():
             writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
@@ -549,8 +549,8 @@ def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
         raise NoSpaceError("no memory to finish an append") from error
 
 
-def _tell_offsets(group: Sequence[AppendRequest]) -> None:
-    """Tell who wants to know where appends will lie that are written next."""
+def _report_offsets(group: Sequence[AppendRequest]) -> None:
+    """Report the offsets of the appends that are written next, and run the tasks."""
     tasks: dict[Task, None] = {}
     for request in group:
         if request.before_write is not None:

@@ -25,7 +25,7 @@ the two works at any time, and `TRANSITIONS` says which:
 * A group that the loop commits takes a write and a sync of each log, and nothing else
   (`LogWriter.takes_small`). What goes wrong on the way is a task for the thread, which
   is handed before everything that came since: a sync that the kernel does not take, and
-  a write without room.
+  a write to a full disk.
 * The loop writes to no disk that has synced nothing for `ALIVE_S`, nor to one that has
   just kept it waiting: a disk that hangs keeps the loop in one write at most. Free
   space and lock are looked at by the thread, so it has a group each second.

@@ -1,8 +1,8 @@
-"""Name the damage in a segment: where it starts, and where a reader can go on.
+"""Find the damage in a segment: where it starts, and where a reader can go on.
 
-Recovery, the scrub and `metaq verify` share these questions. Bytes that the span index
-covers were once on disk, so any contradiction there is corruption. Behind the index the
-records themselves are all there is, and a crash may have torn the last of them.
+Used by recovery, the scrub and `metaq verify`. Bytes that the span index covers were
+once on disk, so any contradiction there is corruption. After the index there are only
+the records, and a crash may have torn the last of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +33,12 @@ EXPLANATIONS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """State of the bytes behind the last covered byte of a segment."""
+    """State of the bytes after the last covered byte of a segment."""
 
     spans: tuple[Span, ...]
     """Valid records up to the first flaw, cut into spans; times are estimates."""
     end: Offset
-    """End of the last valid record, behind damage too."""
+    """End of the last valid record, also where that is after damage."""
     flaw: str | None
     """Fault at `end` that a crash explains; None if there is none."""
     damage: tuple[Damage, ...]
@@ -93,7 +93,7 @@ def _damage_in_span(
         good = search_record(file, Position(walk.end + 1), end) if walk.flaw else None
         if walk.flaw is None or (good is None and end < whole):
             break
-        checksums = _behind(reader, position, walk.end, checksums)
+        checksums = _after(reader, position, walk.end, checksums)
         position = end if good is None else good
         checksums = _explained(reader, walk.end, position, checksums)
         offset, next_good = segment.offset_at(walk.end), segment.offset_at(position)
@@ -101,10 +101,10 @@ def _damage_in_span(
     if end < whole:
         detail = f"file is too short: expected {whole} bytes, got {end}"
         is_cut = segment.end_offset < span.end_offset
-        behind = None if is_cut else segment.end_offset
+        resume = None if is_cut else segment.end_offset
         offset = segment.offset_at(walk.end)
-        return [*damage, Damage(segment.path, offset, behind, detail)]
-    if span.checksum in _behind(reader, position, end, checksums):
+        return [*damage, Damage(segment.path, offset, resume, detail)]
+    if span.checksum in _after(reader, position, end, checksums):
         return damage
     detail = "header or index: span checksum differs, payload checksums do not"
     if damage:
@@ -112,10 +112,10 @@ def _damage_in_span(
     return [Damage(segment.path, span.base_offset, span.end_offset, detail)]
 
 
-def _behind(
+def _after(
     reader: RangeReader, start: Position, end: Position, before: set[int]
 ) -> set[int]:
-    """Return the possible checksums behind some bytes, given those before."""
+    """Return the possible checksums after some bytes, given those before them."""
     found = {reader.checksum(start, end - start, value) for value in before}
     return {value for value in found if value is not None}
 
@@ -123,7 +123,7 @@ def _behind(
 def _explained(
     reader: RangeReader, start: Position, end: Position, before: set[int]
 ) -> set[int]:
-    """Return the possible checksums behind damaged records, by one bad field of each.
+    """Return the possible checksums after damaged records, by one bad field of each.
 
     Either a payload is damaged, and had the checksum of its header (31 bits of it); or
     the payload is good, and its length or checksum in the header is damaged.
@@ -146,8 +146,8 @@ def _explained(
     length, stored, message_id, flag = HEADER.unpack(header)
     found: set[int] = set()
     for size in {length, end - payload}:
-        behind = Position(payload + size)
-        actual = reader.checksum(payload, size) if payload <= behind <= end else None
+        after = Position(payload + size)
+        actual = reader.checksum(payload, size) if payload <= after <= end else None
         if actual is None or size > PAYLOAD_BYTES_MAX:
             continue
         mended = HEADER.pack(size, actual & CHECKSUM_MASK, message_id, flag)
@@ -162,7 +162,7 @@ def _explained(
             for value in before
             for head, checksum in forms
         }
-        found |= _explained(reader, behind, end, values)
+        found |= _explained(reader, after, end, values)
     return found
 
 
@@ -208,7 +208,7 @@ def check_part(
     """
     spans: list[Span] = []
     if start < index.end_offset:
-        for span in index.spans[index.place_of(start) :]:
+        for span in index.spans[index.index_of(start) :]:
             spans.append(span)
             if span.end_offset - start >= bytes_max:
                 break
@@ -315,14 +315,14 @@ def check_tail(
     span_bytes_min: int,
     time_ms: Millis,
 ) -> Tail:
-    """Walk the records behind the covered bytes; tell a torn tail from corruption.
+    """Walk the records after the covered bytes; separate a torn tail from corruption.
 
     Args:
         file: The segment's file.
         segment: Its base offset and the size it has.
         start: End of the covered bytes, a record boundary.
-        unsynced_bytes_max: A flaw is a torn tail unless a whole record lies this far
-            behind it; None: it always is.
+        unsynced_bytes_max: A flaw is a torn tail unless a whole record begins this
+            far after it; None: it always is.
         span_bytes_min: Size of the spans that are made.
         time_ms: Time of the last append at the latest.
     """
@@ -345,9 +345,9 @@ def check_tail(
         end = segment.offset_at(walk.end)
         far = None
         if walk.flaw is not None and unsynced_bytes_max is not None:
-            # Cheap after a crash: nothing lies that far behind it.
-            behind = Position(walk.end + max(1, unsynced_bytes_max))
-            far = search_record(file, behind, size)
+            # Cheap after a crash: no bytes are that far after the flaw.
+            start_at = Position(walk.end + max(1, unsynced_bytes_max))
+            far = search_record(file, start_at, size)
         if walk.flaw is None or far is None:
             return Tail(spans, end, walk.flaw, tuple(damage), last_id)
         near = search_record(file, Position(walk.end + 1), far)
@@ -362,7 +362,7 @@ def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
     """Sort damaged ranges and merge such as touch, so that a good offset is good.
 
     Empty ranges, which name a file and cost no offset, stay as they are. At most
-    `DAMAGES_MAX` are returned; the last one then has no good offset behind it.
+    `DAMAGES_MAX` are returned; the last one then has no next good offset.
     """
     merged: list[Damage] = []
     found = set(damage)
@@ -383,11 +383,11 @@ def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
 
 
 def _touch(one: Damage, two: Damage) -> bool:
-    """Tell whether two damaged ranges, in order, leave nothing good between them."""
+    """Return whether two damaged ranges, in order, leave nothing good between them."""
     return one.next_good_offset is None or two.offset <= one.next_good_offset
 
 
 def _later(one: Damage, two: Damage) -> Offset | None:
-    """Return the good offset behind both; None where one has none."""
+    """Return the good offset after both; None where one has none."""
     first, second = one.next_good_offset, two.next_good_offset
     return None if first is None or second is None else max(first, second)

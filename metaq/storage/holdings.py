@@ -10,7 +10,7 @@
      "refused_by": {"ZooKeeper /meta/…": ["90c2…", partition count], …}}      (likewise)
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
-as if nothing had ever been there. This record tells them from new ones. It is
+as if nothing had ever been there. This record distinguishes them from new ones. It is
 written at each start, when segments roll and logs come or go, and *sealed* at a clean
 stop; never in step with puts. So an end in it is a synced one, and not more than the
 disk has. Differences without a loss:
@@ -79,7 +79,7 @@ class Holdings:
     written_ms: Millis
     """Wall clock when it was written."""
     is_sealed: bool = False
-    """Written by a clean stop, behind the last change: starts and ends are exact."""
+    """Written by a clean stop, after the last change: starts and ends are exact."""
     is_accepted: bool = False
     """An operator accepts the contents found by the next start as complete."""
     partitions: Mapping[str, Extent] = field(
@@ -168,7 +168,7 @@ def check_directory(
     """Refuse a data directory that is empty, or another one, where one was known.
 
     Raises:
-        DataMissingError: it holds less and that is not accepted; the text tells the
+        DataMissingError: it holds less and that is not accepted; the text names the
             remedy.
     """
     if record is not None and record.is_accepted:
@@ -226,7 +226,7 @@ def find_losses(
     """Return the losses by partition name.
 
     A later start is a loss only after a seal, and only where no other broker was at
-    work meanwhile: it has appended to some partition, made one, or `was_visited`. Or
+    work in between: it has appended to some partition, made one, or `was_visited`. Or
     where a start has named it before.
 
     Args:

@@ -3,7 +3,7 @@
 Theory of operation. At a start every record is read before anything is recovered, the
 data directories are compared with the records and, after recovery, so are the
 partitions. Less than there was refuses the start (a whole directory) or stops one
-partition. Then each record is written anew, unsealed. While the broker runs the loop's
+partition. Then each record is written again, unsealed. While the broker runs the loop's
 thread makes records and the storage thread of each directory writes them, so that a
 file has one writer; the last thing it writes at a clean stop is a sealed one.
 
@@ -84,7 +84,7 @@ def write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
 
 
 def try_write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
-    """Replace the record if there is room and a descriptor; an old one is true too.
+    """Replace the record if there is space and a descriptor; the old one is true too.
 
     Raises:
         DiskError: the disk cannot be believed any more.
@@ -98,7 +98,7 @@ def try_write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> Non
 
 
 def is_harmless(error: StorageError) -> bool:
-    """Tell whether a record was not written for want of room or of a descriptor.
+    """Return whether a record was not written for lack of space or of a descriptor.
 
     The old one is there still, and the disk may be believed.
     """
@@ -293,7 +293,7 @@ class Inventory:
                 first = directory / segment_file_name(extent.end)
                 self._fs.open_append(first, create=True).close()
                 _log.warning(
-                    "loss accepted, partition begins anew: directory=%s offset=%d",
+                    "loss accepted, partition begins empty: directory=%s offset=%d",
                     directory,
                     extent.end,
                 )

@@ -10,13 +10,12 @@
 Recovery, the scrub and `metaq verify` read a directory through `check_names`; nothing
 here changes it. A segment reaches to the base offset of the next one. Where its file
 does not, or has more, that is named here by names and sizes alone; the rest of the
-bytes is for `damage.py`. Source: broker spec 2.1, 2.3.
+bytes is for `damage.py`. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -29,9 +28,8 @@ from metaq.storage.segment import META_SUFFIX, Damage, Segment, segment_file_nam
 from metaq.storage.span_index import (
     SPANS_SUFFIX,
     SpanIndex,
-    read_index,
     spans_path,
-    without_index,
+    try_read_index,
 )
 from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
 
@@ -63,7 +61,7 @@ def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Nam
         fs: The disk.
         directory: The partition directory.
         in_use: A broker works in it: damage has to be there at a second look too, for
-            a list of names that change meanwhile may leave one out.
+            a list of names that change while it is read may omit one.
 
     Raises:
         StorageError: The disk refused.
@@ -136,12 +134,12 @@ def parse_base_offset(text: str) -> Offset | None:
 def _sort_orphans(
     fs: FileSystem, segments: Sequence[Segment], orphans: Sequence[Segment]
 ) -> tuple[list[Damage], list[Path]]:
-    """Return which indexes without a segment tell of a missing one, and which do not.
+    """Sort indexes without a segment: those whose segment is missing, and leftovers.
 
     Deletion removes a segment before its index, from the oldest on. So an index without
-    a segment is a leftover where it lies before the log start. Behind the log end it
-    tells that the active segment is gone, unless it is empty; in between, the hole
-    speaks for itself and the index stays as evidence.
+    a segment is a leftover if it is before the log start. After the log end it shows
+    that the active segment is gone, unless it is empty. In between, the hole is
+    reported and the index stays as evidence.
     """
     start = segments[0].base_offset if segments else 0
     end = segments[-1].end_offset if segments else 0
@@ -183,7 +181,7 @@ def check_neighbours(
         fs: The disk.
         one: A segment, with the size that its file has.
         two: The next one.
-        good: Base offset of the one behind that; None: there is none.
+        good: Base offset of the one after that; None: there is none.
 
     Raises:
         StorageError: The disk refused a read.
@@ -197,8 +195,8 @@ def check_neighbours(
         yield from tail.damage
         yield Damage(one.path, tail.end, base, detail)
     elif end > base and _goes_on(fs, one, two):
-        # Nothing tells which of the two is right about the bytes they share, so the
-        # second one is not believed at all, nor a record that it cuts.
+        # Either may be right about the bytes they share, so neither the second one is
+        # trusted, nor a record of the first that it cuts.
         size = base - one.base_offset
         tail = rest_of(fs, replace(one, size_bytes=SizeBytes(size)))
         yield from tail.damage
@@ -210,10 +208,10 @@ def check_neighbours(
 
 
 def _goes_on(fs: FileSystem, one: Segment, two: Segment) -> bool:
-    """Tell whether records of a segment go on behind the base offset of the next one.
+    """Return whether records of a segment go on after the base offset of the next one.
 
-    Other bytes there cost nothing: they were appended to a file that was sealed. Nor
-    does a file without an index speak against one that has it.
+    Other bytes there do no harm: they were appended to a sealed file. A file without an
+    index does not count against one that has an index.
     """
     index = index_of(fs, one)
     if index.end_offset == two.base_offset:
@@ -225,9 +223,9 @@ def _goes_on(fs: FileSystem, one: Segment, two: Segment) -> bool:
 
 
 def rest_of(fs: FileSystem, segment: Segment) -> Tail:
-    """Walk the records behind the whole spans of a segment that ends where it does not.
+    """Walk the records after the last complete span, where the file ends early or late.
 
-    Its `end` is that of the last whole record, behind damage too.
+    The `end` of the result is that of the last whole record, also after damage.
     """
     index = index_of(fs, segment).until(segment.end_offset)
     with fs.open_read(segment.path) as file:
@@ -250,7 +248,7 @@ def find_lost(
         fs: The disk.
         segment: The segment as the log has it; an active one's size is ignored.
         end: Where a reader would end.
-        is_sealed: The log has a segment behind it.
+        is_sealed: The log has a later segment.
 
     Returns:
         The range that is lost; None where nothing is, or retention may have taken it.
@@ -273,14 +271,11 @@ def find_lost(
     return Damage(segment.path, tail.end, None, detail)
 
 
-def index_of(fs: FileSystem, segment: Segment, *, is_told: bool = True) -> SpanIndex:
-    """Return the valid spans of a segment's index; none if the index is invalid.
-
-    Raises:
-        StorageError: The disk refused, and it is not about this file.
-    """
-    read = partial(read_index, fs, segment.path, segment.base_offset)
-    return without_index(read, None, is_told=is_told) or SpanIndex(segment.base_offset)
+def index_of(fs: FileSystem, segment: Segment, *, is_logged: bool = True) -> SpanIndex:
+    """Return the valid spans of a segment's index; none if the index is invalid."""
+    base = segment.base_offset
+    found = try_read_index(fs, segment.path, base, is_logged=is_logged)
+    return found or SpanIndex(base)
 
 
 def walk_segment(

@@ -1,13 +1,13 @@
-"""One data directory: its lock, its storage thread, its room, and its offline switch.
+"""One data directory: lock, storage thread, free space, and offline switch.
 
     NEW --open--> ONLINE --disk error--> OFFLINE
                     |                       |
                     +--------close----------+--> CLOSED
 
-`LogDir` belongs to the event loop's thread, which decides; the storage thread behind
-`submit` writes and syncs (`appender.py`). A directory goes offline once and loudly:
-every log in it fails requests in flight, and refuses everything until a restart has
-recovered it.
+`LogDir` belongs to the event loop's thread, which decides; the storage thread carries
+out what `submit` takes: it writes and syncs (`appender.py`). A directory goes offline
+once and loudly: every log in it fails requests in flight, and refuses everything until
+a restart has recovered it.
 """
 
 import enum
@@ -136,7 +136,8 @@ class LogDir:
         self._post = post
         self._free_bytes_min = free_bytes_min
         self._size_bytes_max = size_bytes_max
-        self._free_bytes = SizeBytes(0)
+        self.free_bytes = SizeBytes(0)
+        """Free space of its disk, as far as it is known."""
         self._record_s = float("-inf")
         self._watch = SilenceWatch("data directory", path)
         self._refusal_logged_s = float("-inf")
@@ -220,17 +221,17 @@ class LogDir:
             raise self._refused(
                 f"low on space: directory={self.path} expected at least"
                 f" {self._free_bytes_min} bytes to stay free, got"
-                f" {self._free_bytes - size_bytes}"
+                f" {self.free_bytes - size_bytes}"
             )
         if self._size_bytes_max and self.size_bytes + size_bytes > self._size_bytes_max:
             raise self._refused(
                 f"data directory is full: directory={self.path} expected at most"
                 f" {self._size_bytes_max} bytes, got {self.size_bytes + size_bytes}"
             )
-        self._free_bytes = SizeBytes(self._free_bytes - size_bytes)
+        self.free_bytes = SizeBytes(self.free_bytes - size_bytes)
 
     def note_full(self, error: NoSpaceError, size_bytes: int) -> None:
-        """Take note that the disk itself had no room.
+        """Note that the disk itself was full.
 
         Args:
             error: the error of the storage thread.
@@ -239,7 +240,7 @@ class LogDir:
         self._is_disk_full = True
         self._lacking_bytes = max(self._lacking_bytes, size_bytes)
         self._refused(
-            f"{error} refused_bytes={size_bytes} free_bytes={self._free_bytes}"
+            f"{error} refused_bytes={size_bytes} free_bytes={self.free_bytes}"
         )
 
     def _refused(self, text: str) -> NoSpaceError:
@@ -250,24 +251,19 @@ class LogDir:
         return NoSpaceError(text)
 
     def _has_too_little_for(self, size_bytes: int) -> bool:
-        return 0 < self._free_bytes_min > self._free_bytes - size_bytes
-
-    @property
-    def free_bytes(self) -> SizeBytes:
-        """Return the room on its disk, as far as it is known."""
-        return self._free_bytes
+        return 0 < self._free_bytes_min > self.free_bytes - size_bytes
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether its disk hangs: the storage thread has not answered for long."""
+        """Whether its disk hangs: the storage thread has not answered for long."""
         return self._watch.is_silent
 
     @property
     def is_low_on_space(self) -> bool:
-        """Tell whether puts are refused because the disk is full, or nearly.
+        """Return whether puts are refused because the disk is full, or nearly.
 
-        Also when small ones still fit: from a refusal on until a look at the disk
-        finds room for a put of that size.
+        Also when small ones still fit: from a refusal on until the free space is
+        enough for a put of that size.
         """
         return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
@@ -286,7 +282,7 @@ class LogDir:
             self._worker.submit(self.appender.index_later)
 
     def is_record_due(self, now_s: float) -> bool:
-        """Tell whether the record of the directory's contents is to be written."""
+        """Return whether the record of the directory's contents is to be written."""
         return (
             self.is_layout_changed
             and self.state is DirState.ONLINE
@@ -351,7 +347,7 @@ class LogDir:
             )
 
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
-        self._free_bytes = free_bytes
+        self.free_bytes = free_bytes
         self._watch.on_answer(self._clock.monotonic_s())
         if free_bytes - self._lacking_bytes >= self._free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False

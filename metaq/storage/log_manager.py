@@ -8,7 +8,7 @@
 `open` blocks: it locks every data directory and recovers every partition in it, some
 at a time, before the broker listens. After that everything belongs to the event loop's
 thread. A log is created by the first put to it; directory and first segment are made
-by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
+by its first append, on the storage thread. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
 import secrets
@@ -35,15 +35,13 @@ from metaq.storage.log_snapshots import take_directory_snapshot
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
+    PartitionLoader,
     RecoveredPartition,
     data_paths,
     extent_of,
     log_directory_name,
-    missing_partition,
-    new_writer,
     parse_log_directory_name,
     partition_names,
-    recover_partitions,
     refuse_twins,
     stop_for,
 )
@@ -54,6 +52,7 @@ from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
+from metaq.storage.span_index import NO_ID
 from metaq.storage.span_queries import offset_for_time
 
 FREE_SPACE_IDLE_S: Final = 30.0
@@ -61,9 +60,6 @@ FREE_SPACE_IDLE_S: Final = 30.0
 
 FREE_SPACE_LOW_S: Final = 1.0
 """Interval of free-space checks while puts are refused for lack of space."""
-
-NO_MESSAGE_ID: Final = MessageId(-1)
-"""Value of `last_message_id` when no record with an id of ours is stored."""
 
 
 IDENTITY_BYTES: Final = 16
@@ -75,7 +71,7 @@ def new_identity() -> str:
     return secrets.token_hex(IDENTITY_BYTES)
 
 
-Told: TypeAlias = Callable[[Exception | None], None]
+OnDone: TypeAlias = Callable[[Exception | None], None]
 """Callback that takes the error, or None."""
 
 
@@ -118,7 +114,7 @@ class LogManager:
             fs, clock, Path(config.system.data_log_path) / TRANSACTIONS, new_identity
         )
         self._forgotten: set[LogId] = set()
-        self._last_id = NO_MESSAGE_ID
+        self._last_id = NO_ID
         self._is_closing = False
 
     # -- opening
@@ -136,7 +132,7 @@ class LogManager:
         Raises:
             LogDirLockedError: another process owns one of them.
             DataMissingError: a data directory holds less than it did, as a whole.
-            StorageError: a disk refuses, or one partition lies in two directories.
+            StorageError: a disk fails, or one partition is in two directories.
                 Whatever was opened is closed again.
             ClosedError: it was called off, or `close` was called; likewise.
         """
@@ -152,10 +148,7 @@ class LogManager:
             for directory in opened:
                 path = directory.path
                 self._inventory.settle_accepted(path, names[path])
-                recovered += recover_partitions(
-                    self._fs,
-                    self._clock,
-                    self._config,
+                recovered += self._loader().recover(
                     path,
                     directory.sync_latency,
                     left_out=left_out,
@@ -242,15 +235,8 @@ class LogManager:
         if refusal is not None:
             raise refusal
         path = directory.path / name
-        writer = new_writer(
-            self._fs,
-            self._clock,
-            self._config,
-            settings,
-            path,
-            end=start_offset,
-            last_id=NO_MESSAGE_ID,
-            sync_latency=directory.sync_latency,
+        writer = self._loader().new_writer(
+            settings, path, directory.sync_latency, end=start_offset
         )
         first = Segment(
             path / segment_file_name(start_offset), start_offset, SizeBytes(0)
@@ -265,11 +251,11 @@ class LogManager:
 
     # -- deletion
 
-    def delete_topic(self, topic: str, on_done: Told) -> None:
+    def delete_topic(self, topic: str, on_done: OnDone) -> None:
         """End the logs of a topic and move their directories aside; never blocks.
 
         No put or get for the topic may come from now on. To be repeated until it
-        succeeds; a restart meanwhile leaves the topic out (`open`).
+        succeeds; a restart in between leaves the topic out (`open`).
 
         Args:
             topic: its name.
@@ -292,7 +278,7 @@ class LogManager:
         except (StorageError, ClosedError) as error:
             on_done(error)
 
-    def forget(self, log_ids: Collection[LogId], on_forgotten: Told) -> None:
+    def forget(self, log_ids: Collection[LogId], on_forgotten: OnDone) -> None:
         """Close logs for good, and no longer expect them.
 
         Their files stay where they are. Until the callback the logs refuse appends.
@@ -319,7 +305,7 @@ class LogManager:
         # Each knows how many partitions the others have.
         records = self._make_records()
 
-        def begin(directory: LogDir, on_done: Told) -> None:
+        def begin(directory: LogDir, on_done: OnDone) -> None:
             here = [log for log in logs if log.log_dir is directory]
             directory.submit(
                 partial(
@@ -331,7 +317,7 @@ class LogManager:
             )
 
         def done(
-            here: Sequence[PartitionLog], on_done: Told, error: Exception | None
+            here: Sequence[PartitionLog], on_done: OnDone, error: Exception | None
         ) -> None:
             for log in here:
                 self._drop(log)
@@ -359,8 +345,8 @@ class LogManager:
         # A run that is under way would remember them again.
         self._retention.call_when_idle(partial(self._retention.forget, log.segments))
 
-    def _set_aside(self, topic: str, on_done: Told) -> None:
-        def begin(directory: LogDir, on_done: Told) -> None:
+    def _set_aside(self, topic: str, on_done: OnDone) -> None:
+        def begin(directory: LogDir, on_done: OnDone) -> None:
             refusal = directory.refusal()
             if refusal is not None:
                 on_done(refusal)
@@ -373,9 +359,9 @@ class LogManager:
         self._in_each_directory(begin, on_done)
 
     def _in_each_directory(
-        self, begin: Callable[[LogDir, Told], None], on_done: Told
+        self, begin: Callable[[LogDir, OnDone], None], on_done: OnDone
     ) -> None:
-        """Have each data directory do something; tell of the first error at the end."""
+        """Run a step for each data directory; report the first error at the end."""
         left = set(self._directories.values())
         failed: list[Exception] = []
 
@@ -428,7 +414,7 @@ class LogManager:
 
         Returns:
             `size_bytes` bytes from `offset`; fewer where the readable part, or the
-            segment, ends. No append lies in two segments.
+            segment, ends. No append is in two segments.
 
         Raises:
             OffsetOutOfRangeError: nothing readable is there; an unknown log is empty.
@@ -502,7 +488,7 @@ class LogManager:
             claims: the result of `claims` in an earlier run.
 
         Raises:
-            DataMissingError: the text tells the remedy.
+            DataMissingError: the text names the remedy.
         """
         self._inventory.check_claims(witness, claims)
 
@@ -516,9 +502,9 @@ class LogManager:
 
     @property
     def is_over_size_limit(self) -> bool:
-        """Tell whether a log or a data directory is larger than its limit.
+        """Return whether a log or a data directory is larger than its limit.
 
-        Then a run of retention without topics is due, whatever the schedule says.
+        Then a run of retention without topics is due, regardless of the schedule.
         """
         limits = self._config.limits
         # A log without a sealed segment is as small as retention can make it.
@@ -613,7 +599,7 @@ class LogManager:
             )
 
     def abandon(self) -> None:
-        """Fail whatever is still in flight after `close`, because the wait is over."""
+        """Fail everything still in flight after `close`, because the wait is over."""
         for log in self._logs.values():
             if log.state is LogState.CLOSING:
                 log.finish_close()
@@ -656,14 +642,8 @@ class LogManager:
                     continue
                 inventory.keep(log_id, held)
                 result.append(
-                    missing_partition(
-                        self._fs,
-                        self._clock,
-                        self._config,
-                        log_id,
-                        loss,
-                        held,
-                        directory.sync_latency,
+                    self._loader().missing_partition(
+                        log_id, loss, held, directory.sync_latency
                     )
                 )
         return result
@@ -683,6 +663,9 @@ class LogManager:
         """Raise ClosedError if opening was cancelled by a close."""
         if self._is_closing:
             raise ClosedError("the logs were called off while they were opened")
+
+    def _loader(self) -> PartitionLoader:
+        return PartitionLoader(self._fs, self._clock, self._config)
 
     def _new_directory(self, path: Path) -> LogDir:
         limits, system = self._config.limits, self._config.system

@@ -32,7 +32,7 @@ def take_directory_snapshot(
     """Return a data directory as a run of retention sees it.
 
     Args:
-        directory: which one; told when its disk cannot be believed.
+        directory: which one; taken offline after a disk error.
         logs: those that lie in it.
         config: limits, and the policies of topics.
         topics: topics whose segments may go by age; those of all topics may go by
@@ -47,7 +47,9 @@ def take_directory_snapshot(
             policy = replace(policy, age_ms=_FOR_EVER_MS)
         sealed, active = log.segments.sealed, log.readable_active()
         stopped = partial(_is_stopped, log)
-        snapshots.append(LogSnapshot(log.log_id, log, sealed, active, policy, stopped))
+        snapshots.append(
+            LogSnapshot(log.log_id, log.on_removed, sealed, active, policy, stopped)
+        )
     return DirectorySnapshot(
         directory.path,
         tuple(snapshots),

@@ -12,10 +12,10 @@ single puts (`commit_owner.py`). The loop's side of the same partition is
 In group commit `synced_end` = `end` between two groups. In threshold mode records lie
 between them until more than `unflush_threshold` are unsynced or the interval is over.
 
-Failures leave one of two states. Without room (`NoSpaceError`) the bytes of the failed
-group are cut off again, so the file ends where it ended before. With any other error
-(`DiskError`) nothing about the file is known any more; the caller takes the whole data
-directory offline and never calls a writer of it again, except to abandon it.
+Failures leave one of two states. On a full disk (`NoSpaceError`) the bytes of the
+failed group are cut off again, so the file ends where it ended before. With any other
+error (`DiskError`) nothing about the file is known any more; the caller takes the whole
+data directory offline and never calls a writer of it again, except to abandon it.
 """
 
 import logging
@@ -78,26 +78,22 @@ class WriterOptions:
 
     @property
     def is_group_commit(self) -> bool:
-        """Tell whether nothing is acknowledged before it is synced."""
+        """Return whether nothing is acknowledged before it is synced."""
         return self.unflush_threshold <= 0
 
 
+@dataclass(slots=True, eq=False)
 class ActiveSegment:
     """The open files of the segment that takes appends."""
 
-    __slots__ = ("base_offset", "file", "size_bytes", "spans")
-
-    def __init__(
-        self,
-        base_offset: Offset,
-        size_bytes: SizeBytes,
-        file: AppendFile,
-        spans: SpanIndexWriter | None,
-    ) -> None:
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
-        self.file = file
-        self.spans = spans
+    base_offset: Offset
+    """Offset of its first byte."""
+    size_bytes: SizeBytes
+    """Bytes written so far."""
+    file: AppendFile
+    """The segment."""
+    spans: SpanIndexWriter | None
+    """Its index; None if there was no space for one."""
 
     def as_segment(self) -> Segment:
         """Return the active segment as a value for the loop's side."""
@@ -159,9 +155,9 @@ class LogWriter:
         self.last_turn = 0
         """Number of the last turn it had to write a group, kept by `GroupQueue`."""
         self.end = end
-        """Offset behind the last byte written."""
+        """Offset after the last byte written."""
         self.synced_end = end
-        """Offset behind the last byte synced."""
+        """Offset after the last byte synced."""
         self.last_id = last_id
         """Id of the last record written."""
         self.unsynced_records = 0
@@ -180,7 +176,7 @@ class LogWriter:
     def reopen(self, segment: Segment, spans: SpanIndexWriter | None) -> None:
         """Go on with the active segment that recovery found; takes over `spans`.
 
-        Without `spans` (there was no room for an index) its bytes stay uncovered until
+        Without `spans` (there was no space for an index) its bytes stay uncovered until
         the next start; the next segment has an index again.
         """
         file = self._fs.open_append(segment.path, create=False)
@@ -194,19 +190,19 @@ class LogWriter:
 
     @property
     def is_new(self) -> bool:
-        """Tell whether its first segment is still to be created, by its first write."""
+        """Whether its first segment is still to be created, by its first write."""
         return self._active is None and not self._is_closed
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the active segment has the size at which a log rolls."""
+        """Return whether the active segment has the size at which a log rolls."""
         active = self._active
         return (
             active is not None and active.size_bytes >= self._options.segment_bytes_max
         )
 
     def is_sync_due(self) -> bool:
-        """Tell whether written bytes have to be synced before they are acknowledged."""
+        """Return whether written bytes must be synced before they are acknowledged."""
         if self._options.is_group_commit:
             return True
         if self.unsynced_records > self._options.unflush_threshold:
@@ -216,11 +212,11 @@ class LogWriter:
 
     @property
     def is_cover_due(self) -> bool:
-        """Tell whether `cover` is not to wait for more bytes."""
+        """Return whether `cover` is not to wait for more bytes."""
         return self._uncovered_bytes >= UNCOVERED_BYTES_MAX or self.is_index_due
 
     def takes_small(self, *, batch_count: int, now_s: float) -> bool:
-        """Tell whether `write_small` and `begin_sync` are all that a group takes.
+        """Return whether `write_small` and `begin_sync` are all that a group takes.
 
         False where more is to be done with it or before it: a segment to be created,
         rolled or looked for, bytes to be synced or indexed, a file to be made again.
@@ -236,7 +232,7 @@ class LogWriter:
 
     @property
     def is_index_due(self) -> bool:
-        """Tell whether a whole span is not covered by the index, synced or not."""
+        """Return whether a whole span is not covered by the index, synced or not."""
         active = self._active
         if active is None or active.spans is None:
             return False
@@ -426,7 +422,7 @@ class LogWriter:
         self.unsynced_records = 0
 
     def index(self) -> None:
-        """Cover synced bytes by the span index, unless it has taken in others too.
+        """Cover synced bytes by the span index, unless it was given unsynced ones too.
 
         Raises:
             DiskError: nothing is known about the index any more.
@@ -448,7 +444,7 @@ class LogWriter:
             The sealed segment and the new active one.
 
         Raises:
-            NoSpaceError: no room or no descriptor for the next segment now; the log is
+            NoSpaceError: no space or no descriptor for the next segment now; the log is
                 as it was, and no write succeeds before a roll has.
             DiskError: nothing is known any more.
         """
@@ -512,7 +508,7 @@ class LogWriter:
         `create_segments`.
 
         Raises:
-            NoSpaceError: no room or no descriptor now.
+            NoSpaceError: no space or no descriptor now.
             DiskError: the disk refuses.
         """
         path = self.directory / segment_file_name(self.end)
@@ -628,7 +624,7 @@ def _raise_if_passing(error: DiskError) -> None:
 
 @contextmanager
 def _no_space_is_final() -> Iterator[None]:
-    """Report a lack of room where going on would need it as a disk error."""
+    """Report a full disk as a disk error, where going on needs the space."""
     try:
         yield
     except NoSpaceError as error:

@@ -1,8 +1,8 @@
 """From a data directory to recovered partitions: names, recovery, writers.
 
 The first half of `LogManager.open`, which blocks. Nothing here outlives it: a failure
-closes all files again, and the manager makes logs of the result. Source: broker spec
-2.1, 2.3.
+closes all files again, and the manager makes logs of the result. Source:
+docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
 import logging
@@ -35,6 +35,7 @@ from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retention_run import facts_of
 from metaq.storage.segment import Damage, Segment, segment_file_name
+from metaq.storage.span_index import NO_ID
 
 NAME_BYTES_MAX: Final = 255
 """Longest file name that Linux takes."""
@@ -49,7 +50,7 @@ class RecoveredPartition:
     log_id: LogId
     """Partition of the log."""
     data_path: Path
-    """The data directory it lies in."""
+    """Its data directory."""
     settings: TopicConfig
     """Settings of its topic."""
     found: RecoveredLog
@@ -59,8 +60,9 @@ class RecoveredPartition:
     batches: tuple[StoredBatch, ...]
     """Remembered batches of its producers, in the order of the appends."""
     last_id: MessageId
-    """Largest id that was stored, or noted for a batch that was not: ids go on behind
-    it, for a note is believed when a record at its offset has its id. -1 for none."""
+    """Largest id that was stored, or noted for a batch that was not: new ids are
+    larger, for a note is believed when a record at its offset has its id. -1 for
+    none."""
     newest_append_ms: Millis | None
     """Time of the last append; None if unknown."""
 
@@ -69,8 +71,8 @@ def log_directory_name(log_id: LogId) -> str:
     """Return the directory name of a partition.
 
     Raises:
-        StorageError: no file system has a room for that name; the topic comes from the
-            wire, so it may be anything.
+        StorageError: no file system takes that name; the topic comes from the wire, so
+            it may be anything.
     """
     name = str(log_id)
     try:
@@ -90,8 +92,8 @@ def log_directory_name(log_id: LogId) -> str:
 def parse_log_directory_name(name: str) -> LogId | None:
     """Return the partition of a directory name, or None where it is not one.
 
-    The text behind the last '-' is the number; only the spelling that we write is
-    taken, so that two directories never mean one partition.
+    The text after the last '-' is the number; only the spelling that we write is
+    accepted, so that two directories never mean one partition.
     """
     topic, dash, number = name.rpartition("-")
     if not (dash and topic and number.isascii() and number.isdecimal()):
@@ -100,94 +102,173 @@ def parse_log_directory_name(name: str) -> LogId | None:
     return log_id if str(log_id) == name else None
 
 
-def new_writer(
-    fs: FileSystem,
-    clock: Clock,
-    config: BrokerConfig,
-    settings: TopicConfig,
-    path: Path,
-    *,
-    end: Offset,
-    last_id: MessageId,
-    sync_latency: Histogram,
-    batches: Sequence[StoredBatch] = (),
-) -> LogWriter:
-    """Return the writer of a partition directory, configured and without files."""
-    options = WriterOptions(
-        segment_bytes_max=config.system.segment_bytes_max,
-        span_bytes_min=config.limits.span_bytes_min,
-        slow_sync_ms=config.limits.slow_sync_ms,
-        unflush_threshold=settings.unflush_threshold,
-        unflush_interval_s=settings.unflush_interval_s,
-        producer_count_max=config.limits.producer_count_max,
-    )
-    return LogWriter(
-        fs,
-        clock,
-        path,
-        options,
-        end=end,
-        last_id=last_id,
-        sync_latency=sync_latency,
-        batches=batches,
-    )
+@dataclass(frozen=True, slots=True)
+class PartitionLoader:
+    """Makes the writers of partitions and recovers their directories. Thread-safe."""
 
+    fs: FileSystem
+    """The disk."""
+    clock: Clock
+    """Time."""
+    config: BrokerConfig
+    """Settings of the broker."""
 
-def recover_partitions(
-    fs: FileSystem,
-    clock: Clock,
-    config: BrokerConfig,
-    data_path: Path,
-    sync_latency: Histogram,
-    *,
-    left_out: Collection[str] = (),
-    require_wanted: Callable[[], None],
-) -> list[RecoveredPartition]:
-    """Recover every partition of one data directory, as many at a time as CPUs.
+    def new_writer(
+        self,
+        settings: TopicConfig,
+        path: Path,
+        sync_latency: Histogram,
+        *,
+        end: Offset,
+        last_id: MessageId = NO_ID,
+        batches: Sequence[StoredBatch] = (),
+    ) -> LogWriter:
+        """Return the writer of a partition directory, configured and without files."""
+        limits = self.config.limits
+        options = WriterOptions(
+            segment_bytes_max=self.config.system.segment_bytes_max,
+            span_bytes_min=limits.span_bytes_min,
+            slow_sync_ms=limits.slow_sync_ms,
+            unflush_threshold=settings.unflush_threshold,
+            unflush_interval_s=settings.unflush_interval_s,
+            producer_count_max=limits.producer_count_max,
+        )
+        return LogWriter(
+            self.fs,
+            self.clock,
+            path,
+            options,
+            end=end,
+            last_id=last_id,
+            sync_latency=sync_latency,
+            batches=batches,
+        )
 
-    Directories without a dash are ignored; one that has a dash and is no partition is
-    worth a warning. Partitions of the topics `left_out` are not touched. `sync_latency`
-    is for the writers; `require_wanted` is called before each partition, on several
-    threads.
+    def recover(
+        self,
+        data_path: Path,
+        sync_latency: Histogram,
+        *,
+        left_out: Collection[str] = (),
+        require_wanted: Callable[[], None],
+    ) -> list[RecoveredPartition]:
+        """Recover every partition of one data directory, as many at a time as CPUs.
 
-    Raises:
-        StorageError: the disk refuses; nothing stays open.
-        ClosedError: `require_wanted` raised it; likewise.
-    """
-    wanted = []
-    for name in fs.list_directory(data_path):
-        path = data_path / name
-        if "-" not in name or not fs.is_directory(path):
-            continue
-        log_id = parse_log_directory_name(name)
-        if log_id is None:
-            _log.warning("directory skipped, no partition: directory=%s", path)
-        elif log_id.topic not in left_out:
-            wanted.append(log_id)
+        Directories without a dash are ignored; one that has a dash and is no partition
+        is worth a warning. Partitions of the topics `left_out` are not touched.
+        `require_wanted` is called before each partition, on several threads, and may
+        raise `ClosedError`. After an error nothing stays open.
+        """
+        wanted = []
+        for name in self.fs.list_directory(data_path):
+            path = data_path / name
+            if "-" not in name or not self.fs.is_directory(path):
+                continue
+            log_id = parse_log_directory_name(name)
+            if log_id is None:
+                _log.warning("directory skipped, no partition: directory=%s", path)
+            elif log_id.topic not in left_out:
+                wanted.append(log_id)
 
-    def recover(log_id: LogId) -> RecoveredPartition:
-        require_wanted()
-        return _recover(fs, clock, config, data_path, log_id, sync_latency)
+        def recover(log_id: LogId) -> RecoveredPartition:
+            require_wanted()
+            return self._recover(data_path, log_id, sync_latency)
 
-    with HelperThreads(os.cpu_count() or 1, "metaq-recovery") as pool:
-        futures = [pool.submit(recover, log_id) for log_id in wanted]
-    try:
-        return [future.result() for future in futures]
-    except (StorageError, ClosedError):
-        for future in futures:
-            if future.exception() is None:
-                future.result().writer.abandon()
-        raise
+        with HelperThreads(os.cpu_count() or 1, "metaq-recovery") as pool:
+            futures = [pool.submit(recover, log_id) for log_id in wanted]
+        try:
+            return [future.result() for future in futures]
+        except (StorageError, ClosedError):
+            for future in futures:
+                if future.exception() is None:
+                    future.result().writer.abandon()
+            raise
+
+    def missing_partition(
+        self, log_id: LogId, loss: Damage, held: Extent, sync_latency: Histogram
+    ) -> RecoveredPartition:
+        """Return a partition of which nothing is left: stopped, and empty at its end.
+
+        `loss` is the missing data, with the partition's directory as its path; `held`
+        are its offsets before.
+        """
+        settings = self.config.topic(log_id.topic)
+        path, end = loss.path, held.end
+        writer = self.new_writer(settings, path, sync_latency, end=end)
+        _log.error("log stopped: %s", loss)
+        last = Segment(path / segment_file_name(end), end, SizeBytes(0))
+        found = RecoveredLog((last,), None, NO_ID, 0, (loss,))
+        return RecoveredPartition(
+            log_id, path.parent, settings, found, writer, (), NO_ID, None
+        )
+
+    def _recover(
+        self, data_path: Path, log_id: LogId, sync_latency: Histogram
+    ) -> RecoveredPartition:
+        fs, limits = self.fs, self.config.limits
+        settings = self.config.topic(log_id.topic)
+        path = data_path / str(log_id)
+        is_group_commit = settings.unflush_threshold <= 0
+        notes = read_notes(fs, path)
+        if notes.flaw:
+            _log.error(
+                "producers are forgotten: partition=%s file=%s %s",
+                log_id,
+                path / PRODUCERS_NAME,
+                notes.flaw,
+            )
+        noted = notes.batches
+        found = recover_log(
+            fs,
+            path,
+            unsynced_bytes_max=UNSYNCED_BYTES_MAX if is_group_commit else None,
+            span_bytes_min=limits.span_bytes_min,
+            now_ms=self.clock.wall_ms(),
+            noted=noted,
+        )
+        segments = found.segments
+        end = segments[-1].end_offset if segments else Offset(0)
+        newest = found.spans.newest_append_ms if found.spans is not None else None
+        try:
+            batches = stored_batches(
+                fs, segments, noted, producer_count_max=limits.producer_count_max
+            )
+            if notes.flaw and not found.damage:
+                # Reported once: the next start finds a whole file.
+                with suppress(NoSpaceError):
+                    write_notes(fs, path, batches)
+            writer = self.new_writer(
+                settings,
+                path,
+                sync_latency,
+                end=end,
+                last_id=found.last_id,
+                batches=batches,
+            )
+            if newest is None and len(segments) > 1:
+                # Right after a roll the active segment is empty.
+                newest = facts_of(fs, segments[-2]).newest_append_ms
+            if segments and not found.damage:
+                writer.reopen(segments[-1], found.spans)
+        except StorageError:
+            if found.spans is not None:
+                found.spans.abandon()
+            raise
+        ids = [id_after(batch.first_id, batch.count - 1) for batch in noted]
+        last_id = max([found.last_id, *ids])
+        return RecoveredPartition(
+            log_id, data_path, settings, found, writer, batches, last_id, newest
+        )
 
 
 def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
-    """Raise `StorageError` where one partition lies in two data directories."""
+    """Raise `StorageError` where one partition is in two data directories."""
     places: dict[LogId, Path] = {}
     for each in recovered:
         other = places.setdefault(each.log_id, each.data_path)
         if other != each.data_path:
             raise StorageError(
-                f"partition lies in two data directories: partition={each.log_id}"
+                f"partition is in two data directories: partition={each.log_id}"
                 f" directories={other}, {each.data_path}"
             )
 
@@ -244,114 +325,3 @@ def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
     each.writer.abandon()
     damage = apart((*each.found.damage, loss))
     return replace(each, found=replace(each.found, spans=None, damage=damage))
-
-
-def missing_partition(
-    fs: FileSystem,
-    clock: Clock,
-    config: BrokerConfig,
-    log_id: LogId,
-    loss: Damage,
-    held: Extent,
-    sync_latency: Histogram,
-) -> RecoveredPartition:
-    """Return a partition of which nothing is left: stopped, and empty at its old end.
-
-    Args:
-        fs: the disk.
-        clock: for its writer.
-        config: settings.
-        log_id: which partition.
-        loss: the missing data; its path is the partition's directory.
-        held: its offsets before.
-        sync_latency: for its writer.
-    """
-    settings = config.topic(log_id.topic)
-    path = loss.path
-    writer = new_writer(
-        fs,
-        clock,
-        config,
-        settings,
-        path,
-        end=held.end,
-        last_id=MessageId(-1),
-        sync_latency=sync_latency,
-    )
-    _log.error("log stopped: %s", loss)
-    end = Segment(path / segment_file_name(held.end), held.end, SizeBytes(0))
-    found = RecoveredLog((end,), None, MessageId(-1), 0, (loss,))
-    return RecoveredPartition(
-        log_id, path.parent, settings, found, writer, (), MessageId(-1), None
-    )
-
-
-def _recover(
-    fs: FileSystem,
-    clock: Clock,
-    config: BrokerConfig,
-    data_path: Path,
-    log_id: LogId,
-    sync_latency: Histogram,
-) -> RecoveredPartition:
-    settings = config.topic(log_id.topic)
-    path = data_path / str(log_id)
-    is_group_commit = settings.unflush_threshold <= 0
-    notes = read_notes(fs, path)
-    if notes.flaw:
-        _log.error(
-            "producers are forgotten: partition=%s file=%s %s",
-            log_id,
-            path / PRODUCERS_NAME,
-            notes.flaw,
-        )
-    noted = notes.batches
-    found = recover_log(
-        fs,
-        path,
-        unsynced_bytes_max=UNSYNCED_BYTES_MAX if is_group_commit else None,
-        span_bytes_min=config.limits.span_bytes_min,
-        now_ms=clock.wall_ms(),
-        noted=noted,
-    )
-    end = found.segments[-1].end_offset if found.segments else Offset(0)
-    newest = found.spans.newest_append_ms if found.spans is not None else None
-    try:
-        batches = stored_batches(
-            fs,
-            found.segments,
-            noted,
-            producer_count_max=config.limits.producer_count_max,
-        )
-        if notes.flaw and not found.damage:
-            # Told once: the next start finds a whole file.
-            with suppress(NoSpaceError):
-                write_notes(fs, path, batches)
-        writer = new_writer(
-            fs,
-            clock,
-            config,
-            settings,
-            path,
-            end=end,
-            last_id=found.last_id,
-            sync_latency=sync_latency,
-            batches=batches,
-        )
-        if newest is None and len(found.segments) > 1:
-            # Right after a roll the active segment is empty.
-            newest = facts_of(fs, found.segments[-2]).newest_append_ms
-        if found.segments and not found.damage:
-            writer.reopen(found.segments[-1], found.spans)
-    except StorageError:
-        if found.spans is not None:
-            found.spans.abandon()
-        raise
-    last_id = max([found.last_id, *map(_last_id_of, noted)])
-    return RecoveredPartition(
-        log_id, data_path, settings, found, writer, batches, last_id, newest
-    )
-
-
-def _last_id_of(batch: StoredBatch) -> MessageId:
-    return id_after(batch.first_id, batch.count - 1)

@@ -10,13 +10,13 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
   It is answered when the high watermark has passed its last byte, in order.
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
   take back. No file is opened on the loop's thread, and none is read there.
-* When an append finds no room, everything in flight fails with it, `next_offset` goes
+* When the disk is full, everything in flight fails with it, `next_offset` goes
   back to the log end, and the version grows (see `appender.py`).
 * An append of which a crash has left only the beginning may be *held*: the high
   watermark stays in front of it, and nothing else is appended, until the rest is there.
 
 Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
-of them changes. Source: broker spec 2.4 to 2.8.
+of them changes. Source: docs/metaq-1.4/broker.md 2.4 to 2.8.
 """
 
 import logging
@@ -66,7 +66,7 @@ def high_watermark(synced_end: Offset, held: range | None) -> Offset:
     What copies elsewhere have synced is one more of them.
 
     Args:
-        synced_end: offset behind the last byte that is synced here.
+        synced_end: offset after the last byte that is synced here.
         held: offsets of an append of which the rest is not synced; None: there is none.
     """
     return synced_end if held is None else Offset(min(synced_end, held.start))
@@ -97,7 +97,7 @@ class PartitionLog:
 
         Args:
             log_id: which partition.
-            log_dir: where it lies.
+            log_dir: its data directory.
             writer: the storage thread's side of it.
             segments: at least one; the last one's end is the end of the log.
             files: shared by all logs of the broker.
@@ -117,18 +117,27 @@ class PartitionLog:
         self.producers: Final = producers
         """Batches of its producers, those in flight included."""
         self._files = files
-        self._is_group_commit = is_group_commit
+        self.is_group_commit: Final = is_group_commit
+        """An acknowledged record is on disk."""
         self._size_bytes_max = size_bytes_max
-        self._segments = segments
-        self._log_start = segments.first.base_offset
+        self.segments = segments
+        """Its segments; an immutable value, replaced when it changes."""
+        self.log_start_offset = segments.first.base_offset
+        """First readable offset; it only grows."""
         end = segments.active.end_offset
-        self._high_watermark = self._log_end = self._next_offset = end
+        self.high_watermark = self._log_end = end
+        """Offset after the last readable byte; it only grows."""
+        self.next_offset = end
+        """Offset of the next append, those in flight counted."""
         self._synced_end = end
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
-        self._record_count = record_count
-        self._damage = damage
-        self._state = LogState.STOPPED if damage else LogState.OPEN
+        self.record_count = record_count
+        """Records stored, as far as that is known."""
+        self.damage = damage
+        """Damaged ranges, in order of their offsets."""
+        self.state = LogState.STOPPED if damage else LogState.OPEN
+        """Requests that it accepts."""
         self._version = 0
         self._in_flight: deque[AppendRequest] = deque()
         self._waiters = LogWaiters()
@@ -144,77 +153,37 @@ class PartitionLog:
     # -- state
 
     @property
-    def state(self) -> LogState:
-        """Return the state of the log."""
-        return self._state
-
-    @property
-    def log_start_offset(self) -> Offset:
-        """Return the first readable offset; it only grows."""
-        return self._log_start
-
-    @property
-    def high_watermark(self) -> Offset:
-        """Return the offset behind the last readable byte; it only grows."""
-        return self._high_watermark
-
-    @property
-    def next_offset(self) -> Offset:
-        """Return where the next append will lie, those in flight counted."""
-        return self._next_offset
-
-    @property
     def size_bytes(self) -> SizeBytes:
         """Return the bytes on disk."""
-        return SizeBytes(self._log_end - self._log_start)
-
-    @property
-    def record_count(self) -> int:
-        """Return the number of records stored, as far as it is known."""
-        return self._record_count
-
-    @property
-    def is_group_commit(self) -> bool:
-        """Tell whether an acknowledged record is on disk."""
-        return self._is_group_commit
+        return SizeBytes(self._log_end - self.log_start_offset)
 
     @property
     def _is_cut(self) -> bool:
         """Whether the log is held, and nothing was written since."""
         return self._held is not None and self._log_end == self._held.stop
 
-    @property
-    def segments(self) -> Segments:
-        """Return the segments as they are now; an immutable value."""
-        return self._segments
-
     def readable_active(self) -> Segment:
         """Return the active segment with the size that is readable now."""
-        active = self._segments.active
-        size = max(0, self._high_watermark - active.base_offset)
+        active = self.segments.active
+        size = max(0, self.high_watermark - active.base_offset)
         return replace(active, size_bytes=SizeBytes(size))
-
-    @property
-    def damage(self) -> tuple[Damage, ...]:
-        """Return the damaged ranges, in order of their offsets."""
-        return self._damage
 
     def statistics(self) -> LogStatistics:
         """Return a snapshot."""
         return LogStatistics(
             log_id=self.log_id,
-            state=self._state,
-            is_group_commit=self._is_group_commit,
-            log_start=self._log_start,
-            high_watermark=self._high_watermark,
+            state=self.state,
+            is_group_commit=self.is_group_commit,
+            log_start=self.log_start_offset,
+            high_watermark=self.high_watermark,
             log_end=self._log_end,
-            next_offset=self._next_offset,
+            next_offset=self.next_offset,
             size_bytes=self.size_bytes,
             held_bytes=SizeBytes(
-                self._log_end - self._high_watermark if self._is_cut else 0
+                self._log_end - self.high_watermark if self._is_cut else 0
             ),
-            segment_count=len(self._segments),
-            record_count=self._record_count,
+            segment_count=len(self.segments),
+            record_count=self.record_count,
             append_count=self._append_count,
             refused_count=self._refused_count,
             in_flight_count=len(self._in_flight),
@@ -223,7 +192,7 @@ class PartitionLog:
             forgotten_count=self.producers.forgotten_count,
             sync_count=self._sync_count,
             sync_s=self._sync_s,
-            damage=tuple(str(damage) for damage in self._damage),
+            damage=tuple(str(damage) for damage in self.damage),
         )
 
     # -- writing
@@ -249,7 +218,7 @@ class PartitionLog:
             size_bytes: sum of the lengths of the chunks, 1 or more.
             record_count: number of records, 1 or more.
             last_id: id of the last of them.
-            ticket: told on this thread, in the order of the appends, once.
+            ticket: called once on this thread, in the order of the appends.
             batch: to be remembered in `producers`; forgotten again when it fails.
             before_write: called on the storage thread, see `AppendRequest`.
             finish: steps that finish the bytes in place, taken on the storage thread
@@ -263,7 +232,7 @@ class PartitionLog:
         Raises:
             LogOfflineError: the log is stopped because of damage.
             LogDirOfflineError: its data directory had a disk error.
-            NoSpaceError: the disk or a size limit has no room for it now.
+            NoSpaceError: the disk is full, or a size limit is reached.
             ClosedError: the log is closed or closing.
 
         After an error nothing was queued and the ticket is not called.
@@ -276,7 +245,7 @@ class PartitionLog:
         except (StorageError, ClosedError):
             self._refused_count += 1
             raise
-        offset = self._next_offset
+        offset = self.next_offset
         request = AppendRequest(
             self.writer,
             self,
@@ -297,7 +266,7 @@ class PartitionLog:
         # comes back to this log before `submit` returns. The one line that may find no
         # memory comes first.
         self._in_flight.append(request)
-        self._next_offset = Offset(offset + size_bytes)
+        self.next_offset = Offset(offset + size_bytes)
         if batch is not None:
             self.producers.add(batch)
         # Batches of transactions come by the group, as their journal is written.
@@ -305,7 +274,7 @@ class PartitionLog:
         return offset
 
     def ticket_of(self, batch: StoredBatch) -> AppendTicket | None:
-        """Return who is told of a batch that is in flight; None when it is not."""
+        """Return the ticket of a batch in flight; None when it is not in flight."""
         found = (each for each in self._in_flight if each.batch is batch)
         return next((request.ticket for request in found), None)
 
@@ -346,27 +315,29 @@ class PartitionLog:
         Raises:
             OffsetOutOfRangeError: no readable byte has this offset (the high watermark
                 itself is out of range too).
-            CorruptRecordError: the byte lies in a damaged range, or is missing; the
+            CorruptRecordError: the byte is in a damaged range, or is missing; the
                 error knows the next good offset.
             LogDirOfflineError: the data directory had a disk error.
             ClosedError: the log is closed.
         """
-        if self._state in {LogState.OFFLINE, LogState.CLOSED}:
+        if self.state in {LogState.OFFLINE, LogState.CLOSED}:
             raise self._refusal()
         end = offset + max(1, max_bytes)
-        for each in self._damage:
+        for each in self.damage:
             if each.covers(offset):
                 raise DamagedSegmentError(each, self.log_id)
             if each.offset > offset:
                 end = min(end, each.offset)
-        if not self._log_start <= offset < self._high_watermark:
+        if not self.log_start_offset <= offset < self.high_watermark:
             raise OffsetOutOfRangeError(
-                offset, log_start=self._log_start, high_watermark=self._high_watermark
+                offset,
+                log_start=self.log_start_offset,
+                high_watermark=self.high_watermark,
             )
-        segment = self._segments.find(offset)
+        segment = self.segments.find(offset)
         assert segment is not None, f"{self.log_id}: no segment holds {offset}"
-        is_sealed = segment is not self._segments.active
-        end = min(end, self._high_watermark)
+        is_sealed = segment is not self.segments.active
+        end = min(end, self.high_watermark)
         if is_sealed:
             end = min(end, segment.end_offset)
         return Slice(
@@ -379,19 +350,21 @@ class PartitionLog:
         )
 
     def nearest_offset(self, offset: Offset) -> Offset:
-        """Return the valid offset that MetaQ calls nearest (broker spec 1.6, 2.4).
+        """Return the valid offset that MetaQ calls nearest.
+
+        Source: docs/metaq-1.4/broker.md 1.6, 2.4.
 
         Returns:
             Below the log start: the log start; from the high watermark on: the high
             watermark; else the base offset of the segment that holds the byte, which
             is always where a record starts.
         """
-        if offset < self._log_start:
-            return self._log_start
-        if offset >= self._high_watermark:
-            return self._high_watermark
-        segment = self._segments.find(offset) or self._segments.following(offset)
-        return segment.base_offset if segment else self._high_watermark
+        if offset < self.log_start_offset:
+            return self.log_start_offset
+        if offset >= self.high_watermark:
+            return self.high_watermark
+        segment = self.segments.find(offset) or self.segments.following(offset)
+        return segment.base_offset if segment else self.high_watermark
 
     def wait(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
         """Call back once, when a byte at `offset` is readable or the log stops.
@@ -405,12 +378,12 @@ class PartitionLog:
             A handle that cancels the wait.
         """
         handle = self._waiters.add(offset, callback)
-        if offset < self._high_watermark or self._state is not LogState.OPEN:
+        if offset < self.high_watermark or self.state is not LogState.OPEN:
             handle.wake()
         return handle
 
     def plan_append(self, size_bytes: int) -> Offset:
-        """Return a bound below which no later append lies.
+        """Return a bound that no later append is below.
 
         Args:
             size_bytes: of what is to be appended, 1 or more.
@@ -420,7 +393,7 @@ class PartitionLog:
             ClosedError: the log is closed or closing.
         """
         self._check_append(size_bytes)
-        return self._high_watermark
+        return self.high_watermark
 
     # -- what happens to it
 
@@ -434,15 +407,15 @@ class PartitionLog:
             offset: where that append begins, of which a crash has cut the end. In a
                 sealed segment it has been shown already, by an earlier version.
         """
-        if offset >= self._segments.active.base_offset:
-            self._held, self._high_watermark = range(offset, self._log_end), offset
+        if offset >= self.segments.active.base_offset:
+            self._held, self.high_watermark = range(offset, self._log_end), offset
 
     def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer the appends they cover.
 
         Progress that is older than what is known changes nothing.
         """
-        if self._state is LogState.OFFLINE or self._state is LogState.CLOSED:
+        if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
         if progress.synced_end < self._synced_end or progress.log_end < self._log_end:
             return
@@ -462,13 +435,13 @@ class PartitionLog:
             self.log_dir.is_layout_changed = True
         self._append_count += len(done)
         for request in done:
-            self._record_count += request.record_count
+            self.record_count += request.record_count
             request.ticket.on_stored()
         self._wake_waiters()
 
     def on_rolled(self, sealed: Segment, active: Segment) -> None:
         """Take note of a new active segment."""
-        self._segments = self._segments.rolled(sealed, active)
+        self.segments = self.segments.rolled(sealed, active)
         self.log_dir.is_layout_changed = True
 
     def on_refused(self, error: NoSpaceError) -> None:
@@ -485,14 +458,14 @@ class PartitionLog:
             segment: the first of `segments`.
             record_count: records that it held.
         """
-        if self._state is LogState.CLOSED:
+        if self.state is LogState.CLOSED:
             # Of a log that was forgotten nothing is counted any more.
             return
-        self._segments = self._segments.without(segment)
+        self.segments = self.segments.without(segment)
         self._files.forget(segment.path, self.log_dir.reader)
-        self._record_count = max(0, self._record_count - record_count)
+        self.record_count = max(0, self.record_count - record_count)
         self.log_dir.is_layout_changed = True
-        self._set_bounds(log_start=self._segments.first.base_offset)
+        self._set_bounds(log_start=self.segments.first.base_offset)
 
     def on_damage(self, damage: Damage) -> None:
         """Stop the log: bytes in it contradict a checksum.
@@ -500,8 +473,8 @@ class PartitionLog:
         Appends in flight are finished; new ones are refused.
         """
         self._apply(LogEvent.DAMAGE)
-        before, self._damage = self._damage, apart((*self._damage, damage))
-        if self._damage != before:
+        before, self.damage = self.damage, apart((*self.damage, damage))
+        if self.damage != before:
             _log.error("log stopped: partition=%s %s", self.log_id, damage)
         self._wake_waiters()
 
@@ -525,17 +498,17 @@ class PartitionLog:
     # -- helpers
 
     def _check_append(self, size_bytes: int, *, completes: bool = False) -> None:
-        if self._state is not LogState.OPEN:
+        if self.state is not LogState.OPEN:
             raise self._refusal()
         held = self._held
-        if held is not None and self._next_offset == held.stop and not completes:
+        if held is not None and self.next_offset == held.stop and not completes:
             raise NoSpaceError(
-                f"partition {self.log_id} has no room before a committed transaction is"
-                f" whole there: a crash has cut it, offset={held.start}"
+                f"partition {self.log_id} takes no put before a committed transaction"
+                f" is whole there: a crash has cut it, offset={held.start}"
                 f" found_bytes={len(held)}"
             )
         size_max = self._size_bytes_max
-        size_after = self._next_offset - self._log_start + size_bytes
+        size_after = self.next_offset - self.log_start_offset + size_bytes
         if size_max and size_after > size_max:
             raise NoSpaceError(
                 f"partition {self.log_id} is full: expected at most {size_max} bytes,"
@@ -544,10 +517,10 @@ class PartitionLog:
         self.log_dir.check_room(size_bytes)
 
     def _refusal(self) -> Exception:
-        match self._state:
+        match self.state:
             case LogState.STOPPED:
                 return LogOfflineError(
-                    f"partition {self.log_id} is stopped: {self._damage[0]}"
+                    f"partition {self.log_id} is stopped: {self.damage[0]}"
                 )
             case LogState.OFFLINE:
                 return self.log_dir.refusal() or ClosedError(str(self.log_id))
@@ -559,7 +532,7 @@ class PartitionLog:
 
         Threshold mode promises less: there it is the end of the written bytes.
         """
-        end = self._high_watermark if self._is_group_commit else self._log_end
+        end = self.high_watermark if self.is_group_commit else self._log_end
         in_flight, done = self._in_flight, []
         while in_flight and in_flight[0].offset + in_flight[0].size_bytes <= end:
             done.append(in_flight.popleft())
@@ -567,7 +540,7 @@ class PartitionLog:
 
     def _fail_in_flight(self, error: StorageError) -> None:
         failed, self._in_flight = self._in_flight, deque()
-        self._next_offset = self._log_end
+        self.next_offset = self._log_end
         self._refused_count += len(failed)
         for request in failed:
             if request.batch is not None:
@@ -576,8 +549,8 @@ class PartitionLog:
             request.ticket.on_failed(error)
 
     def _wake_waiters(self) -> None:
-        is_open = self._state is LogState.OPEN
-        self._waiters.wake_below(self._high_watermark if is_open else None)
+        is_open = self.state is LogState.OPEN
+        self._waiters.wake_below(self.high_watermark if is_open else None)
 
     def _set_bounds(
         self,
@@ -588,24 +561,27 @@ class PartitionLog:
     ) -> None:
         size_before = self.size_bytes
         if log_start is not None:
-            assert log_start >= self._log_start, (log_start, self._log_start)
-            self._log_start = log_start
+            assert log_start >= self.log_start_offset, (
+                log_start,
+                self.log_start_offset,
+            )
+            self.log_start_offset = log_start
         if high_watermark is not None:
-            assert high_watermark >= self._high_watermark, high_watermark
-            self._high_watermark = high_watermark
+            assert high_watermark >= self.high_watermark, high_watermark
+            self.high_watermark = high_watermark
         if log_end is not None:
             self._log_end = log_end
         assert (
-            self._log_start
-            <= self._high_watermark
+            self.log_start_offset
+            <= self.high_watermark
             <= self._log_end
-            <= self._next_offset
+            <= self.next_offset
         ), self.statistics()
         self.log_dir.size_bytes = SizeBytes(
             self.log_dir.size_bytes + self.size_bytes - size_before
         )
 
     def _apply(self, event: LogEvent) -> None:
-        found = TRANSITIONS.get((self._state, event))
-        assert found is not None, f"{self.log_id}: {event.value} in {self._state.value}"
-        self._state = found
+        found = TRANSITIONS.get((self.state, event))
+        assert found is not None, f"{self.log_id}: {event.value} in {self.state.value}"
+        self.state = found

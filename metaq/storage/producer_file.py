@@ -5,8 +5,8 @@ Theory of operation. The storage thread notes each batch that has a producer her
 noted. The file is not synced with the group: that would be a second wait for the device
 (docs/decisions/0010-the-producer-file-is-not-synced.md). So after a power cut a batch
 may be stored and not noted, and its repetition is stored again. A note is believed only
-where the log has the batch: all of its bytes, and its first id at its offset. Batches
-noted and then not written, or refused for lack of space, are told apart by that.
+where the log has the batch: all of its bytes, and its first id at its offset. So
+a batch that was noted and not written, or refused on a full disk, is not believed.
 
     name: producers, in the partition's directory; a Java broker ignores it
 
@@ -64,7 +64,7 @@ FILE_FACTOR: Final = 4
 """The file may hold so many times the entries that are remembered at most."""
 
 FILE_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""A larger file is not read: none of ours is, whatever the settings."""
+"""A larger file is not read: with any settings ours are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Notes:
     batches: tuple[StoredBatch, ...] = ()
     """Undamaged entries, in the order of the file."""
     flaw: str = ""
-    """Fault behind the valid part; "" for none."""
+    """Fault after the valid part; "" for none."""
 
 
 # -- bytes ----------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def write_notes(
 class ProducerFile:
     """Notes batches in the producer file. Owner: the storage thread of the partition.
 
-    `note` before the records are written, `keep` when they are: a group that found no
-    room in between is overwritten by the next note.
+    `note` before the records are written, `keep` when they are: a group that was
+    refused in between is overwritten by the next note.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class ProducerFile:
             self._table.add(batch)
 
     def is_rewrite_due(self, count: int) -> bool:
-        """Tell whether a note of so many batches replaces the file."""
+        """Return whether a note of so many batches replaces the file."""
         return self._file is None or self._entries + count > self._entries_max
 
     def note(self, batches: Sequence[StoredBatch]) -> None:

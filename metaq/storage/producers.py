@@ -2,9 +2,9 @@
 
 A producer numbers its records per partition; a batch is named by the producer, the
 sequence of its first record and its count. A producer that repeats a batch, because the
-outcome of the first attempt is unknown, is told where the first one lies. For that the
-last `BATCHES_KEPT` batches of each producer are remembered, as many as may be in
-flight.
+outcome of the first attempt is unknown, is answered with the offset of the first one.
+For that the last `BATCHES_KEPT` batches of each producer are remembered, as many as may
+be in flight.
 
     sequence   0        4000      8000      8100
                | batch  | batch   | batch   | expected
@@ -55,7 +55,7 @@ class StoredBatch:
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset behind its last byte."""
+        """Return the offset after its last byte."""
         return Offset(self.offset + self.size_bytes)
 
 

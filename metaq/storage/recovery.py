@@ -2,34 +2,34 @@
 
 Theory of operation. Recovery is a sequence of named passes; each starts from the
 results of those before it, and the result is a value. The broker that runs afterwards
-may assume a log without flaws, or is told that the log is stopped.
+may assume a log without flaws, or the log is stopped.
 
     1 check_names         names → segments, indexes, leftovers; refuses wrong names;
                           base offset + size = next base offset, no segment is missing
     2 clear the way       removes temporary files and indexes of deleted segments
     3 check_active        the active segment: every span by its checksum, then the
-                          records behind the last span one by one, and whether the
+                          records after the last span one by one, and whether the
                           last batch of a producer is there as a whole
     4 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
-    5 settle              make the bytes behind the last span durable, then index them
+    5 settle              make the bytes after the last span durable, then index them
 
 Four things can be found in the active segment, and they are results, not errors:
 
 * a clean end;
-* a *torn tail*: the first bad byte lies behind the last covered byte, and no whole
-  record lies further behind it than one unsynced write can be long
+* a *torn tail*: the first bad byte is after the last covered byte, and no whole
+  record begins further after it than one unsynced write can be long
   (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
   acknowledged: they are cut, and kept in `<name>.torn-<offset>`;
 * a part of a batch that its producer will send again: whole records, but not all of
   those that the producer file has noted. It is cut as a torn tail;
 * *corruption*: anything else. An entry of the index proves that its bytes were on disk;
-  a record far behind the bad byte proves that a later write was. The log stops, with
+  a record far after the bad byte proves that a later write was. The log stops, with
   file, offset and next good offset; nothing is cut and the index stays as it is.
 
 Invariant: bytes below the end of the index are never cut. Every pass may be killed at
 any point and done again: the second run gives the same bytes.
 
-An index that cannot be read is as good as none, whatever the reason: a line says so. A
+An index that cannot be read for any reason counts as none, and a line is logged. A
 directory that has the name of a side file is moved aside.
 
 Pass 5 writes the bytes again before it syncs them. A process that stopped because of a
@@ -45,7 +45,6 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -64,16 +63,14 @@ from metaq.storage.span_index import (
     NO_ID,
     SpanIndex,
     SpanIndexWriter,
-    SpanTotals,
-    read_index,
     read_totals,
     spans_path,
-    without_index,
+    try_read_index,
     write_index,
 )
 from metaq.storage.walk import MTIME_LAG_MS, WINDOW_BYTES, walk_records
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 TORN_FILES_MAX: Final = 8
 """Torn tails kept per partition; the one with the smallest offset goes first."""
@@ -100,7 +97,7 @@ class TornTail:
     flaw: str
     """Fault at `offset`."""
     kept_as: Path | None
-    """Copy of the cut bytes; None when the disk had no room for it."""
+    """Copy of the cut bytes; None when the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,9 @@ class RecoveredLog:
     refused as a whole."""
     spans: SpanIndexWriter | None
     """Open at the end of the active segment, owned by the caller; None without a
-    segment, with damage, or when the disk had no room for the index."""
+    segment, with damage, or when the disk was too full for the index."""
     last_id: MessageId
-    """Largest message id that is known, -1 for none: ids go on behind it."""
+    """Largest message id that is known, -1 for none: new ids are larger."""
     record_count: int
     """Records in all segments that have an index, and in the active one."""
     damage: tuple[Damage, ...] = ()
@@ -137,7 +134,7 @@ class _Active:
     last_id: MessageId
     damage: tuple[Damage, ...]
     flaw: str | None
-    """Fault at `end`, if there are bytes behind it."""
+    """Fault at `end`, if there are bytes after it."""
 
 
 def recover_log(
@@ -160,7 +157,7 @@ def recover_log(
         span_bytes_min: For the index that is made here, and for its writer.
         now_ms: Wall clock; records without a better time get at most this.
         noted: Batches that were written, or about to be (`producer_file.py`).
-        rewritten_bytes_max: How many of the bytes behind the index are written again.
+        rewritten_bytes_max: How many of the bytes after the index are written again.
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -237,11 +234,11 @@ def _clear_way(fs: FileSystem, directory: Path, leftovers: Iterable[Path]) -> No
 
 
 def _moved_aside(fs: FileSystem, path: Path) -> bool:
-    """Rename a directory that has the name of a side file; tell whether it was one."""
+    """Rename a directory with the name of a side file; return whether it was one."""
     if not fs.is_directory(path):
         return False
     aside = path.with_name(f"{path.name}.aside")
-    logger.error("directory moved aside: directory=%s to=%s", path, aside)
+    _log.error("directory moved aside: directory=%s to=%s", path, aside)
     fs.rename(path, aside)
     return True
 
@@ -257,9 +254,8 @@ def _check_active(
     span_bytes_min: int,
     now_ms: Millis,
 ) -> _Active:
-    """Verify the spans, walk the bytes behind them, and tell torn from corrupt."""
-    read = partial(read_index, fs, segment.path, segment.base_offset)
-    believed = without_index(read, None)
+    """Verify the spans, walk the bytes after them, and classify what is wrong."""
+    believed = try_read_index(fs, segment.path, segment.base_offset)
     index = believed or SpanIndex(segment.base_offset)
     with fs.open_read(segment.path) as file:
         damage = damage_in_spans(file, segment, index.spans)
@@ -332,7 +328,7 @@ def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
 def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:
     """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
     index = index_of(fs, segment)
-    # A disk without room, or a power cut in a roll, leaves an index that is short.
+    # A full disk, or a power cut in a roll, leaves an index that is short.
     tail = walk_segment(fs, segment, index.end_offset, span_bytes_min)
     with fs.open_read(segment.path) as file:
         covered_id = _newest_id(file, segment, index)
@@ -341,12 +337,8 @@ def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> Messag
 
 def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
     """Return the records of sealed segments, as far as they have an index."""
-    count = 0
-    for segment in segments:
-        read = partial(read_totals, fs, segment.path, segment.base_offset)
-        nothing = SpanTotals(segment.base_offset, 0, None)
-        count += without_index(read, nothing).record_count
-    return count
+    totals = (read_totals(fs, each.path, each.base_offset) for each in segments)
+    return sum(each.record_count for each in totals)
 
 
 # -- pass 4: the torn tail ------------------------------------------------------------
@@ -400,7 +392,7 @@ def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
 def _settle(
     fs: FileSystem, segment: Segment, active: _Active, rewritten_bytes_max: int
 ) -> None:
-    """Make the bytes behind the believed index durable, and the segment's name."""
+    """Make the bytes after the valid index durable, and the segment's name."""
     fs.sync_directory(segment.path.parent)
     covered = segment.base_offset
     if active.believed is not None:
@@ -425,29 +417,29 @@ def _open_writer(
     believed: SpanIndex | None,
     span_bytes_min: int,
 ) -> SpanIndexWriter | None:
-    """Bring the index file in step with `index` and open it; None without room."""
+    """Bring the index file in step with `index` and open it; None on a full disk."""
     path = spans_path(segment.path, index.base_offset)
     try:
         size = HEADER.size + ENTRY_BYTES * len(index.spans)
         if believed != index or fs.size_of(path) != size:
             is_aside = _moved_aside(fs, path)
             if believed is None and not is_aside and fs.exists(path):
-                logger.warning("span index not believed, made again: file=%s", path)
+                _log.warning("span index not believed, made again: file=%s", path)
             write_index(fs, segment.path, index)
         return SpanIndexWriter.resume(
             fs, segment.path, index, span_bytes_min=span_bytes_min
         )
     except NoSpaceError as error:
-        logger.warning("span index not written: file=%s error=%s", path, error)
+        _log.warning("span index not written: file=%s error=%s", path, error)
         if believed is not None:
             _cut_index(fs, path, believed)
         return None
 
 
 def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
-    """Take away entries behind those that are believed, which needs no room.
+    """Remove the entries after the valid ones, which needs no free space.
 
-    The log may get other bytes where they say that records are.
+    The log may get other bytes where those entries say that records are.
     """
     with fs.open_append(path, create=False) as file:
         size = SizeBytes(HEADER.size + ENTRY_BYTES * len(believed.spans))
@@ -462,10 +454,10 @@ def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
 def _report(result: RecoveredLog) -> RecoveredLog:
     """Log a summary of this log for operators; return it."""
     for damage in result.damage:
-        logger.error("log stopped: %s", damage)
+        _log.error("log stopped: %s", damage)
     torn = result.torn
     if torn is not None:
-        logger.warning(
+        _log.warning(
             "torn tail cut: file=%s offset=%d cut_bytes=%d kept_as=%s flaw=%s",
             torn.path,
             torn.offset,

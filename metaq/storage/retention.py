@@ -20,13 +20,15 @@ suspended and the process stopped. At every look:
   forward by more than `LEAD_MS_MAX` while we were watching is not, until a restart.
 
 A start finds the wall clock ahead of the newest append by as long as the broker was
-down or idle. Up to `LEAD_MS_MAX` that is an *absence* and nothing to doubt: ages lag
-behind for the hold all the same, since a clock set wrong meanwhile looks the same.
+down or idle. Up to `LEAD_MS_MAX` that is an *absence* and no fault of the clock: ages
+still lag for the hold, since a clock that was set wrong while we were down looks the
+same.
 
 So a jump forward deletes nothing within the hold, and a jump back never does; a broker
 that was down for long deletes a day late. The time stamped on a segment may be wrong as
 well: a time in the future is replaced by that of the next segment, and no segment
-counts as older than the one before it. Source: broker spec 2.9 (strict comparison).
+counts as older than the one before it. Source: docs/metaq-1.4/broker.md 2.9 (strict
+comparison).
 
 Keep in step: docs/storage.md; `retention_run.py` carries the plan out.
 """
@@ -87,8 +89,8 @@ class Look:
     """Trusted time for the next look."""
     now_ms: Millis
     """Ages count up to here."""
-    doubt: str | None
-    """Reason for doubting the wall clock, for the log; None: it is believed."""
+    clock_fault: str | None
+    """Reason for not believing the wall clock, for the log; None: it is believed."""
 
 
 def trust_at_start(
@@ -131,7 +133,7 @@ def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) ->
     is_too_far = lead > LEAD_MS_MAX and not trusted.is_start
     if not is_held and not is_too_far:
         return Look(believed, wall_ms, None)
-    doubt = (
+    clock_fault = (
         f"wall clock is not believed: expected {expected} ms, got {wall_ms} ms,"
         f" {'ahead' if lead > 0 else 'behind'} by {abs(lead) // 1000} s"
     )
@@ -144,7 +146,7 @@ def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) ->
         since_ms=since,
     )
     now_ms = Millis(min(wall_ms, expected))
-    return Look(kept, now_ms, None if is_absence else doubt)
+    return Look(kept, now_ms, None if is_absence else clock_fault)
 
 
 # -- plan -----------------------------------------------------------------------------
@@ -167,7 +169,7 @@ class SegmentFacts:
     size_bytes: SizeBytes
     """Size of the segment."""
     is_active: bool
-    """The last of its log: it stays, whatever the rest says."""
+    """The last of its log: it always stays."""
     newest_append_ms: Millis | None
     """Newest append by the span index; None without a whole index."""
     mtime_ms: Millis
@@ -207,7 +209,7 @@ def plan_retention(
 ) -> tuple[Removal, ...]:
     """Return which segments of one data directory go, in the order to carry it out.
 
-    An action that fails ends the actions of its log: a segment behind it must not go
+    An action that fails ends the actions of its log: a later segment must not go
     before it.
 
     Args:

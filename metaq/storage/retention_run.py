@@ -4,12 +4,12 @@ The loop's thread begins a run with an immutable snapshot of the logs; the run i
 blocks, for minutes when it compresses, and belongs on a worker thread of the caller. It
 never touches a log: removals are posted to the loop. Runs never overlap.
 
-A segment stays in its log until its file is gone; a get that comes in between is told
-that the log starts behind it. An action that fails ends the run for its log: segments
-go in order or not at all. A stop waits for the run, which ends between two actions, or
-within one that compresses; that segment then stays. A log that is stopped meanwhile
-keeps all that it has from that moment on: a person has to look at the damage. Keep in
-step: `retention.py` (the plan).
+A segment stays in its log until its file is gone; a get that comes in between is
+answered that the log starts after it. An action that fails ends the run for its log:
+segments go in order or not at all. A stop waits for the run, which ends between two
+actions, or within one that compresses; that segment then stays. A log that is stopped
+during a run keeps all that it has from that moment on: a person has to look at the
+damage. Keep in step: `retention.py` (the plan).
 
 What becomes of a segment, by the policy of its topic:
 
@@ -21,7 +21,8 @@ What becomes of a segment, by the policy of its topic:
 Each name is durable before the next step. After a crash between two steps the segment
 is fully there or fully gone: recovery removes a half archive and an index without its
 segment; a whole archive beside its source is replaced by the next run. Until the
-segment's own name is gone, an error leaves it as it was. Source: broker spec 2.9.
+segment's own name is gone, an error leaves it as it was. Source:
+docs/metaq-1.4/broker.md 2.9.
 """
 
 import logging
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.clock import Clock
 from metaq.config.settings import DeleteKind, DeletePolicy
@@ -58,11 +59,9 @@ from metaq.storage.retention import (
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import (
     Span,
-    SpanTotals,
     read_index,
     read_totals,
     spans_path,
-    without_index,
 )
 
 _log = logging.getLogger(__name__)
@@ -77,14 +76,7 @@ _ZIP_EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a zip entry can have."""
 
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
-"""Operations whose failure casts no doubt on written bytes."""
-
-
-class RemovalReceiver(Protocol):
-    """The loop's side of a log, as far as retention needs it."""
-
-    def on_removed(self, segment: Segment, record_count: int) -> None:
-        """The oldest segment is gone from the disk."""
+"""Operations whose failure does not put written bytes in question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +85,8 @@ class LogSnapshot:
 
     log_id: LogId
     """The log."""
-    receiver: RemovalReceiver
-    """Is told of removed segments, on the loop's thread."""
+    on_removed: Callable[[Segment, int], None]
+    """Called on the loop's thread for each removed segment, with its records."""
     sealed: tuple[Segment, ...]
     """Segments that may go, oldest first."""
     active: Segment
@@ -118,7 +110,7 @@ class DirectorySnapshot:
     size_bytes_max: int
     """Size limit of all logs together, bytes; 0: none."""
     on_disk_error: Callable[[StorageError], None]
-    """Is told of an error of the disk, on the loop's thread."""
+    """Called with an error of the disk, on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +123,7 @@ class RetentionReport:
     """Size of the removed segments, bytes."""
     failures: tuple[str, ...]
     """One line for each action that failed; its source is where it was."""
-    doubt: str | None
+    clock_fault: str | None
     """Reason for not believing the wall clock; None: it was believed."""
 
 
@@ -197,7 +189,7 @@ class Retention:
     def _run(self, directories: tuple[DirectorySnapshot, ...]) -> RetentionReport:
         removed: list[Segment] = []
         failures: list[str] = []
-        doubt = None
+        clock_fault = None
         try:
             assert self._trusted is not None, "started"
             look = look_at_clocks(
@@ -205,15 +197,15 @@ class Retention:
                 wall_ms=self._clock.wall_ms(),
                 boot_ms=self._boot_ms(),
             )
-            self._trusted, doubt = look.trusted, look.doubt
-            if doubt is not None:
-                _log.error("retention doubts the clock: %s", doubt)
+            self._trusted, clock_fault = look.trusted, look.clock_fault
+            if clock_fault is not None:
+                _log.error("retention does not believe the clock: %s", clock_fault)
             for directory in directories:
                 self._run_directory(directory, look.now_ms, removed, failures)
         finally:
             self._post(self._end)
         size = SizeBytes(sum(segment.size_bytes for segment in removed))
-        return RetentionReport(len(removed), size, tuple(failures), doubt)
+        return RetentionReport(len(removed), size, tuple(failures), clock_fault)
 
     def _end(self) -> None:
         self.is_running = False
@@ -292,7 +284,7 @@ class Retention:
         """Report a segment that is gone to its log."""
         known = self._facts.pop(segment, None)
         count = known.record_count if known is not None else 0
-        self._post(partial(log.receiver.on_removed, segment, count))
+        self._post(partial(log.on_removed, segment, count))
         _log.info(
             "segment removed: partition=%s offset=%d size_bytes=%d reason=%s",
             log.log_id,
@@ -302,7 +294,7 @@ class Retention:
         )
 
     def _is_gone(self, segment: Segment) -> bool:
-        """Tell whether a removal that failed has removed the file nevertheless."""
+        """Return whether a removal that failed has removed the file nevertheless."""
         try:
             return not self._fs.exists(segment.path)
         except StorageError:
@@ -341,8 +333,7 @@ def facts_of(fs: FileSystem, segment: Segment) -> SegmentFacts:
     Raises:
         StorageError: The system refused something.
     """
-    read = partial(read_totals, fs, segment.path, segment.base_offset)
-    totals = without_index(read, SpanTotals(segment.base_offset, 0, None))
+    totals = read_totals(fs, segment.path, segment.base_offset)
     mtime_ms = fs.mtime_ms(segment.path)
     is_whole = totals.end_offset == segment.end_offset
     return SegmentFacts(

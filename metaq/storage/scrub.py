@@ -47,7 +47,7 @@ from metaq.storage.span_index import (
     write_index,
 )
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 STEP_BYTES_MAX: Final = 4 << 20
 """Checked in one step, plus at most one span."""
@@ -77,7 +77,7 @@ class ScrubTarget:
 
     @property
     def key(self) -> _Key:
-        """Return its place in the order of a pass."""
+        """Its key in the order of a pass."""
         return self.log_id, self.segment.base_offset
 
 
@@ -106,7 +106,7 @@ class ScrubStep:
     index: SpanIndex | None = None
     """Its index as read by an earlier step; None: not read yet."""
     made: tuple[Span, ...] = ()
-    """Spans made by the steps before, behind the end of the index."""
+    """Spans made by the steps before, after the end of the index."""
     is_intact: bool = True
     """No step before found damage in this segment."""
 
@@ -181,10 +181,10 @@ class Scrub:
         self._origin: _Key | None = None
         """Start of this pass; None between passes."""
         self._ahead: deque[LogId] = deque()
-        """The log at hand, and those behind it; that of the origin comes twice."""
+        """The log at hand and the later ones; that of the origin comes twice."""
         self._log_count = 0
         self._next: ScrubStep | None = None
-        """Going on in the segment at hand; None: the one behind `_done`."""
+        """Position in the segment at hand; None: the one after `_done` is next."""
         self._done: _Key | None = None
         self._passes = 0
         self._checked_bytes = 0
@@ -251,11 +251,11 @@ class Scrub:
         log_ids = sorted(log_id for log_id, size in sizes.items() if size)
         if not log_ids:
             return
-        number, place = divmod(self._first, len(log_ids))
+        number, first = divmod(self._first, len(log_ids))
         self._first = 0
-        segments = source.targets(log_ids[place])
+        segments = source.targets(log_ids[first])
         self._origin = segments[number % len(segments)].key
-        self._ahead = deque([*log_ids[place:], *log_ids[: place + 1]])
+        self._ahead = deque([*log_ids[first:], *log_ids[: first + 1]])
         self._log_count = len(log_ids)
         self._next, self._done = None, None
         self._pass_began_s = monotonic_s
@@ -267,7 +267,7 @@ class Scrub:
         self._due_s = max(self._due_s, self._pass_began_s + PASS_S_MIN)
         self._origin = None
         self._passes += 1
-        logger.info(
+        _log.info(
             "scrub pass complete: checked_bytes=%d damage_count=%d",
             self._checked_bytes,
             self._damage_count,
@@ -287,11 +287,11 @@ class Scrub:
         return None
 
     def _is_ahead(self, target: ScrubTarget) -> bool:
-        """Tell whether a segment of the log at hand has bytes, and is yet to come."""
+        """Return whether a segment of the log at hand has bytes, and is yet to come."""
         assert self._origin is not None
         key = target.key
         if key[0] == self._origin[0]:
-            # At first keys behind the origin, at last keys before it.
+            # First the keys after the origin, then the keys before it.
             is_first = len(self._ahead) > self._log_count
             if is_first != (key >= self._origin):
                 return False
@@ -342,7 +342,8 @@ def _check_names(fs: FileSystem, step: ScrubStep) -> tuple[Damage, ...]:
             raise
         return (Damage(segment.path.parent, step.start, None, str(error)),)
     if names.bad_name:
-        logger.error("scrub: %s directory=%s", names.bad_name, segment.path.parent)
+        path = segment.path.parent
+        _log.error("name refused: directory=%s cause=%s", path, names.bad_name)
     return names.damage
 
 
@@ -352,8 +353,8 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
     is_completing = step.target.is_sealed and bool(step.made)
     if index is None or (index.end_offset <= step.start and not is_completing):
         # That of a segment that was active when it was read has grown since.
-        is_told = step.start == segment.base_offset
-        index = index_of(fs, segment, is_told=is_told).until(segment.end_offset)
+        is_logged = step.start == segment.base_offset
+        index = index_of(fs, segment, is_logged=is_logged).until(segment.end_offset)
     with fs.open_read(segment.path) as file:
         part = check_part(
             file,
@@ -364,7 +365,7 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
             span_bytes_min=step.span_bytes_min,
         )
     for span in part.miscounted:
-        logger.warning(
+        _log.warning(
             "span index counts wrongly: file=%s offset=%d",
             segment.path,
             span.base_offset,
@@ -385,8 +386,8 @@ def _complete_index(fs: FileSystem, step: ScrubStep, result: StepResult) -> None
         return
     path = spans_path(step.target.segment.path, whole.base_offset)
     if fs.is_directory(path):
-        logger.error("span index cannot be made, its name is taken: directory=%s", path)
+        _log.error("span index cannot be made, its name is taken: directory=%s", path)
         return
     with suppress(NoSpaceError):
         write_index(fs, step.target.segment.path, whole, is_sealed=True)
-        logger.info("span index made: file=%s", step.target.segment.path)
+        _log.info("span index made: file=%s", step.target.segment.path)

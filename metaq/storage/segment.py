@@ -11,7 +11,7 @@ positions are converted here and nowhere else.
 bisection on base offsets. A reader that holds them keeps a consistent view while the
 log rolls or its head is trimmed. In a log without damage neighbours are contiguous:
 base offset + size = next base offset; where damage broke that, a look-up inside the
-hole finds nothing. Source: broker spec 2.1, 2.4.
+hole finds nothing. Source: docs/metaq-1.4/broker.md 2.1, 2.4.
 """
 
 from bisect import bisect_right
@@ -48,15 +48,15 @@ class Segment:
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset behind its last byte: the next segment's base offset."""
+        """Return the offset after its last byte: the next segment's base offset."""
         return Offset(self.base_offset + self.size_bytes)
 
     def contains(self, offset: Offset) -> bool:
-        """Tell whether the byte at `offset` lies in this segment."""
+        """Return whether the byte at `offset` is in this segment."""
         return self.base_offset <= offset < self.base_offset + self.size_bytes
 
     def position_of(self, offset: Offset) -> Position:
-        """Return where in the file the byte at `offset` lies."""
+        """Return the position in the file of the byte at `offset`."""
         assert offset >= self.base_offset, (offset, self)
         return Position(offset - self.base_offset)
 
@@ -68,39 +68,26 @@ class Segment:
 class Segments:
     """An immutable list of segments with at least one member; the last is active."""
 
-    __slots__ = ("_bases", "_items")
+    __slots__ = ("_bases", "_items", "active", "first", "sealed")
 
     def __init__(self, items: Iterable[Segment]) -> None:
-        """Take segments sorted by base offset.
-
-        Args:
-            items: one or more.
-        """
+        """Take one or more segments, sorted by base offset."""
         self._items = tuple(items)
         self._bases = [segment.base_offset for segment in self._items]
         assert self._bases, "a log has at least its active segment"
         assert self._bases == sorted(self._bases), self._bases
+        self.first: Final = self._items[0]
+        """The segment at the log start."""
+        self.active: Final = self._items[-1]
+        """The segment that takes appends."""
+        self.sealed: Final = self._items[:-1]
+        """All but the active one, oldest first."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._items)
-
-    @property
-    def first(self) -> Segment:
-        """Return the segment at the log start."""
-        return self._items[0]
-
-    @property
-    def active(self) -> Segment:
-        """Return the segment that takes appends."""
-        return self._items[-1]
-
-    @property
-    def sealed(self) -> tuple[Segment, ...]:
-        """Return all but the active one, oldest first."""
-        return self._items[:-1]
 
     def find(self, offset: Offset) -> Segment | None:
         """Return the segment whose bytes hold `offset`, or None.
@@ -116,12 +103,12 @@ class Segments:
         return segment if is_active or segment.contains(offset) else None
 
     def following(self, offset: Offset) -> Segment | None:
-        """Return the first segment that starts behind `offset`, or None."""
+        """Return the first segment that starts after `offset`, or None."""
         index = bisect_right(self._bases, offset)
         return self._items[index] if index < len(self._items) else None
 
     def rolled(self, sealed: Segment, active: Segment) -> "Segments":
-        """Return the list after a roll: the active one sealed, a new one behind it."""
+        """Return the list after a roll: the active one sealed, then a new one."""
         assert sealed.base_offset == self.active.base_offset, (sealed, self.active)
         assert sealed.end_offset == active.base_offset, (sealed, active)
         return Segments((*self._items[:-1], sealed, active))
@@ -150,24 +137,24 @@ class Damage:
     offset: Offset
     """First offset that cannot be believed."""
     next_good_offset: Offset | None
-    """Offset where a reader can resume; None: nowhere behind it."""
+    """Offset where a reader can resume; None: nowhere after it."""
     detail: str
     """Description of the damage, with both numbers."""
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether every byte of the log is good in spite of it."""
+        """Return whether every byte of the log is good in spite of it."""
         return self.offset == self.next_good_offset
 
     def covers(self, offset: Offset) -> bool:
-        """Tell whether the byte at `offset` is among those that are not believed."""
+        """Return whether the byte at `offset` is among those that are not believed."""
         end = self.next_good_offset
         return self.offset <= offset and (end is None or offset < end)
 
     def overlaps(self, start: Offset, end: Offset) -> bool:
-        """Tell whether bytes of [start, end) are among those that are not believed.
+        """Return whether bytes of [start, end) are among those that are not believed.
 
-        An empty range lies between two bytes, and both have to be.
+        An empty range is between two bytes, and both have to be.
         """
         good = self.next_good_offset
         is_behind = good is not None and good <= start
@@ -183,7 +170,7 @@ class Damage:
 
 
 class DamagedSegmentError(CorruptRecordError):
-    """A requested offset lies in a damaged range, which the error carries."""
+    """A requested offset is in a damaged range, which the error carries."""
 
     def __init__(self, damage: Damage, log_id: LogId | None = None) -> None:
         subject = "" if log_id is None else f"partition {log_id}: "

@@ -78,7 +78,7 @@ class ZipSource:
         """Bytes of the segment, as the table of the zip says."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return bytes from `position` on, which lies in the result of the last call.
+        """Return bytes from `position` on, which is within the result of the last call.
 
         Fewer than `size` are returned where the segment ends, or before damage.
 
@@ -155,8 +155,8 @@ class _FileStream(io.RawIOBase):
 _STEP_BYTES: Final = 1 << 16
 """Unpacked at a time: as much is lost, at most, before damage."""
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Retention deflates. Of bzip2 and LZMA Python unpacks 4 KiB to all that they stand
-for, which may be gigabytes."""
+"""Retention deflates. With bzip2 and LZMA Python unpacks 4 KiB in one step, which may
+make gigabytes."""
 _BAD_ZIP: Final = (
     zipfile.BadZipFile,
     ValueError,  # not exactly one entry

@@ -27,13 +27,13 @@ DELETED_DIRECTORY: Final = "deleted"
 def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> None:
     """Move the directories of a topic's partitions aside, if there are any.
 
-    To be repeated until it succeeds: each partition is in one place or the other.
+    To be repeated until it succeeds: each partition is in one directory or the other.
 
     Args:
         fs: the disk.
         data_path: the data directory.
         topic: whose partitions; none of them is open.
-        wall_ms: names the place, for people.
+        wall_ms: names the new directory.
 
     Raises:
         StorageError: the disk refuses; some partitions may be moved.
@@ -48,12 +48,15 @@ def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> N
     if not names:
         return
     fs.make_directory(data_path / DELETED_DIRECTORY)
-    place = _new_place(fs, data_path / DELETED_DIRECTORY, wall_ms)
-    fs.make_directory(place)
+    target = _new_directory(fs, data_path / DELETED_DIRECTORY, wall_ms)
+    fs.make_directory(target)
     for name in names:
-        fs.rename(data_path / name, place / name)
+        fs.rename(data_path / name, target / name)
     _log.info(
-        "topic set aside: topic=%s partitions=%d place=%s", topic, len(names), place
+        "topic set aside: topic=%s partitions=%d directory=%s",
+        topic,
+        len(names),
+        target,
     )
 
 
@@ -67,12 +70,12 @@ def remove_set_aside(fs: FileSystem, data_path: Path) -> None:
         _remove(fs, data_path / DELETED_DIRECTORY)
 
 
-def _new_place(fs: FileSystem, holding: Path, wall_ms: Millis) -> Path:
+def _new_directory(fs: FileSystem, holding: Path, wall_ms: Millis) -> Path:
     while True:
         moment = datetime.fromtimestamp(wall_ms // 1000, UTC)
-        place = holding / f"{moment:%Y%m%dT%H%M%S}.{wall_ms % 1000:03}Z"
-        if not fs.exists(place):
-            return place
+        target = holding / f"{moment:%Y%m%dT%H%M%S}.{wall_ms % 1000:03}Z"
+        if not fs.exists(target):
+            return target
         wall_ms = Millis(wall_ms + 1)
 
 

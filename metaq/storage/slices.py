@@ -1,8 +1,8 @@
-"""Slices: readable byte ranges for the wire, and the open files behind them.
+"""Slices: readable byte ranges for the wire, and the open files they are of.
 
 A slice names a file, a position and a length; the broker hands these to sendfile and
 never copies the payload of a get. The file stays open until the last slice of it is
-released, whatever happens meanwhile: a deleted segment is readable through the
+released: a deleted segment is readable through the
 descriptor, and a descriptor that was closed too early could be given to another file
 and send its bytes to a consumer.
 
@@ -54,7 +54,7 @@ class OpenFile:
     def open(self) -> ReadFile:
         """Return the file, opened now if it is not yet; blocks, on any thread.
 
-        Only for registered users, so that it is not closed meanwhile. The next user
+        Only for registered users, so that it stays open. The next user
         repeats a failed attempt.
 
         Raises:
@@ -172,7 +172,7 @@ class Slice:
         self._segment = segment
         self._is_sealed = is_sealed
         self.reader = reader
-        """Threads for whatever may wait for the disk."""
+        """Threads for calls that may wait for the disk."""
         self.position = position
         """Position of its first byte in the file."""
         self.size_bytes = size_bytes
@@ -180,7 +180,7 @@ class Slice:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether there is a descriptor."""
+        """Return whether there is a descriptor."""
         return self._open_file.file is not None
 
     def open(self) -> None:
@@ -198,7 +198,7 @@ class Slice:
         return self._file().fileno()
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
-        """Tell whether a part of the open file is in the page cache."""
+        """Return whether a part of the open file is in the page cache."""
         return self._file().is_cached(Position(position), SizeBytes(size_bytes))
 
     def warm(self, position: int, size_bytes: int) -> None:

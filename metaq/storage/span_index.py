@@ -1,4 +1,4 @@
-"""The span index: facts that a segment's bytes cannot tell, in a small file beside it.
+"""The span index: facts that a segment's bytes do not show, in a small file beside it.
 
 Theory of operation. A *span* is a run of whole records that one or a few group commits
 made durable. The spans of a segment follow each other without a gap, from its base
@@ -26,7 +26,7 @@ time, not data.
           | base offset | length | record count | append time | span | crc  |
           | i64         | u32    | u32          | i64, ms     | u32  | u32  |
           +-------------+--------+--------------+-------------+------+------+
-    seal, 32 bytes behind the last entry of a sealed segment
+    seal, 32 bytes after the last entry of a sealed segment
     byte  0             8        12             16            24     28     32
           +-------------+--------+--------------+-------------+------+------+
           | end offset  | 0      | 0            | all records | 0    | crc  |
@@ -50,6 +50,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
@@ -60,7 +61,7 @@ from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import CRC_BYTES, crc32, has_crc, with_crc
 from metaq.record.pieces import CHECKSUM_STEP_BYTES, in_steps
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class Span(NamedTuple):
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset behind its last byte."""
+        """Return the offset after its last byte."""
         return Offset(self.base_offset + self.size_bytes)
 
 
@@ -124,7 +125,7 @@ class SpanIndex:
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset behind the last covered byte."""
+        """Return the offset after the last covered byte."""
         return self.spans[-1].end_offset if self.spans else self.base_offset
 
     @property
@@ -138,14 +139,14 @@ class SpanIndex:
         return self.spans[-1].append_time_ms if self.spans else None
 
     def until(self, end: Offset) -> "SpanIndex":
-        """Return the index without the spans that end behind `end`."""
+        """Return the index without the spans that end after `end`."""
         whole = bisect_right(self.spans, end, key=lambda span: span.end_offset)
         return replace(self, spans=self.spans[:whole])
 
-    def place_of(self, offset: Offset) -> int:
-        """Return the place in `spans` of the one that holds the byte at `offset`.
+    def index_of(self, offset: Offset) -> int:
+        """Return the index in `spans` of the one that holds the byte at `offset`.
 
-        It is their number for an offset behind them, and 0 for one before.
+        It is their number for an offset after them, and 0 for one before.
         """
         return bisect_right(self.spans, offset, key=lambda s: s.end_offset)
 
@@ -155,7 +156,7 @@ class SpanTotals:
     """Sums over the entries of an index."""
 
     end_offset: Offset
-    """Offset behind the last covered byte."""
+    """Offset after the last covered byte."""
     record_count: int
     """Covered records."""
     newest_append_ms: Millis | None
@@ -189,7 +190,7 @@ def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
 
     Args:
         data: The bytes of the file, read and not kept.
-        base_offset: Base offset of the segment it lies beside.
+        base_offset: Base offset of its segment.
 
     Returns:
         The longest prefix of entries that hold together; None when the header is not
@@ -243,9 +244,13 @@ def read_index(
 def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
     """Return the sums of a sealed segment's index, from its seal if possible.
 
-    Raises:
-        StorageError: The disk refused a read.
+    An index that cannot be read counts as none.
     """
+    read = partial(_read_totals, fs, segment_path, base_offset)
+    return _without_index(read, SpanTotals(base_offset, 0, None))
+
+
+def _read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
     file = fs.try_open_read(spans_path(segment_path, base_offset))
     if file is None:
         return SpanTotals(base_offset, 0, None)
@@ -263,31 +268,33 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Span
 
 
 def is_unreadable(error: DiskError) -> bool:
-    """Tell whether one file is there and cannot be read, whatever else works."""
+    """Return whether the error is of one file that is there and cannot be read."""
     return error.operation == "read" or error.errno_name in _UNREADABLE
 
 
-def without_index(read: Callable[[], T], otherwise: T, *, is_told: bool = True) -> T:
+def try_read_index(
+    fs: FileSystem, segment_path: Path, base_offset: Offset, *, is_logged: bool = True
+) -> SpanIndex | None:
+    """Read the index of a segment; an index that cannot be read counts as none.
+
+    A caller that asks repeatedly has that logged once (`is_logged`).
+    """
+    read = partial(read_index, fs, segment_path, base_offset)
+    return _without_index(read, None, is_logged=is_logged)
+
+
+def _without_index(read: Callable[[], T], otherwise: T, *, is_logged: bool = True) -> T:
     """Return the result of `read`; `otherwise` if the index cannot be read.
 
-    An index is made of the bytes of its segment, so one that is unreadable is as good
-    as none.
-
-    Args:
-        read: Reads one index.
-        otherwise: Its result if there were no index.
-        is_told: Log it; a caller that asks again and again says it once.
-
-    Raises:
-        StorageError: Raised by `read`, and the file is not at fault.
+    An index is made of the bytes of its segment, so it can be made again.
     """
     try:
         return read()
     except DiskError as error:
         if not is_unreadable(error):
             raise
-        if is_told:
-            logger.error("going on without a span index: %s", error)
+        if is_logged:
+            _log.error("going on without a span index: %s", error)
         return otherwise
 
 
@@ -312,7 +319,7 @@ def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals |
 
     Args:
         header: The first 32 bytes of the index.
-        ends: Its last 64 bytes, two entries: a span and a seal behind it.
+        ends: Its last 64 bytes, two entries: a span and then the seal.
         base_offset: Base offset of the segment.
     """
     if decode_index(header, base_offset) is None:
@@ -335,7 +342,7 @@ class SpanIndexWriter:
     """Adds spans to the index of the active segment.
 
     Owner: the storage thread of the partition. It keeps one entry in memory, plus those
-    that found no room on the disk yet. After `seal`, `close` or `abandon` it is of no
+    that the full disk has not taken yet. After `seal`, `close` or `abandon` it is of no
     further use.
     """
 
@@ -347,7 +354,7 @@ class SpanIndexWriter:
         self._settled = len(index.spans)
         """Entries in the file that will not change."""
         self._open: list[Span] = []
-        """Entries behind those: such as are not written yet, and the one that grows."""
+        """Entries after those: the ones not written yet, and the one that grows."""
         if index.spans and index.spans[-1].size_bytes < span_bytes_min:
             self._settled -= 1
             self._open = [index.spans[-1]]
@@ -355,7 +362,8 @@ class SpanIndexWriter:
         """Replaces the tail of `_open` at the next commit."""
         self._regrown = 0
         """Entries at the end of `_open` that `_unsynced` replaces: 0 or 1."""
-        self._end = index.end_offset
+        self.end_offset = index.end_offset
+        """Offset after the last byte covered by a commit."""
         self.record_count = index.record_count
         """Records covered by a commit so far."""
         self.newest_append_ms = index.newest_append_ms
@@ -371,7 +379,7 @@ class SpanIndexWriter:
         *,
         span_bytes_min: int,
     ) -> "SpanIndexWriter":
-        """Start the index of a new, empty segment; whatever had its name is emptied.
+        """Start the index of an empty segment; an existing file is emptied.
 
         Nothing is durable before a sync: a crash may leave an index without a valid
         header, which is as good as none.
@@ -404,22 +412,17 @@ class SpanIndexWriter:
         *,
         span_bytes_min: int,
     ) -> "SpanIndexWriter":
-        """Go on behind `index`, which equals the file."""
+        """Go on after `index`, which equals the file."""
         file = fs.open_update(spans_path(segment_path, index.base_offset))
         return cls(file, index, span_bytes_min=span_bytes_min)
 
     @property
-    def end_offset(self) -> Offset:
-        """Return the offset behind the last byte covered by a commit."""
-        return self._end
-
-    @property
     def taken_end(self) -> Offset:
-        """Return the offset behind the last byte taken in."""
-        return self._unsynced[-1].end_offset if self._unsynced else self._end
+        """Return the offset after the last byte that `extend` was given."""
+        return self._unsynced[-1].end_offset if self._unsynced else self.end_offset
 
     def extend(self, pieces: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
-        """Take in bytes that were written, right behind those before; no I/O.
+        """Add bytes that were written right after those before; no I/O.
 
         The steps are of CHECKSUM_STEP_BYTES; nothing else is called between two.
 
@@ -445,13 +448,13 @@ class SpanIndexWriter:
         )
 
     def commit(self, append_time_ms: Millis) -> None:
-        """Cover everything taken in so far: a sync has just made it durable.
+        """Cover everything added so far: a sync has just made it durable.
 
         Args:
             append_time_ms: Wall clock of the sync.
 
         Raises:
-            DiskError: The disk refused the write. Want of room is not an error: the
+            DiskError: The disk failed. A full disk is not an error: the
                 entry waits in memory and goes to disk with a later one.
         """
         if not self._unsynced:
@@ -464,7 +467,7 @@ class SpanIndexWriter:
         self.record_count -= sum(span.record_count for span in self._open[kept:])
         self._open[kept:] = added
         self._unsynced, self._regrown = [], 0
-        self._end = added[-1].end_offset
+        self.end_offset = added[-1].end_offset
         self.newest_append_ms = append_time_ms
         with suppress(NoSpaceError):
             self._write_open()
@@ -472,13 +475,13 @@ class SpanIndexWriter:
     def seal(self) -> None:
         """Write remaining entries, sync and close: the segment will not change.
 
-        Everything taken in has been committed. Without room on the disk the index
+        Everything added has been committed. On a full disk the index
         stays short: recovery and the scrub make it whole.
 
         Raises:
             DiskError: The disk refused; it is closed all the same.
         """
-        self._finish(_encode_seal(self._end, self.record_count))
+        self._finish(_encode_seal(self.end_offset, self.record_count))
 
     def close(self, *, is_synced: bool = True) -> None:
         """Write remaining entries, sync if wanted, close: for a clean stop."""
@@ -511,7 +514,7 @@ class SpanIndexWriter:
             if self._open and self._may_grow(self._open[-1], size):
                 self._regrown = 1
                 return self._open[-1]
-            end = self._end
+            end = self.end_offset
         return Span(end, SizeBytes(0), 0, Millis(0), crc32(b""))
 
     def _may_grow(self, span: Span, size: int) -> bool:

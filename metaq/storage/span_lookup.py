@@ -15,9 +15,9 @@ from operator import add
 from struct import Struct
 from sys import byteorder
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final
 
-from metaq.fs import FileSystem
+from metaq.fs import FileSystem, ReadFile
 from metaq.model import Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.storage.segment import Damage, Segment
@@ -53,17 +53,9 @@ _WORDS: Final = ENTRY_BYTES // 4
 _LONGS: Final = ENTRY_BYTES // 8
 
 
-class IndexFile(Protocol):
-    """Input of a look-up: a file, or an index in memory."""
-
-    def size(self) -> SizeBytes:
-        """Return how many bytes there are."""
-
-    def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return `size` bytes from `position`; fewer only where they end."""
-
-
 class _InMemory:
+    """An index with the two methods of a `ReadFile` that a look-up needs."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -83,7 +75,7 @@ class SpanLookup:
 
     def __init__(
         self,
-        file: IndexFile | None,
+        file: ReadFile | _InMemory | None,
         segment: Segment,
         blocks_max: int = BLOCKS_MAX,
         damage: Sequence[Damage] = (),
@@ -127,12 +119,12 @@ class SpanLookup:
     ) -> Iterator[Span]:
         """Yield spans that cover [start, end) of the segment, in order, without a gap.
 
-        The rest of a span behind damage is a gap: a walk from the span's start would
+        The rest of a span after damage is a gap: a walk from the span's start would
         have to cross the damage.
 
         Args:
             start: any offset of the segment; the first piece may begin before it.
-            end: any offset; the last piece may end behind it.
+            end: any offset; the last piece may end after it.
             is_merged: spans that lie within the range come many at once, as one that
                 has the sum of their records and the latest of their times.
 
@@ -149,12 +141,12 @@ class SpanLookup:
         place = first
         while place <= last and at < end:
             # Those that the range cuts come alone: the first one, and the last.
-            behind = min(last, (place // BLOCK_ENTRIES + 1) * BLOCK_ENTRIES)
-            is_many = is_merged and first < place < behind
-            span = self._merged(place, behind) if is_many else None
+            after = min(last, (place // BLOCK_ENTRIES + 1) * BLOCK_ENTRIES)
+            is_many = is_merged and first < place < after
+            span = self._merged(place, after) if is_many else None
             if span is None:
-                span, behind = self._span(place), place + 1
-            place = behind
+                span, after = self._span(place), place + 1
+            place = after
             if span is None or span.base_offset < at:
                 continue
             if at < span.base_offset:
@@ -198,13 +190,13 @@ class SpanLookup:
             return None
         return Span(start, size, count, time_ms, checksum)
 
-    def _merged(self, place: int, behind: int) -> Span | None:
+    def _merged(self, place: int, after: int) -> Span | None:
         """Return many entries of one block as one span.
 
         It is None unless each is whole and begins where the one before ends.
         """
         number, within = divmod(place, BLOCK_ENTRIES)
-        until = (within + behind - place) * ENTRY_BYTES
+        until = (within + after - place) * ENTRY_BYTES
         part = self._block(number)[within * ENTRY_BYTES : until]
         words, longs = array("I", part), array("q", part)
         if byteorder == "little":
@@ -215,7 +207,7 @@ class SpanLookup:
         checksums = array("I", (crc32(data) for (data,) in _CHECKED.iter_unpack(part)))
         ends = array("q", map(add, bases, sizes))
         is_whole = (
-            len(bases) == behind - place
+            len(bases) == after - place
             and checksums == words[_WORDS - 1 :: _WORDS]
             and bases[1:] == ends[:-1]
             and min(sizes) > 0
@@ -327,9 +319,9 @@ def _spans_in(
     start, end, count = segment.base_offset, segment.end_offset, 0
     for at, size, _id in walk_headers(fs, segment, start, end):
         count += 1
-        behind = at + size
-        if behind - start >= span_bytes or behind >= end:
-            if behind > end:
+        after = at + size
+        if after - start >= span_bytes or after >= end:
+            if after > end:
                 return
-            yield Span(start, SizeBytes(behind - start), count, time_ms, 0)
-            start, count = Offset(behind), 0
+            yield Span(start, SizeBytes(after - start), count, time_ms, 0)
+            start, count = Offset(after), 0

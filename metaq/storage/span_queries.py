@@ -4,8 +4,8 @@ All functions block: they read indexes, and records where an index does not reac
 span is cut by the question. A segment without an index is walked, so the answers are
 the same, only slower. They are asked about durable bytes in which no damage is known:
 an index is believed here without reading the bytes it covers. Damage elsewhere, before
-or behind those bytes, is handed in as `damage`, and no walk crosses it. Damage that is
-not known yet may be crossed: behind a broken length, up to the next span, records are
+or after those bytes, is handed in as `damage`, and no walk crosses it. Damage that is
+not known yet may be crossed: after a broken length, up to the next span, records are
 missed, and other bytes may be taken for records, until it is known.
 """
 
@@ -21,8 +21,8 @@ from metaq.storage.span_lookup import MadeIndexes, SpanLookup, open_spans
 from metaq.storage.walk import MTIME_LAG_MS, estimated_time_ms, walk_headers
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20
-"""A range up to this size is split at any record; a longer one at spans, unless it lies
-in one of them."""
+"""A range up to this size is split at any record; a longer one at spans, unless it is
+within one of them."""
 
 
 def is_boundary(
@@ -33,7 +33,7 @@ def is_boundary(
     made: MadeIndexes | None = None,
     damage: Sequence[Damage] = (),
 ) -> bool:
-    """Tell whether a record begins at `offset`, or the log or known damage ends there.
+    """Return whether a record begins, or the log or known damage ends, at `offset`.
 
     Damage begins where a record should: its offset is a boundary, too.
 
@@ -122,10 +122,10 @@ def offset_for_time(
         segments: The log, in order, one or more; sizes say how far it is durable.
         time_ms: Wall clock, milliseconds since 1970.
         start: Nothing before this offset is looked at.
-        damage: As for `is_boundary`; none of it behind `start`.
+        damage: As for `is_boundary`; none of it after `start`.
 
     Returns:
-        A record boundary at `start` or behind it; the log end when everything there is
+        A record boundary at `start` or after it; the log end when everything there is
         older.
 
     Raises:
@@ -160,7 +160,7 @@ def split_range(
         fs: The disk.
         segments: The log, in order; sizes say how far it is durable.
         start: A record boundary of the log.
-        end: A record boundary at `start` or behind it.
+        end: A record boundary at `start` or after it.
         count_max: Most offsets wanted, 2 or more.
         made: As for `is_boundary`.
         damage: As for `is_boundary`; none of it in the range.
@@ -169,7 +169,7 @@ def split_range(
     Returns:
         Growing offsets, the first `start` and the last `end`; `start` alone for an
         empty range. Fewer than wanted where records, or spans of a range of more than
-        `walk_bytes_max` that lies in several of them, are longer than a part.
+        `walk_bytes_max` that is in several of them, are longer than a part.
 
     Raises:
         StorageError: The disk refused a read.
@@ -204,7 +204,7 @@ def _split_at_records(
     made: MadeIndexes | None,
     damage: Sequence[Damage],
 ) -> Iterator[Offset]:
-    """Yield the first record boundary at each wanted offset or behind it.
+    """Yield the first record boundary at each wanted offset or after it.
 
     Only the spans that hold them are walked, and gaps of an index; each once.
     """
@@ -215,12 +215,12 @@ def _split_at_records(
         with _spans_of(fs, segment, segments, made, damage) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
-                behind = min(high, piece.end_offset)
+                after = min(high, piece.end_offset)
                 first = max(start, piece.base_offset)
-                walk = walk_headers(fs, segment, first, behind)
-                while target is not None and target < behind:
+                walk = walk_headers(fs, segment, first, after)
+                while target is not None and target < after:
                     wish = target
-                    found = next((at for at, _size, _id in walk if at >= wish), behind)
+                    found = next((at for at, _size, _id in walk if at >= wish), after)
                     yield found
                     while target is not None and target <= found:
                         target = next(left, None)
@@ -242,8 +242,8 @@ def _split_at_spans(
         with _spans_of(fs, segment, segments, made, damage) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
-                before, behind = piece.base_offset, min(high, piece.end_offset)
-                yield before if target - before <= behind - target else behind
+                before, after = piece.base_offset, min(high, piece.end_offset)
+                yield before if target - before <= after - target else after
                 target = next(left, None)
 
 
@@ -275,7 +275,7 @@ def _first_span_since(
     start: Offset,
     time_ms: Millis,
 ) -> Span | None:
-    """Return the first span that ends behind `start` and is new enough.
+    """Return the first span that ends after `start` and is new enough.
 
     A gap of the index is one that has the file's time, as late as that may be.
     """
@@ -309,10 +309,10 @@ def _count_pieces(
     """Count the records of one segment that begin within [start, end)."""
     total = 0
     for piece in spans.pieces(start, end) if start < end else ():
-        first, behind = piece.base_offset, min(end, piece.end_offset)
+        first, after = piece.base_offset, min(end, piece.end_offset)
         if piece.record_count and start <= first and piece.end_offset <= end:
             total += piece.record_count
         else:
-            walk = walk_headers(fs, segment, first, behind)
+            walk = walk_headers(fs, segment, first, after)
             total += sum(at >= start for at, _size, _id in walk)
     return total

@@ -8,7 +8,7 @@ is all there is: ids and flags of such records are covered by nothing.
 What is there is compared with the record of what the directory has held, as at a
 start.
 
-A directory that a broker is using can be checked too. Then a flaw behind the last
+A directory that a broker is using can be checked too. Then a flaw after the last
 entry of an active segment's index is a write under way, as long as a crash would
 explain it; a segment that is gone when its turn comes was deleted by retention; and
 a fault in a partition has to be there at a second look too.
@@ -82,12 +82,12 @@ class Finding:
     offset: Offset | None
     """First offset that is concerned; None where it is about the whole file."""
     next_good_offset: Offset | None
-    """Offset where a reader can resume; None: nowhere behind it, or irrelevant."""
+    """Offset where a reader can resume; None: nowhere after it, or irrelevant."""
     detail: str
     """Description of the fault, with both numbers."""
 
     @property
-    def place(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
+    def key(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
         """Return the key that stays the same when a fault is found again."""
         return self.kind, self.path, self.offset, self.next_good_offset
 
@@ -163,7 +163,7 @@ def verify_directory(
         if in_use and look.findings:
             again = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
             again.run(lambda _progress: None, 0)
-            again.keep({each.place for each in look.findings})
+            again.keep({each.key for each in look.findings})
             look = again
         looks[log_id] = look
         segment_count += look.segment_count
@@ -281,13 +281,13 @@ class _Look:
         damage = [_damage_finding(self._log_id, each) for each in self.damage]
         return self._others + damage
 
-    def keep(self, places: Collection[object]) -> None:
-        """Leave out what was found at no other of these places."""
-        self._others = [each for each in self._others if each.place in places]
+    def keep(self, keys: Collection[object]) -> None:
+        """Leave out what was found at no other of these keys."""
+        self._others = [each for each in self._others if each.key in keys]
         self.damage = tuple(
             each
             for each in self.damage
-            if _damage_finding(self._log_id, each).place in places
+            if _damage_finding(self._log_id, each).key in keys
         )
 
     def run(
@@ -329,7 +329,7 @@ class _Look:
         index = self._read_index(segment, is_settled=not (self._in_use and is_active))
         with self._fs.open_read(segment.path) as file:
             if is_active:
-                # Asked now: an index that grew meanwhile belongs to a file that did.
+                # Asked now: if the index grew since the listing, so did the file.
                 segment = replace(segment, size_bytes=file.size())
             else:
                 index = index.until(segment.end_offset)
@@ -354,7 +354,7 @@ class _Look:
         self._tell(segment.path)
 
     def _check_tail(self, file: ReadFile, segment: Segment, start: Offset) -> None:
-        """Check the bytes behind the active segment's index, as a start would."""
+        """Check the bytes after the active segment's index, as a start would."""
         tail = check_tail(
             file,
             segment,

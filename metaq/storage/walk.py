@@ -1,7 +1,7 @@
 """Walk the bytes of a segment file: spans by checksum, records one by one, a search.
 
 Recovery, the scrub and `metaq verify` share these walks. All of them read in windows of
-bounded size, whatever a damaged length field claims, and none of them raises because of
+bounded size, also where a length field is damaged, and none of them raises because of
 the content: only the disk can refuse. Positions are relative to the file.
 """
 
@@ -74,9 +74,9 @@ class RangeReader:
         at = position - self._start
         wanted = min(size, self._end - position)
         if at < 0 or at + wanted > self._filled:
-            room = min(len(self._view), self._end - position)
+            size_max = min(len(self._view), self._end - position)
             self._start, at = position, 0
-            self._filled = self._file.read_into(position, self._view[:room])
+            self._filled = self._file.read_into(position, self._view[:size_max])
         return self._view[at : min(at + wanted, self._filled)]
 
     def checksum(self, position: Position, size: int, value: int = 0) -> int | None:
@@ -158,7 +158,7 @@ def walk_records(
         elif not isinstance(result, CleanEnd | Incomplete):
             flaw = result.detail
         if size:
-            # An id of 0 or more tells when a broker with a wall clock stamped it.
+            # An id of 0 or more contains the time at which a broker stamped it.
             newest = NO_ID if newest is None else newest
             offset = Offset(base_offset + position)
             time = estimated_time_ms(newest, time_ms)
@@ -213,10 +213,10 @@ def walk_headers(
     """
     base, unpack = segment.base_offset, HEADER.unpack_from
     position = segment.position_of(start)
-    # A header that begins before `end` is whole, and nothing behind it is read.
-    behind = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
+    # A header that begins before `end` is whole, and nothing after it is read.
+    after = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
     with fs.open_read(segment.path) as file:
-        reader = RangeReader(file, position, Position(behind))
+        reader = RangeReader(file, position, Position(after))
         while position + base < end:
             data = reader.read(position, WINDOW_BYTES)
             if len(data) < HEADER_BYTES:
@@ -235,7 +235,7 @@ def walk_headers(
 def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
     """Return when a record was appended, from its id; at most `latest_ms`.
 
-    Ids of a Java broker are negative and tell nothing: the answer is `latest_ms`.
+    Ids of a Java broker are negative and contain no time: the answer is `latest_ms`.
     """
     if message_id < 0 or message_id >> ID_MS_SHIFT > MS_MAX:
         return latest_ms

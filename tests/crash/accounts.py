@@ -27,7 +27,7 @@ class Accounts:
 
 
 class Putter(threading.Thread):
-    """Puts over one connection, pipelined, until the connection dies or it is told."""
+    """Puts over one connection, pipelined, until that ends or it is stopped."""
 
     def __init__(self, port: int, name: str, random: Random) -> None:
         super().__init__(name=name, daemon=True)

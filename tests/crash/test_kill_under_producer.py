@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 def test_every_message_is_stored_once_however_often_the_broker_is_killed(
     tmp_path: Path,
 ) -> None:
-    """Two threads send on; all is acknowledged, where it was told, once, in order."""
+    """Two threads send on; all is acknowledged, stored once, in order."""
     seed = seed_from_environment()
     print(f"METAQ_SEED={seed}")
     random = Random(seed)

@@ -66,7 +66,7 @@ class Sender:
         body = b"".join(
             HEADER.pack(len(p), zlib.crc32(p) & 0x7FFFFFFF, 0, 0) + p for p in payloads
         )
-        # The opaque tells which batch is answered.
+        # The opaque says which batch is answered.
         line = f"mput crash 0 {len(body)} {len(payloads)} -1 {self.name} {sequence}"
         return f"{line} {sequence}\r\n".encode() + body
 

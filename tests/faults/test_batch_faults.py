@@ -9,7 +9,7 @@ from tests.rigs.fs import FaultyFileSystem, keep_random
 from tests.rigs.storage import StorageBench
 from tests.sampling import failures
 from tests.storage.support import log_of, opened
-from tests.storage.test_batches_in_logs import payloads, send
+from tests.storage.test_partition_log_batches import payloads, send
 
 SEGMENT = 120
 BATCHES = 8

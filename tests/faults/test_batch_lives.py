@@ -1,4 +1,4 @@
-"""Lives full of faults, kills and repeated batches, under a clock that stands still."""
+"""Lives full of faults, kills and repeated batches, under a stopped clock."""
 
 import errno
 import random
@@ -12,7 +12,7 @@ from tests.rigs.storage import Ticket
 from tests.sampling import examples
 from tests.storage.offline import offline
 from tests.storage.support import content_of, log_of, opened
-from tests.storage.test_batches_in_logs import send
+from tests.storage.test_partition_log_batches import send
 
 LIVES = examples(150)
 STEPS = 80
@@ -72,7 +72,7 @@ class Life:
             self.ticket = None
 
     def is_stored(self) -> bool:
-        """Tell what the producer is told of its last batch."""
+        """Return the answer to the producer's last batch."""
         if self.ticket is not None:
             return self.ticket.is_stored
         producers = log_of(self.bench).producers

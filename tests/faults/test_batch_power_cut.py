@@ -1,4 +1,4 @@
-"""After a power cut, whatever the disk kept, a receipt that is remembered is true."""
+"""After a power cut, with anything kept, a receipt that is remembered is true."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from tests.rigs.fs import FaultyFileSystem, crash_points, keep_all, keep_random
 from tests.sampling import quarter
 from tests.storage.support import content_of, log_of, opened
-from tests.storage.test_batches_in_logs import send
+from tests.storage.test_partition_log_batches import send
 
 SEGMENT = 120
 SAMPLES = 12

@@ -47,7 +47,7 @@ def wait(syncs: KernelSyncs, done: list[DiskError | None], count: int) -> None:
 def test_a_sync_is_reported_once_by_the_descriptor(
     syncs: KernelSyncs, file: AppendFile
 ) -> None:
-    """And the file takes writes and syncs behind it, of either kind."""
+    """And the file takes later writes and syncs, of either kind."""
     done: list[DiskError | None] = []
     for count in (1, 2, 3):
         file.write(b"x")
@@ -61,7 +61,7 @@ def test_a_sync_is_reported_once_by_the_descriptor(
 
 
 def test_so_many_are_under_way_at_most(syncs: KernelSyncs, file: AppendFile) -> None:
-    """A sync that is not taken is not reported; behind the others there is room."""
+    """A refused sync is not reported; after the others another one is taken."""
     done: list[DiskError | None] = []
     taken = [file.begin_sync(syncs, done.append) for _ in range(SYNCS_MAX + 3)]
     assert taken == [True] * SYNCS_MAX + [False] * 3
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_synced_is_not_taken(syncs: KernelSyncs) -> None:
 
 
 def test_results_below_zero_are_numbers_of_errors() -> None:
-    """Everything else is success; `data` tells which sync it was."""
+    """Everything else is success; `data` is the number of the sync."""
     events = EVENT.pack(7, 1 << 63, 0, 0) + EVENT.pack(8, 0, -errno.EIO, 0)
     assert list(decode_events(events, 2)) == [(7, 0), (8, errno.EIO)]
     assert list(decode_events(events, 0)) == []

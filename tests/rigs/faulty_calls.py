@@ -4,8 +4,8 @@ Calls are counted from 1 in the order of `log`. Closing and asking for a descrip
 are not counted: they do not fail here. A failed sync drops what it should have
 written, a failed write has written a part, every other failed call did nothing.
 
-Keep in step: `metaq/fs/calls.py` (`SystemCalls`); `tests/fs/test_contract.py` holds
-both to the same behaviour.
+Keep in step: `metaq/fs/calls.py` (`SystemCalls`); `tests/fs/test_calls_contract.py`
+holds both to the same behaviour.
 """
 
 import errno

@@ -25,7 +25,7 @@ def disk_with_directory() -> FaultyFileSystem:
 
 
 def record(number: int, size: int = 10) -> bytes:
-    """Return a record with the id `number` and a payload that tells it apart."""
+    """Return a record with the id `number` and a payload of its own."""
     payload = (b"%d-" % number * size)[:size]
     return encode_record(payload, id=MessageId(number), flag=0)
 

@@ -90,9 +90,9 @@ class Ledger:
 
 
 def check_kept(fs: FileSystem, stored: tuple[Promise, ...], **system: int) -> None:
-    """Recover the disk: every acknowledged record lies where it was said to lie.
+    """Recover the disk: every acknowledged record is at its reported offset.
 
-    What lies behind them is whole records too, and a second recovery finds the same.
+    What follows them is whole records too, and a second recovery finds the same.
     """
     bench = opened(fs, **system)
     contents = {log_id: content_of(log) for log_id, log in bench.manager.logs().items()}

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig
 from metaq.errors import (
     CorruptRecordError,
-    DataMissingError,
     LogOfflineError,
     OffsetOutOfRangeError,
     StorageError,
@@ -47,7 +46,6 @@ from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
 FILE = DATA / HOLDINGS_FILE
 AWAY = Path("/away")
-SECOND = Path("/second")
 RECORD = Holdings(
     identity="a1",
     written_ms=Millis(7),
@@ -254,7 +252,7 @@ def live(fs: FaultyFileSystem) -> tuple[FaultyFileSystem, list[Ticket]]:
 
 @pytest.mark.slow
 def test_no_failed_call_makes_a_record_of_more_than_there_is() -> None:
-    """Whichever call fails, and whatever a power cut leaves then: no start misses
+    """Whichever call fails, and with anything that a power cut leaves: no start misses
     anything, and what was acknowledged is there.
     """
     trial = FaultyFileSystem()
@@ -332,7 +330,7 @@ def test_a_partition_that_holds_less_is_stopped(
     next_good: int | None,
 ) -> None:
     """It says what was there and what to do; the others go on; a restart forgets
-    nothing, and gets of what is missing are told so.
+    nothing, and gets of what is missing say so.
     """
     filled(fs)
     fs.make_directory(DATA)
@@ -563,154 +561,3 @@ def test_retention_between_two_starts_is_no_loss(fs: FaultyFileSystem) -> None:
     with pytest.raises(OffsetOutOfRangeError):
         log_of(bench).read(Offset(0), 10)
     bench.close()
-
-
-# -- a whole directory ----------------------------------------------------------------
-
-
-def two(fs: FaultyFileSystem) -> StorageBench:
-    """Return logs in two data directories, opened."""
-    topic = TopicConfig(name="second", data_path=str(SECOND))
-    settings = BrokerConfig(
-        system=SystemConfig(data_path=str(DATA)),
-        limits=LimitsConfig(free_bytes_min=0),
-        topics={"second": topic},
-    )
-    bench = StorageBench(fs, settings)
-    bench.open()
-    return bench
-
-
-def in_both(fs: FaultyFileSystem) -> None:
-    bench = two(fs)
-    for number in range(3):
-        put(bench, LogId("second", number))
-    put(bench, LOG)
-    bench.close()
-
-
-def move(fs: FaultyFileSystem) -> None:
-    fs.rename(SECOND, AWAY)
-
-
-def unmount(fs: FaultyFileSystem) -> None:
-    """The mount point is there, and empty."""
-    move(fs)
-    fs.make_directory(SECOND)
-
-
-def mount_another(fs: FaultyFileSystem) -> None:
-    unmount(fs)
-    write_holdings(fs, SECOND, replace(RECORD, siblings={}, partitions={}))
-
-
-def empty(fs: FaultyFileSystem) -> None:
-    for number in range(3):
-        fs.rename(SECOND / f"second-{number}", Path(f"/second-{number}"))
-
-
-@pytest.mark.parametrize("away", [move, unmount, mount_another, empty])
-def test_a_data_directory_that_is_gone_refuses_the_start(
-    fs: FaultyFileSystem, away: Callable[[FaultyFileSystem], None]
-) -> None:
-    """Its sibling knows what it was; nothing is recovered and nothing stays open."""
-    in_both(fs)
-    away(fs)
-    for _ in range(2):
-        with pytest.raises(DataMissingError) as refused:
-            two(fs)
-        text = str(refused.value)
-        assert f"directory={SECOND} expected" in text
-        assert "3 partitions" in text
-        assert "'metaq accept-loss /second' once" in text
-        assert fs.open_paths() == []
-    write_holdings(
-        fs,
-        SECOND,
-        replace(
-            read_holdings(fs, SECOND) or Holdings(identity="", written_ms=Millis(0)),
-            is_accepted=True,
-        ),
-    )
-    two(fs).close()
-    two(fs).close()
-
-
-def test_a_directory_that_lost_its_record_is_known_by_what_it_holds(
-    fs: FaultyFileSystem,
-) -> None:
-    """Deleting the record costs knowledge and no start."""
-    in_both(fs)
-    fs.unlink(SECOND / HOLDINGS_FILE)
-    two(fs).close()
-    one, other = read_holdings(fs, DATA), read_holdings(fs, SECOND)
-    assert one is not None
-    assert other is not None
-    assert one.siblings == {str(SECOND): Claim(other.identity, 3)}
-    assert other.siblings == {str(DATA): Claim(one.identity, 1)}
-
-
-def test_a_directory_that_is_not_configured_any_more_is_named(
-    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its partitions are not served, which may be meant."""
-    in_both(fs)
-    opened(fs).close()
-    text = "not configured any more: directory=/second partitions=3"
-    assert caplog.text.count(text) == 1
-    opened(fs).close()
-    assert caplog.text.count(text) == 1
-
-
-# -- forgetting -----------------------------------------------------------------------
-
-
-def test_a_log_that_is_forgotten_may_be_moved(fs: FaultyFileSystem) -> None:
-    """The record goes with it: no start misses it, and a put makes a new one."""
-    filled(fs)
-    bench = opened(fs)
-    told: list[Exception | None] = []
-    bench.manager.forget([LOG], told.append)
-    with pytest.raises(StorageError, match="no log to forget"):
-        bench.manager.forget([LOG], told.append)
-    assert told == []
-    bench.run()
-    assert told == [None]
-    fs.rename(DATA / "test-0", AWAY)
-    (directory,) = bench.manager.directories()
-    assert directory.size_bytes == 120
-    killed = opened(fs.crash(keep_none))
-    assert killed.manager.logs().keys() == {OTHER}
-    killed.close()
-    put(bench)
-    bench.close()
-    bench = opened(fs)
-    assert len(content_of(log_of(bench))) == 120
-    bench.close()
-    assert fs.open_paths() == []
-
-
-def test_forgetting_on_a_disk_that_fails_says_so(fs: FaultyFileSystem) -> None:
-    """For every call: it is told once, nothing stays open, and a start goes on."""
-    filled(fs)
-
-    def forget(disk: FaultyFileSystem, failing: int | None) -> int:
-        bench = opened(disk)
-        before = disk.calls
-        if failing is not None:
-            disk.fail_at(before + failing, errno.EIO)
-        told: list[Exception | None] = []
-        bench.manager.forget([LOG], told.append)
-        bench.run()
-        assert len(told) == 1
-        assert (told[0] is None) or failing is not None
-        calls = disk.calls - before
-        bench.close()
-        assert disk.open_paths() == []
-        opened(disk.crash(keep_none)).close()
-        return calls
-
-    count = forget(fs.snapshot(), None)
-    assert count > 5
-    for number in range(1, count + 1):
-        forget(fs.snapshot(), number)

@@ -258,7 +258,7 @@ def test_a_disk_that_hangs_is_told_once_and_asked_once(
 def test_a_directory_is_low_for_the_size_that_was_refused(
     fs: FaultyFileSystem,
 ) -> None:
-    """Health says what a large put was told, although small ones still fit."""
+    """Health says what a large put was answered, although small ones still fit."""
     clock = ManualClock()
     fs.set_capacity(10_000)
     bench = limited(fs, clock, free_bytes_min=8_000)

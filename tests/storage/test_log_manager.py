@@ -1,4 +1,4 @@
-"""All logs of a broker: names, start, stop, the real thread."""
+"""All logs of a broker: start, stop, the real thread."""
 
 import asyncio
 import errno
@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metaq.clock import SystemClock
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
@@ -17,79 +15,12 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_snapshots import ScrubbedLogs
 from metaq.storage.log_state import LogState
-from metaq.storage.opening import log_directory_name, parse_log_directory_name
-from metaq.storage.segment import Damage
 from metaq.storage.span_index import read_index
 from metaq.testing.clock import ManualClock
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all
 from tests.rigs.storage import StorageBench, Ticket
-from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, config, content_of, log_of, opened
-
-# -- names
-
-
-@pytest.mark.parametrize(
-    ("name", "log_id"),
-    [
-        ("test-0", LogId("test", 0)),
-        ("a-b-12", LogId("a-b", 12)),
-        ("test--1", LogId("test-", 1)),
-        ("主题-3", LogId("主题", 3)),
-        ("-1", None),
-        ("test", None),
-        ("test-", None),
-        ("test-x", None),
-        ("test-01", None),
-        ("test-٣", None),
-        ("test-²", None),
-    ],
-)
-def test_a_directory_name_is_a_topic_a_dash_and_a_number(
-    name: str, log_id: LogId | None
-) -> None:
-    """Only the spelling that we write is a partition: the last dash divides."""
-    assert parse_log_directory_name(name) == log_id
-
-
-@given(st.text("ab-/0\0é٣ .", min_size=1, max_size=8), st.integers(0, 2**31))
-def test_every_name_that_is_written_is_read_again(topic: str, partition: int) -> None:
-    """Whatever the topic is: refused, or back from its directory name."""
-    log_id = LogId(topic, partition)
-    try:
-        name = log_directory_name(log_id)
-    except StorageError:
-        return
-    assert parse_log_directory_name(name) == log_id
-    assert "/" not in name
-
-
-@pytest.mark.parametrize(
-    "topic",
-    ["", "a/b", "../../etc/passwd", "nul\0", "x" * 254, "é" * 127, "\ud800"],
-)
-def test_a_topic_that_cannot_be_a_directory_harms_nobody(
-    fs: FaultyFileSystem, topic: str
-) -> None:
-    """The put is refused before the disk sees the name; the directory stays online."""
-    bench = opened(fs)
-    calls = fs.calls
-    with pytest.raises(StorageError, match="topic"):
-        log_of(bench, LogId(topic, 0))
-    bench.run()
-    assert fs.calls == calls
-    assert offline(bench.manager) == {}
-    bench.close()
-
-
-def test_the_longest_name_is_taken(fs: FaultyFileSystem) -> None:
-    """255 bytes are a name."""
-    bench = opened(fs)
-    log_of(bench, LogId("x" * 253, 0))
-    bench.close()
-
 
 # -- start
 
@@ -136,7 +67,7 @@ def test_every_partition_directory_is_loaded_and_nothing_else(
 
 
 def test_the_last_message_id_is_the_largest_of_all_logs(fs: FaultyFileSystem) -> None:
-    """Ids go on behind it; with nothing stored there is no floor."""
+    """Ids go on after it; with nothing stored there is no floor."""
     bench = opened(fs, segment_bytes_max=21)
     assert bench.manager.last_message_id() < 0
     for log_id, number in ((LOG, 500), (OTHER, 700), (LOG, 600)):
@@ -463,39 +394,3 @@ def test_a_real_disk_a_real_thread_and_a_real_loop(data_dir: Path) -> None:
         for number in numbers:
             assert data[position + 20 : position + 20 + len(number)] == number
             position += 20 + len(number)
-
-
-# -- scrub
-
-
-def test_the_scrub_gets_what_is_durable_and_stops_what_is_damaged(
-    fs: FaultyFileSystem,
-) -> None:
-    """Sealed segments whole, the active one up to the high watermark; a stopped log is
-    read on and not written to; damage in a log that is gone is left alone.
-    """
-    bench = opened(fs, segment_bytes_max=50)
-    for _ in range(2):
-        bench.append(log_of(bench), [b"x" * 40], Ticket())
-        bench.run()
-    bench.append(log_of(bench, OTHER), [b"x"], Ticket())
-    bench.run()
-    bench.append(log_of(bench, OTHER), [b"in flight"], Ticket())
-    source = ScrubbedLogs(bench.manager.logs())
-    assert source.sizes() == {LOG: 120, OTHER: 21}
-    assert [
-        (t.log_id, t.segment.base_offset, t.segment.size_bytes, t.is_sealed)
-        for log_id in (LOG, OTHER)
-        for t in source.targets(log_id)
-    ] == [(LOG, 0, 60, True), (LOG, 60, 60, True), (OTHER, 0, 21, False)]
-    damage = Damage(Path("x"), Offset(0), Offset(60), "rot")
-    bench.manager.on_damage(LOG, damage)
-    bench.manager.on_damage(LogId("gone", 0), damage)
-    assert log_of(bench).state is LogState.STOPPED
-    assert source.sizes() == {LOG: 120, OTHER: 21}
-    first, second = source.targets(LOG)
-    assert (first.is_first, second.is_first) == (True, False)
-    assert (first.is_sealed, first.may_write) == (True, False)
-    assert source.targets(LogId("gone", 0)) == ()
-    bench.close()
-    bench.manager.on_damage(LOG, damage)

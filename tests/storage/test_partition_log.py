@@ -41,7 +41,7 @@ def test_two_appends_lie_behind_each_other(fs: FaultyFileSystem) -> None:
 
 
 def test_a_batch_is_contiguous_and_counts_its_records(fs: FaultyFileSystem) -> None:
-    """Two records in one append lie at 0, one behind the other."""
+    """Two records in one append are at 0, back to back."""
     bench = opened(fs)
     log = log_of(bench)
     ticket = Ticket()
@@ -99,12 +99,12 @@ def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
     put(bench, log)
     bench.run()
     fs.on_call(lambda call: seen.append(f"{call.name} {call.path.suffix}"))
-    bench.loop.on_post = lambda: seen.append("told")
+    bench.loop.on_post = lambda: seen.append("reported")
     put(bench, log, size=size)
     bench.run()
     fs.on_call(None)
     order = [*dict.fromkeys(seen)]
-    assert order[:4] == ["write .meta", "sync .meta", "told", "write .spans"]
+    assert order[:4] == ["write .meta", "sync .meta", "reported", "write .spans"]
     bench.close()
 
 
@@ -199,7 +199,7 @@ def test_an_append_is_answered_when_the_high_watermark_has_passed_it(
 def test_a_read_ends_at_the_high_watermark_in_a_sealed_segment_too(
     fs: FaultyFileSystem,
 ) -> None:
-    """A bound that lags behind the sync may still be in it when it is sealed."""
+    """A bound that is older than the sync may still be in it when it is sealed."""
     bench = opened(fs)
     log = log_of(bench)
     put(bench, log), put(bench, log)
@@ -375,7 +375,7 @@ def test_a_new_segment_notes_the_greatest_id_before_it(fs: FaultyFileSystem) -> 
 
 
 def test_a_batch_larger_than_a_segment_stays_in_one(fs: FaultyFileSystem) -> None:
-    """A segment exceeds its limit by one group at most, and is sealed behind it."""
+    """A segment exceeds its limit by one group at most, and is sealed after it."""
     bench = opened(fs, segment_bytes_max=200)
     log = log_of(bench)
     put(bench, log, 1)
@@ -444,10 +444,10 @@ def test_without_room_a_put_fails_and_later_puts_succeed(fs: FaultyFileSystem) -
     put(bench, log)
     bench.run()
     fs.set_capacity(600)
-    failing, behind = put(bench, log, 3), put(bench, log)
+    failing, later = put(bench, log, 3), put(bench, log)
     bench.run()
     assert isinstance(failing.error, NoSpaceError)
-    assert isinstance(behind.error, NoSpaceError)
+    assert isinstance(later.error, NoSpaceError)
     assert log.next_offset == log.high_watermark == RECORD
     assert fs.size_of(DATA / "test-0" / "00000000000000000000.meta") == RECORD
     assert len(content_of(log)) == RECORD

@@ -133,11 +133,11 @@ def test_a_note_counts_where_the_log_has_the_batch() -> None:
     other_id = StoredBatch(
         "p", 4, 2, -1, MessageId(99), second.offset, second.size_bytes
     )
-    cut, behind = (
+    cut, later = (
         batch(6),
         StoredBatch("p", 9, 1, -1, MessageId(9), Offset(9999), SizeBytes(1)),
     )
-    noted = [trimmed, first, other_id, second, cut, behind]
+    noted = [trimmed, first, other_id, second, cut, later]
     kept = stored_batches(disk, segments, noted, producer_count_max=9)
     assert kept == (first, second)
     assert disk.open_paths() == []
@@ -156,7 +156,7 @@ def test_of_the_stored_ones_the_last_are_remembered() -> None:
 
 @pytest.mark.parametrize("end", range(len(STARTS)))
 def test_a_part_of_a_batch_is_told_by_where_the_log_ends(end: int) -> None:
-    """Not where the index covers it, and not where another record lies there."""
+    """Not where the index covers it, and not where another record is there."""
     disk = disk_with_directory()
     (segment,) = log_of(disk, (0, end))
     noted = [batch(0, 3), batch(3, 2), batch(5, 3)]
@@ -187,7 +187,7 @@ def writer(
 
 
 def test_the_first_note_writes_the_file_again() -> None:
-    """With what recovery found, whatever lay there."""
+    """With what recovery found, regardless of what was there."""
     disk = disk_with_directory()
     put_file(disk, PRODUCERS_NAME, b"rubbish")
     file = writer(disk, batch(0))

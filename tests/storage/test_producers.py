@@ -60,7 +60,7 @@ def test_overlapping_numbers_are_refused_with_both_numbers(sequence, count) -> N
 
 @pytest.mark.parametrize("sequence", [20, 21, 10**12])
 def test_what_follows_is_new_also_behind_a_gap(sequence: int) -> None:
-    """A sender that gave a batch up goes on behind it."""
+    """A sender that gave a batch up goes on after it."""
     assert table(batch(0, 10), batch(10, 10)).find("p", sequence, 10, 0) is None
 
 

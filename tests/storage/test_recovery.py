@@ -8,11 +8,9 @@ from random import Random
 
 import pytest
 
-from metaq.model import MessageId, Millis, Offset, SizeBytes
+from metaq.model import MessageId, Millis, Offset
 from metaq.record.layout import encode_record
-from metaq.storage.listing import parse_base_offset
 from metaq.storage.recovery import COPY_BYTES, TORN_FILES_MAX, RecoveredLog, recover_log
-from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
 from metaq.storage.walk import MTIME_LAG_MS
 from tests.cases import for_each
@@ -30,7 +28,6 @@ from tests.storage.logs import (
 from tests.storage.recovering import (
     BOUND,
     BYTES,
-    COMMITS,
     META,
     SPANS,
     disk_with_log,
@@ -316,140 +313,3 @@ def test_records_with_an_id_tell_when_they_were_appended() -> None:
     index = read_index(disk, DIRECTORY / META, Offset(0))
     assert index is not None
     assert index.newest_append_ms == when
-
-
-# -- names, holes, leftovers ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("00000000000000000000", 0),
-        ("100", 100),
-        (str(2**63 - 1), 2**63 - 1),
-        (str(2**63), None),
-        ("", None),
-        ("-5", None),
-        ("+5", None),
-        ("5 ", None),
-        ("\u0661", None),
-        ("0x10", None),
-    ],
-)
-def test_names_are_decimal_numbers(text: str, expected: int | None) -> None:
-    """Padded or not; nothing that only looks like a number."""
-    assert parse_base_offset(text) == expected
-
-
-def test_unpadded_names_are_read() -> None:
-    """`0.meta` is the segment at 0; its index is named by twenty digits."""
-    disk = disk_with_directory()
-    put_file(disk, "0.meta", BYTES)
-    result = recover(disk)
-    assert result.segments[0].path == DIRECTORY / "0.meta"
-    assert (result.record_count, result.damage) == (5, ())
-    assert sorted(everything(disk)) == ["0.meta", SPANS]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("copy.meta", "is not a number"), ("0.meta", "one base offset")],
-)
-def test_a_misnamed_segment_refuses_the_partition(name: str, text: str) -> None:
-    """The message names it; nothing in the directory is touched."""
-    disk = disk_with_log(b"torn")
-    put_file(disk, name, b"whatever")
-    put_file(disk, f"{SPANS}.tmp", b"")
-    before = everything(disk)
-    result = recover(disk)
-    (found,) = result.damage
-    assert result.segments == ()
-    assert text in found.detail
-    assert name in found.detail
-    assert everything(disk) == before
-
-
-def test_foreign_files_are_left_alone() -> None:
-    """Archives, kept tails, directories and strangers are not touched."""
-    disk = disk_with_log()
-    disk.make_directory(DIRECTORY / "old.meta")
-    for name in (f"{META}.arc", f"{META}.zip", "README", "x.spans", "x.tmp"):
-        put_file(disk, name, b"mine")
-    assert recover(disk).damage == ()
-    names = disk.list_directory(DIRECTORY)
-    assert {f"{META}.arc", f"{META}.zip", "README", "x.spans", "x.tmp"} <= set(names)
-
-
-def test_leftovers_of_a_crash_are_removed() -> None:
-    """Temporary files, and indexes whose segment was deleted before them."""
-    disk = disk_with_directory()
-    put_segment(disk, 1000, COMMITS)
-    expected = everything(disk)
-    put_segment(disk, 0, COMMITS)
-    disk.unlink(DIRECTORY / META)
-    put_segment(disk, 5000, [])
-    disk.unlink(DIRECTORY / segment_file_name(Offset(5000)))
-    put_file(disk, f"{7000:020d}.spans", b"not believed")
-    for name in ("1000.spans.tmp", "0.meta.zip.tmp", "0.meta.torn-5.tmp"):
-        put_file(disk, name, b"half")
-    result = recover(disk)
-    assert everything(disk) == expected
-    assert (result.record_count, result.damage) == (5, ())
-
-
-def test_a_missing_active_segment_is_noticed() -> None:
-    """Its index says that there were bytes: the log stops and is not begun anew."""
-    disk = disk_with_log()
-    put_segment(disk, len(BYTES), [[record(6)]])
-    disk.unlink(DIRECTORY / segment_file_name(Offset(len(BYTES))))
-    (found,) = recover(disk).damage
-    assert (found.offset, found.next_good_offset) == (len(BYTES), None)
-    assert "missing" in found.detail
-    disk.unlink(DIRECTORY / META)
-    result = recover(disk)
-    assert result.segments == ()
-    assert result.damage[0].offset == 0
-
-
-def test_a_missing_middle_segment_is_a_hole() -> None:
-    """Reads before and behind it are served; its index stays as evidence."""
-    disk = disk_with_log()
-    size = len(BYTES)
-    put_segment(disk, size, [[record(6)]])
-    put_segment(disk, size + 30, [[record(7)]])
-    disk.unlink(DIRECTORY / segment_file_name(Offset(size)))
-    before = everything(disk)
-    result = recover(disk)
-    (found,) = result.damage
-    assert (found.offset, found.next_good_offset) == (size, size + 30)
-    assert [s.base_offset for s in result.segments] == [0, size + 30]
-    assert everything(disk) == before
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-@pytest.mark.parametrize("left", [0, 1, 30, 45, 129, 130, 150, 269])
-def test_a_truncated_sealed_segment_is_a_hole(left: int, indexed: bool) -> None:
-    """It begins at the last whole record, so that no reader meets half a record."""
-    disk = disk_with_log(indexed=indexed)
-    put_segment(disk, len(BYTES), [[record(6)]])
-    file = disk.open_append(DIRECTORY / META, create=False)
-    file.truncate(SizeBytes(left))
-    file.close()
-    (found,) = recover(disk).damage
-    assert found.offset == max(b for b in (0, 30, 60, 130, 160) if b <= left)
-    assert found.next_good_offset == len(BYTES)
-    assert f"ends at offset {left}" in found.detail
-
-
-def test_an_overlap_disbelieves_the_later_segment() -> None:
-    """Two files claim the same offsets: neither the log nor a guess decides."""
-    disk = disk_with_log()
-    put_segment(disk, 130, [[record(6)]])
-    put_segment(disk, 160, [[record(7)]])
-    result = recover(disk)
-    (found,) = result.damage
-    assert (found.offset, found.next_good_offset) == (130, 160)
-    disk.unlink(DIRECTORY / segment_file_name(Offset(160)))
-    disk.unlink(DIRECTORY / f"{160:020d}.spans")
-    (found,) = recover(disk).damage
-    assert (found.offset, found.next_good_offset) == (130, None)

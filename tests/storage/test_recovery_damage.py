@@ -76,7 +76,7 @@ def test_every_flipped_bit_without_an_index_is_cut_or_stops(
 
 @pytest.mark.parametrize("position", range(len(record(6))))
 def test_a_bad_byte_with_a_record_far_behind_it_is_corruption(position: int) -> None:
-    """More lies behind it than one write can be long: no crash explains that."""
+    """More follows it than one write can be long: no crash explains that."""
     tail = bytearray(b"".join(record(number) for number in range(6, 20)))
     tail[position] ^= 0x40
     disk = disk_with_log()
@@ -95,7 +95,7 @@ def test_a_bad_byte_with_a_record_far_behind_it_is_corruption(position: int) -> 
 
 
 def test_in_threshold_mode_a_tail_of_any_length_may_be_torn() -> None:
-    """Nothing behind the index was synced, so nothing there is corruption."""
+    """Nothing after the index was synced, so nothing there is corruption."""
     tail = b"?" * 20 + b"".join(record(number) for number in range(6, 20))
     disk = disk_with_log(tail)
     result = recover(disk, None)
@@ -187,7 +187,7 @@ def test_a_span_longer_than_a_window_is_verified_whole() -> None:
 
 
 def test_the_search_for_a_good_record_crosses_windows() -> None:
-    """Wherever the next record lies, it is found once and whole."""
+    """Wherever the next record is, it is found once and whole."""
     for gap in range(100, 170):
         disk = disk_with_directory()
         file = disk.open_read(put_file(disk, META, b"#" * gap + record(6)))

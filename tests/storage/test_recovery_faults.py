@@ -69,7 +69,7 @@ def test_the_scenario_ends_with_every_acknowledged_record() -> None:
 
 @for_each("number, error", failures(CALLS, (errno.EIO, errno.ENOSPC, errno.EINTR)))
 def test_any_call_may_fail_once(number: int, error: int, caplog) -> None:
-    """It is told or made good, nothing stays open, and the next start is as ever.
+    """It is reported or made good, nothing stays open, and the next start is as ever.
 
     An index that could not be read was made again, with times that are estimates.
     """
@@ -149,7 +149,7 @@ def test_a_kill_at_any_call_is_followed_by_the_same_bytes(number: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_power_cut_during_recovery_loses_nothing_acknowledged(seed: int) -> None:
-    """At every sync, whatever unsynced pages are kept, the next start is whole."""
+    """At every sync, with any unsynced pages kept, the next start is whole."""
     disk = troubled()
     for point in crash_points(disk, lambda: recover(disk), lambda: None):
         found = point.disk.crash(keep_random(seed))

@@ -202,7 +202,7 @@ def test_clocks_that_agree_are_believed() -> None:
         look = look_at_clocks(
             trusted(), wall_ms=Millis(NOW + passed + off), boot_ms=Millis(passed)
         )
-        assert look.doubt is None
+        assert look.clock_fault is None
         assert look.now_ms == NOW + passed + off
         assert look.trusted == TrustedTime(look.now_ms, Millis(passed))
 
@@ -215,8 +215,8 @@ def test_a_jump_is_not_believed_within_the_hold(jump: int) -> None:
         look = look_at_clocks(
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
-        assert look.doubt is not None
-        assert f"by {abs(jump) // 1000} s" in look.doubt
+        assert look.clock_fault is not None
+        assert f"by {abs(jump) // 1000} s" in look.clock_fault
         assert look.now_ms == NOW + passed + min(jump, 0)
         now = look.trusted
 
@@ -240,22 +240,22 @@ def test_after_the_hold_an_even_clock_is_believed(jump: int, is_believed: bool) 
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         now = look.trusted
-    assert (look.doubt is None) == is_believed
+    assert (look.clock_fault is None) == is_believed
     assert look.now_ms == NOW + passed + (jump if is_believed else 0)
 
 
 def test_a_clock_that_jumps_again_is_held_again() -> None:
-    """The hold begins with the last jump; coming back ends the doubt at once."""
+    """The hold begins with the last jump; coming back ends the fault at once."""
     now = trusted()
     for passed, jump in [(HOUR, HOUR), (HOUR + HOLD_MS, 5 * HOUR)]:
         look = look_at_clocks(
             now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
-        assert look.doubt is not None
+        assert look.clock_fault is not None
         now = look.trusted
     passed += HOUR
     look = look_at_clocks(now, wall_ms=Millis(NOW + passed), boot_ms=Millis(passed))
-    assert look.doubt is None
+    assert look.clock_fault is None
     assert look.now_ms == NOW + passed
 
 
@@ -266,13 +266,13 @@ def test_after_a_start_the_newest_append_is_what_is_known(down: int) -> None:
     look = look_at_clocks(start, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
     assert look.now_ms == NOW
     # Only what no absence explains is doubted.
-    assert (look.doubt is None) == (down <= LEAD_MS_MAX)
+    assert (look.clock_fault is None) == (down <= LEAD_MS_MAX)
     look = look_at_clocks(
         look.trusted,
         wall_ms=Millis(NOW + down + HOLD_MS),
         boot_ms=Millis(5 + HOLD_MS),
     )
-    assert (look.now_ms, look.doubt) == (NOW + down + HOLD_MS, None)
+    assert (look.now_ms, look.clock_fault) == (NOW + down + HOLD_MS, None)
     jumped = look_at_clocks(
         look.trusted,
         wall_ms=Millis(look.now_ms + YEAR),
@@ -287,14 +287,14 @@ def test_a_jump_after_an_absence_is_doubted(jump: int) -> None:
     start = trust_at_start(NOW, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
     assert start.is_absence
     look = look_at_clocks(start, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
-    assert look.doubt is None
+    assert look.clock_fault is None
     for passed in (0, HOUR):
         look = look_at_clocks(
             look.trusted,
             wall_ms=Millis(NOW + DAY + jump + passed),
             boot_ms=Millis(5 + passed),
         )
-        assert look.doubt is not None
+        assert look.clock_fault is not None
         assert look.now_ms == NOW + passed
 
 
@@ -302,7 +302,7 @@ def test_a_clock_behind_the_newest_append_is_doubted_at_the_start() -> None:
     """No absence sets a clock back."""
     start = trust_at_start(NOW, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
     look = look_at_clocks(start, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
-    assert look.doubt is not None
+    assert look.clock_fault is not None
 
 
 def test_a_new_broker_believes_its_clock() -> None:
@@ -321,5 +321,5 @@ def test_a_jumped_clock_deletes_nothing(jump: int, age: int) -> None:
     during = LogFacts(LOG, facts([age, -jump, 0]), WEEK)
     assert plan(during, now=look.now_ms) == ()
     back = look_at_clocks(look.trusted, wall_ms=NOW, boot_ms=Millis(0))
-    assert back.doubt is None
+    assert back.clock_fault is None
     assert plan(during, now=back.now_ms) == ()

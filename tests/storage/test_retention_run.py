@@ -135,19 +135,19 @@ def test_a_topic_that_is_made_anew_ages_from_then_on(
 def test_what_goes_while_its_topic_is_deleted_is_counted_once(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:
-    """A run that was begun before ends behind the log."""
+    """A run that was begun before ends after the log."""
     bench = opened(fs, clock, hours(10))
     fill(bench, log_of(bench), 3)
     clock.advance_s(12 * HOUR_S)
     job = bench.manager.begin_retention(["test"])
     assert job is not None
-    told: list[Exception | None] = []
-    bench.manager.delete_topic("test", told.append)
+    reported: list[Exception | None] = []
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert told == []
+    assert reported == []
     assert job().segment_count == 3
     bench.run()
-    assert told == [None]
+    assert reported == [None]
     assert bench.manager.directories()[0].size_bytes == 0
     bench.close()
 
@@ -269,15 +269,15 @@ def test_a_clock_that_jumped_deletes_nothing(
     clock.jump_wall_ms(10 * 365 * 24 * HOUR_S * 1000)
     report = run(bench, "test")
     assert report.segment_count == 0
-    assert report.doubt is not None
-    assert "not believed" in report.doubt
+    assert report.clock_fault is not None
+    assert "not believed" in report.clock_fault
     bench.close()
 
 
 def test_a_restart_with_a_clock_far_ahead_deletes_nothing(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:
-    """The newest stored record says what time it was, also behind a fresh roll."""
+    """The newest stored record says what time it was, also after a fresh roll."""
     bench = opened(fs, clock, hours(1))
     fill(bench, log_of(bench), 2)
     bench.close()
@@ -286,7 +286,7 @@ def test_a_restart_with_a_clock_far_ahead_deletes_nothing(
     assert log_of(again).segments.active.size_bytes == 0
     report = run(again, "test")
     assert report.segment_count == 0
-    assert report.doubt is not None
+    assert report.clock_fault is not None
     again.close()
 
 
@@ -302,11 +302,11 @@ def test_an_absence_is_no_reason_to_doubt_the_clock(
     again = opened(fs, clock, hours(10))
     for be_absent in (clock.advance_s, clock.suspend_s):
         be_absent(300)
-        assert run(again, "test").doubt is None
+        assert run(again, "test").clock_fault is None
     again.close()
-    told = [each for each in caplog.records if "retention" in each.getMessage()]
-    assert [each.levelname for each in told] == ["INFO"]
-    assert "absent_s=3600" in told[0].getMessage()
+    reported = [each for each in caplog.records if "retention" in each.getMessage()]
+    assert [each.levelname for each in reported] == ["INFO"]
+    assert "absent_s=3600" in reported[0].getMessage()
 
 
 def test_a_suspended_machine_ages_its_segments(
@@ -318,7 +318,7 @@ def test_a_suspended_machine_ages_its_segments(
     assert run(bench, "test").segment_count == 0
     clock.suspend_s(2 * HOUR_S)
     report = run(bench, "test")
-    assert (report.segment_count, report.doubt) == (2, None)
+    assert (report.segment_count, report.clock_fault) == (2, None)
     bench.close()
 
 

@@ -292,7 +292,7 @@ def test_a_step_looks_at_one_log() -> None:
 def test_a_segment_that_the_disk_cannot_read_is_damaged(caplog) -> None:
     """The rest of it is named; the pass goes on with the next one.
 
-    An index that it cannot read is told, and made again where it has no writer.
+    An index that it cannot read is logged, and made again where it has no writer.
     """
     disk = sealed_and_active()
     calls = disk.calls
@@ -309,14 +309,14 @@ def test_a_segment_that_the_disk_cannot_read_is_damaged(caplog) -> None:
         details = [damage.detail for _log, damage in shell.damage]
         if operation.name == "close":
             continue
-        told = f"{operation.path} error=EIO"
+        reported = f"{operation.path} error=EIO"
         if operation.path.suffix == ".meta":
             (detail,) = details
-            assert told in detail
+            assert reported in detail
         else:
             assert details == []
             assert "going on without a span index" in caplog.text
-            assert told in caplog.text
+            assert reported in caplog.text
             is_sealed = operation.path.name == SPANS
             assert (content(trial, SPANS) != before) == is_sealed
             totals = read_totals(trial, DIRECTORY / META, Offset(0))

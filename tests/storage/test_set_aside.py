@@ -38,7 +38,7 @@ class Outcomes(list[Exception | None]):
 
 
 @pytest.fixture
-def told() -> Outcomes:
+def reported() -> Outcomes:
     return Outcomes()
 
 
@@ -53,7 +53,7 @@ def held(fs: FaultyFileSystem) -> set[str]:
     return set(record.partitions)
 
 
-def test_a_deleted_topic_starts_anew_at_offset_0(told: Outcomes) -> None:
+def test_a_deleted_topic_starts_again_at_offset_0(reported: Outcomes) -> None:
     """Its partitions lie aside as a whole, and others are not touched."""
     fs = FaultyFileSystem()
     bench, log = filled(fs)
@@ -61,10 +61,10 @@ def test_a_deleted_topic_starts_anew_at_offset_0(told: Outcomes) -> None:
         put(bench, log_of(bench, log_id))
     bench.run()
     kept_bytes = log_of(bench, KEPT).size_bytes
-    bench.manager.delete_topic("test", told.append)
-    assert not told
+    bench.manager.delete_topic("test", reported.append)
+    assert not reported
     bench.run()
-    assert told.one() is None
+    assert reported.one() is None
     assert log.state is LogState.CLOSED
     assert set(bench.manager.logs()) == {KEPT}
     assert names(fs) == {"deleted", "test-1-0"}
@@ -86,14 +86,14 @@ def test_a_deleted_topic_starts_anew_at_offset_0(told: Outcomes) -> None:
 
 
 def test_nothing_of_ours_beside_the_partitions_is_taken_for_one(
-    told: Outcomes, caplog: pytest.LogCaptureFixture
+    reported: Outcomes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a start, by `metaq verify`, by a reader of segments."""
     fs = FaultyFileSystem()
     bench, _ = filled(fs)
     put(bench, log_of(bench, KEPT))
     bench.run()
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
     bench.close()
     fs.write_atomically(DATA / "topics.json", b"{}")
@@ -113,31 +113,31 @@ def test_nothing_of_ours_beside_the_partitions_is_taken_for_one(
     bench.close()
 
 
-def test_what_is_in_flight_is_answered(told: Outcomes) -> None:
-    """And nothing is taken behind the deletion."""
+def test_what_is_in_flight_is_answered(reported: Outcomes) -> None:
+    """And nothing is taken after the deletion."""
     bench = opened(FaultyFileSystem())
     log = log_of(bench)
     ticket = put(bench, log)
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     with pytest.raises(ClosedError):
         put(bench, log)
     bench.run()
-    assert (ticket.is_stored, told.one()) == (True, None)
+    assert (ticket.is_stored, reported.one()) == (True, None)
     bench.close()
 
 
-def test_a_run_of_retention_is_waited_for(told: Outcomes) -> None:
+def test_a_run_of_retention_is_waited_for(reported: Outcomes) -> None:
     """It works on the files that it was shown; the next one does not see them."""
     fs = FaultyFileSystem()
     bench, _ = filled(fs)
     run = bench.manager.begin_retention(["test"])
     assert run is not None
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert not told
+    assert not reported
     assert run().failures == ()
     bench.run()
-    assert told.one() is None
+    assert reported.one() is None
     assert names(fs) == {"deleted"}
     run = bench.manager.begin_retention(["test"])
     assert run is not None
@@ -146,53 +146,55 @@ def test_a_run_of_retention_is_waited_for(told: Outcomes) -> None:
     bench.close()
 
 
-def test_a_close_meanwhile_leaves_the_rest_to_the_next_start(told: Outcomes) -> None:
-    """Its waiter is told so."""
+def test_a_close_meanwhile_leaves_the_rest_to_the_next_start(
+    reported: Outcomes,
+) -> None:
+    """Its waiter gets that error."""
     fs = FaultyFileSystem()
     bench, _ = filled(fs)
     run = bench.manager.begin_retention(["test"])
     assert run is not None
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.manager.close(lambda: None)
     run()
     bench.run()
-    assert isinstance(told.one(), ClosedError)
+    assert isinstance(reported.one(), ClosedError)
     assert names(fs) == {"test-0"}
     assert fs.open_paths() == []
 
 
-def test_a_full_disk_holds_a_deletion_up(told: Outcomes) -> None:
+def test_a_full_disk_holds_a_deletion_up(reported: Outcomes) -> None:
     """It is tried again; a directory that has no room is not offline."""
     quiet, fs = FaultyFileSystem(), FaultyFileSystem()
     bench, _ = filled(quiet)
     begun = quiet.calls
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
     bench.close()
     made = next(call for call in quiet.log[begun:] if call.name == "mkdir")
-    told.clear()
+    reported.clear()
     bench, _ = filled(fs)
     fs.fail_at(made.number, errno.ENOSPC)
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert isinstance(told.one(), NoSpaceError)
+    assert isinstance(reported.one(), NoSpaceError)
     assert offline(bench.manager) == {}
     assert bench.manager.logs() == {}
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert told.one() is None
+    assert reported.one() is None
     assert names(fs) == {"deleted"}
     bench.close()
 
 
-def test_no_directory_moves_that_the_record_still_names(told: Outcomes) -> None:
+def test_no_directory_moves_that_the_record_still_names(reported: Outcomes) -> None:
     """A start would miss the partition; the deletion is held up, and tried again."""
     quiet, fs = FaultyFileSystem(), FaultyFileSystem()
     for disk in (quiet, fs):
         filled(disk)[0].close()
     bench = opened(quiet)
     begun = quiet.calls
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
     bench.close()
     written = next(
@@ -200,22 +202,22 @@ def test_no_directory_moves_that_the_record_still_names(told: Outcomes) -> None:
         for call in quiet.log[begun:]
         if call.name == "write" and call.path.name.startswith(HOLDINGS_FILE)
     )
-    told.clear()
+    reported.clear()
     bench = opened(fs)
     fs.fail_at(written.number, errno.ENOSPC)
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert isinstance(told.one(), NoSpaceError)
+    assert isinstance(reported.one(), NoSpaceError)
     assert (names(fs), held(fs)) == ({"test-0"}, {"test-0"})
     assert offline(bench.manager) == {}
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert told.one() is None
+    assert reported.one() is None
     assert (names(fs), held(fs)) == ({"deleted"}, set())
     bench.close()
 
 
-def test_an_offline_directory_keeps_what_it_has(told: Outcomes) -> None:
+def test_an_offline_directory_keeps_what_it_has(reported: Outcomes) -> None:
     """Nothing is believed of it, so nothing is deleted before a restart."""
     fs = FaultyFileSystem()
     bench = opened(fs)
@@ -225,25 +227,25 @@ def test_an_offline_directory_keeps_what_it_has(told: Outcomes) -> None:
     (directory,) = bench.manager.directories()
     directory.take_offline(StorageError("broken"))
     bench.run()
-    bench.manager.delete_topic("test", told.append)
-    assert isinstance(told.one(), LogDirOfflineError)
+    bench.manager.delete_topic("test", reported.append)
+    assert isinstance(reported.one(), LogDirOfflineError)
     assert bench.manager.get(LOG) is log
     bench.close()
     assert names(fs) == {"test-0"}
 
 
 def test_a_directory_that_breaks_meanwhile_answers_what_is_in_flight(
-    told: Outcomes,
+    reported: Outcomes,
 ) -> None:
     """A put gets its answer, the deletion an error."""
     fs = FaultyFileSystem()
     bench = opened(fs)
     ticket = put(bench, log_of(bench))
     fs.fail_at(fs.calls + 1, 5)
-    bench.manager.delete_topic("test", told.append)
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
     assert ticket.error is not None
-    assert isinstance(told.one(), StorageError)
+    assert isinstance(reported.one(), StorageError)
     bench.close()
     assert fs.open_paths() == []
 
@@ -312,7 +314,7 @@ def delete(fs: FaultyFileSystem) -> None:
 @pytest.mark.slow
 def test_whichever_call_fails_no_partition_is_left_half() -> None:
     """For every n: a start that leaves the topic out deletes the rest, and what is
-    made anew is empty; the other topic keeps what it was said to have.
+    made again is empty; the other topic keeps what it was said to have.
     """
     quiet = FaultyFileSystem()
     delete(quiet)
@@ -333,10 +335,10 @@ def check_deletable(fs: FaultyFileSystem) -> None:
     bench = StorageBench(fs, config())
     bench.manager.open(left_out={"test"})
     assert set(bench.manager.logs()) <= {KEPT}
-    told = Outcomes()
-    bench.manager.delete_topic("test", told.append)
+    reported = Outcomes()
+    bench.manager.delete_topic("test", reported.append)
     bench.run()
-    assert told.one() is None
+    assert reported.one() is None
     bench.manager.remove_deleted()
     assert names(fs) <= {"test-1-0"}
     log = log_of(bench)

@@ -42,7 +42,7 @@ def cut(files: OpenFiles, name: str) -> Slice:
 
 
 def test_a_file_is_opened_once_and_kept(fs: FaultyFileSystem) -> None:
-    """Two slices of one file share a descriptor, which stays open behind them."""
+    """Two slices of one file share a descriptor, which stays open after them."""
     files = OpenFiles(fs)
     one, two = cut(files, "a"), cut(files, "a")
     assert one.fileno() == two.fileno()
@@ -185,7 +185,7 @@ def test_a_removed_file_is_closed_on_a_thread(
 def test_a_removed_file_is_closed_also_when_no_thread_runs_any_more(
     fs: FaultyFileSystem,
 ) -> None:
-    """A get that ends behind the stop of the readers leaks nothing."""
+    """A get that ends after the stop of the readers leaks nothing."""
     files = OpenFiles(fs)
     held = cut(files, "a")
     closers = HelperThreads(1, "closer").begin()

@@ -114,7 +114,7 @@ def test_the_index_of_another_segment_is_not_believed() -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
-    """Garbage gives nothing, behind a good header too."""
+    """Garbage gives nothing, later a good header too."""
     assert decode_index(data, BASE) is None
     index = decode_index(GOLDEN[:32] + data, BASE)
     assert index is not None
@@ -138,7 +138,7 @@ def test_small_commits_grow_the_last_entry_in_place() -> None:
 
 
 def test_bytes_that_are_not_synced_have_no_entry() -> None:
-    """Extending writes nothing; one commit then covers it all, whatever its size."""
+    """Extending writes nothing; one commit then covers it all, of any size."""
     disk = disk_with_directory()
     writer = writer_on(disk)
     append(writer, b"a" * 10, 1, 1)
@@ -263,7 +263,7 @@ def test_questions_are_answered_from_the_entries() -> None:
     assert EXAMPLE.record_count == 3
     assert EXAMPLE.newest_append_ms == 11
     assert SpanIndex(BASE).newest_append_ms is None
-    assert [EXAMPLE.place_of(Offset(o)) for o in (4095, 4096, 4100, 4101, 4104)] == [
+    assert [EXAMPLE.index_of(Offset(o)) for o in (4095, 4096, 4100, 4101, 4104)] == [
         0, 0, 0, 1, 2,
     ]  # fmt: skip
     assert spans_path(DIRECTORY / "4096.meta", BASE) == DIRECTORY / SPANS
@@ -299,9 +299,11 @@ def test_totals_come_from_the_seal_and_without_it_from_the_entries() -> None:
         damaged = disk.snapshot()
         damaged.flip_bit(DIRECTORY / SPANS, bit)
         assert read_totals(damaged, META, BASE) in prefixes
-    disk.fail_at(disk.calls + 1, errno.EIO)
+    disk.fail_at(disk.calls + 1, errno.EMFILE)
     with pytest.raises(DiskError):
         read_totals(disk, META, BASE)
+    disk.fail_at(disk.calls + 1, errno.EIO)
+    assert read_totals(disk, META, BASE) == SpanTotals(BASE, 0, None)
 
 
 def test_a_seal_that_found_no_room_is_not_missed() -> None:

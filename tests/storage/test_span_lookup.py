@@ -1,4 +1,4 @@
-"""Spans looked up in an index: right whatever is damaged, and with little work."""
+"""Spans looked up in an index: right with any damage, and with little work."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -167,7 +167,7 @@ THREE_BLOCKS = {
     is_sealed: log(2 * BLOCK_ENTRIES + 20, is_sealed=is_sealed)
     for is_sealed in (True, False)
 }
-"""Sealed or not. What is damaged in an example is restored behind it."""
+"""Sealed or not. What is damaged in an example is restored after it."""
 places = st.builds(int.__add__, st.sampled_from(FIRST_PLACES), st.integers(0, 39))
 """Of spans at the begin and the end, and on both sides of the ends of blocks."""
 bits_of_entries = st.builds(

@@ -38,7 +38,7 @@ LONGEST = max(map(len, RECORDS))
 
 
 def log(indexed: tuple[bool, ...]) -> tuple[FaultyFileSystem, list[Segment]]:
-    """Three segments of four records; the last has two records behind its index."""
+    """Three segments of four records; the last has two records after its index."""
     disk = disk_with_directory()
     segments = []
     for part in range(3):
@@ -127,7 +127,7 @@ def test_a_long_range_within_one_span_is_split_at_its_records() -> None:
     [(0, 0), (102, 0), (103, 3), (104, 4), (200, 4), (301, 9), (302, 10), (411, 12)],
 )
 def test_a_time_gives_the_first_span_that_is_not_older(time: int, number: int) -> None:
-    """A span has the time of its newest commit; behind the index the file's counts."""
+    """A span has the time of its newest commit; after the index the file's counts."""
     disk, segments = LOGS[0]
     expected = [*STARTS, END][number]
     assert offset_for_time(disk, segments, Millis(time)) == expected
@@ -142,7 +142,7 @@ def test_without_an_index_a_segment_is_as_new_as_its_file() -> None:
 
 
 def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
-    """The time of a file moves by ticks; a message behind the index is found anyway."""
+    """The time of a file moves by ticks; a message after the index is found anyway."""
     disk, stamped = disk_with_directory(), ID_ZERO_MS + 1000
     data = [encode_record(b"x", id=MessageId(n << ID_MS_SHIFT)) for n in (0, 1000)]
     disk.set_wall_ms(stamped - 4)
@@ -159,12 +159,12 @@ def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
     st.integers(0, 6),
 )
 def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipped):
-    """Also when the clock jumps; never behind the right record, from any start on."""
+    """Also when the clock jumps; never after the right record, from any start on."""
     spans, data, records = [], b"", []
     for times in commits:
         base = len(data)
         for time in times:
-            # A record is not newer than its commit, whatever the clock said before.
+            # A record is not newer than its commit, regardless of the clock before.
             records.append((len(data), min(time, times[-1])))
             data += encode_record(b"x", id=MessageId(time << ID_MS_SHIFT))
         newest = Millis(ID_ZERO_MS + times[-1])
@@ -198,7 +198,7 @@ def test_a_broken_chain_ends_the_count() -> None:
 @pytest.mark.parametrize("bit", range(32))
 @pytest.mark.parametrize("broken", [0, 3, 6])
 def test_no_walk_crosses_known_damage(per_span: int, bit: int, broken: int) -> None:
-    """A broken length in a span hides nothing before it and nothing behind it."""
+    """A broken length in a span hides nothing before it and nothing after it."""
     # Zeros look like records without a payload to a walk that has lost its way.
     data = [encode_record(bytes(9 + n), id=MessageId(n)) for n in range(8)]
     *starts, end = [Offset(sum(map(len, data[:n]))) for n in range(9)]

@@ -114,7 +114,7 @@ def test_without_an_index_every_bit_that_a_checksum_covers_is_found(
 
 
 def test_a_torn_tail_is_told_from_damage() -> None:
-    """Half a record at the end is a torn tail; with a record far behind, it is not."""
+    """Half a record at the end is a torn tail; with a record far later, it is not."""
     disk = small()
     put_file(disk, ACTIVE, record(8) + b"torn")
     report = check(disk)

@@ -67,7 +67,7 @@ def fail_write_behind_note(fs: FaultyFileSystem, error: int, **options: int) -> 
 
 
 def test_a_batch_is_remembered_from_its_append_on() -> None:
-    """A sender that is told of it waits until the disk has it."""
+    """A sender that gets its ticket waits until the disk has it."""
     bench = opened(FaultyFileSystem())
     batch, ticket = send(bench, 0)
     log = log_of(bench)
@@ -161,7 +161,7 @@ def test_a_batch_that_was_cut_short_is_cut_off() -> None:
 def test_a_damaged_file_costs_memory_of_producers_only(
     damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log starts, which is told once and mends the file; the check names it."""
+    """The log starts, which is logged once and mends the file; the check names it."""
     fs = FaultyFileSystem()
     bench = opened(fs)
     batches = [send(bench, 3 * number)[0] for number in range(3)]
@@ -190,8 +190,8 @@ def test_a_damaged_file_costs_memory_of_producers_only(
         assert list(log_of(bench).producers) == left[damage]
         bench.close()
         assert check(fs) == []
-    told = caplog.text.count("producers are forgotten: partition=test-0")
-    assert told == (damage != "missing")
+    reported = caplog.text.count("producers are forgotten: partition=test-0")
+    assert reported == (damage != "missing")
     bench = opened(fs)
     send(bench, 100)
     bench.run()
@@ -207,7 +207,7 @@ def check(fs: FaultyFileSystem) -> list[tuple[FindingKind, Path]]:
 
 
 def test_the_ids_of_a_batch_that_was_only_noted_are_not_used_again() -> None:
-    """If the clock stood still, a record would have its id at its offset, and stand for
+    """If the clock did not move, a record would have its id at its offset, and pass for
     it after one more start: its repetition would be answered, and not stored.
     """
     fs = FaultyFileSystem()

@@ -60,7 +60,7 @@ def test_what_cannot_be_found_again_is_acknowledged_for_a_second_at_most(
     remove: Callable[[FaultyFileSystem], None],
     threshold: int,
 ) -> None:
-    """The directory goes offline, and every waiter is told why."""
+    """The directory goes offline, and every waiter fails with the cause."""
     clock = ManualClock()
     settings = BrokerConfig(
         system=SystemConfig(data_path=str(DATA)),

@@ -113,7 +113,7 @@ def test_threads_that_want_one_index_share_a_walk() -> None:
 
 
 def test_bytes_that_are_no_records_end_an_index() -> None:
-    """Bytes behind them are walked by each query, as without an index."""
+    """Bytes after them are walked by each query, as without an index."""
     disk, segments = bare_log(1)
     disk.flip_bit(segments[0].path, 8 * 55 * LENGTH)
     index = decode_index(SmallSpans().index_of(disk, segments[0]), Offset(0))

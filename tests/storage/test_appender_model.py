@@ -269,7 +269,7 @@ class Promised(Ticket):
 def test_every_append_is_answered_once_in_its_turn_and_truly(
     rng: random.Random, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whichever thread writes, whatever goes wrong, whenever it is stopped."""
+    """Whichever thread writes, with any fault, whenever it is stopped."""
     answer_count = 0
     for _ in range(RUNS):
         world = World(rng)

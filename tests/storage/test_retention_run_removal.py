@@ -1,4 +1,4 @@
-"""Deleting and archiving one segment: whole, or as before, whatever fails."""
+"""Deleting and archiving one segment: whole, or as before, with any failure."""
 
 import errno
 import io

@@ -122,7 +122,7 @@ def test_segments_go_from_the_front_and_the_active_one_never_goes() -> None:
 
 
 def test_damage_covers_up_to_the_next_good_offset() -> None:
-    """Without a next good offset it covers everything behind it."""
+    """Without a next good offset it covers everything after it."""
     damage = Damage(Path("a.meta"), Offset(10), Offset(20), "checksum mismatch")
     covered = [offset for offset in range(30) if damage.covers(Offset(offset))]
     assert covered == list(range(10, 20))

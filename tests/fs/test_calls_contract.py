@@ -97,7 +97,7 @@ def test_a_missing_file_is_an_error_unless_it_may_be_created(place: Place) -> No
 
 
 def test_reads_are_short_only_where_the_file_ends(place: Place) -> None:
-    """read_at and read_into return what there is, and nothing behind the end."""
+    """read_at and read_into return what there is, and nothing after the end."""
     path = place.put("a", b"0123456789")
     file = place.disk.open_read(path)
     target = bytearray(b"........")
@@ -322,7 +322,7 @@ def test_any_mix_of_writes_cuts_and_syncs_reads_the_same(steps) -> None:
 
 
 def test_an_update_changes_bytes_in_place_and_grows_at_the_end(place: Place) -> None:
-    """write_at replaces what lies there; the sync makes it durable."""
+    """write_at replaces what is there; the sync makes it durable."""
     path = place.put("a", b"0123456789")
     file = place.disk.open_update(path)
     file.write_at(Position(2), b"xy")
@@ -335,7 +335,7 @@ def test_an_update_changes_bytes_in_place_and_grows_at_the_end(place: Place) -> 
 
 
 def test_a_short_write_in_place_is_finished() -> None:
-    """EINTR in the middle of a write is invisible; other errors are told."""
+    """EINTR in the middle of a write is invisible; other errors are raised."""
     disk = FaultyFileSystem()
     disk.open_append(Path("/a"), create=True).close()
     file = disk.open_update(Path("/a"))

@@ -89,7 +89,7 @@ def test_a_log_that_had_a_turn_does_not_wait_for_all_that_begin(
 
 
 def test_a_new_log_is_no_barrier(fs: FaultyFileSystem) -> None:
-    """Appends to other logs, before and behind its first, are one group each."""
+    """Appends to other logs, before and after its first, are one group each."""
     bench = opened(fs)
     old = log_of(bench, LogId("old", 0))
     put(bench, old)

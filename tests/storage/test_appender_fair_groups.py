@@ -188,12 +188,12 @@ def test_a_put_to_another_log_is_in_the_next_group(bench: StorageBench) -> None:
     turn(bench)
     assert other.is_stored
     assert sum(ticket.is_stored for ticket in tickets) == 4
-    assert finish(bench) == 3 + 1  # behind the last one only its index is written
+    assert finish(bench) == 3 + 1  # after the last one only its index is written
     assert all(ticket.is_stored for ticket in tickets)
 
 
 def test_a_small_group_is_a_turn(bench: StorageBench) -> None:
-    """Nothing of it is left to do, and still the log waits behind the others then."""
+    """Nothing of it is left to do, and still the log waits for the others then."""
     log, other = log_of(bench), log_of(bench, OTHER)
     first, second = put(bench, log), put(bench, other)
     step(bench)
@@ -226,7 +226,7 @@ def test_others_are_served_between_the_steps_of_a_large_append(
 ) -> None:
     """Nothing of it is readable or answered before all of it is synced."""
     log, other = log_of(bench), log_of(bench, OTHER)
-    large, behind = put(bench, log, 1, 3 * GROUP_BYTES_MAX), put(bench, log)
+    large, later = put(bench, log, 1, 3 * GROUP_BYTES_MAX), put(bench, log)
     for _ in range(3):
         turn(bench)
         between = put(bench, other)
@@ -235,9 +235,9 @@ def test_others_are_served_between_the_steps_of_a_large_append(
         assert (log.high_watermark, large.is_answered) == (RECORD, False)
     turn(bench)
     assert large.is_stored
-    assert not behind.is_answered
+    assert not later.is_answered
     finish(bench)
-    assert behind.is_stored
+    assert later.is_stored
     assert log.high_watermark == log.next_offset
 
 
@@ -318,7 +318,7 @@ def test_a_log_without_memory_to_finish_an_append_refuses_it(
 def test_a_power_cut_between_two_steps_leaves_whole_records(
     bench: StorageBench, fs: FaultyFileSystem
 ) -> None:
-    """All that was acknowledged is there, and the log goes on behind whole records."""
+    """All that was acknowledged is there, and the log goes on after whole records."""
     put(bench, log_of(bench), 1, 2 * GROUP_BYTES_MAX)
     turn(bench)
     found = opened(fs.crash(keep_none))
@@ -338,7 +338,7 @@ def test_a_group_without_room_fails_its_own_log_alone(
 ) -> None:
     """Its steps are cut off again; a put between them is stored."""
     log, other = log_of(bench), log_of(bench, OTHER)
-    large, behind = put(bench, log, 1, 2 * GROUP_BYTES_MAX), put(bench, log)
+    large, later = put(bench, log, 1, 2 * GROUP_BYTES_MAX), put(bench, log)
     turn(bench)
     between = put(bench, other)
     turn(bench)
@@ -346,7 +346,7 @@ def test_a_group_without_room_fails_its_own_log_alone(
     turn(bench)
     assert between.is_stored
     assert isinstance(large.error, NoSpaceError)
-    assert isinstance(behind.error, NoSpaceError)
+    assert isinstance(later.error, NoSpaceError)
     fs.set_capacity(ROOM)
     finish(bench)
     assert log.next_offset == log.high_watermark == RECORD
@@ -370,7 +370,7 @@ def test_a_disk_error_between_two_steps_fails_everything_once(
 
 
 def test_a_task_runs_behind_what_was_queued_before_it(bench: StorageBench) -> None:
-    """And before what was queued behind it, whosever turn it would be."""
+    """And before what was queued after it, whosever turn it would be."""
     seen: list[tuple[int, bool]] = []
     log, other = log_of(bench), log_of(bench, OTHER)
     tickets = flood(bench)

@@ -74,12 +74,12 @@ def test_reads_end_where_the_cut_append_begins(fs: FaultyFileSystem) -> None:
 
 
 def test_nothing_but_the_rest_is_appended(fs: FaultyFileSystem) -> None:
-    """Appends behind the rest are taken; a waiter hears of all of it at once."""
+    """Appends after the rest are taken; a waiter hears of all of it at once."""
     bench, log, _clock = held(fs)
     ends: list[int] = []
     log.wait(log.high_watermark, lambda: ends.append(log.high_watermark))
     text = (
-        "partition test-0 has no room before a committed transaction is whole there:"
+        "partition test-0 takes no put before a committed transaction is whole there:"
         f" a crash has cut it, offset={RECORD} found_bytes={RECORD}"
     )
     with pytest.raises(NoSpaceError, match=text):
@@ -87,11 +87,11 @@ def test_nothing_but_the_rest_is_appended(fs: FaultyFileSystem) -> None:
     with pytest.raises(NoSpaceError, match=text):
         log.plan_append(1)
     rest = complete(bench, log)
-    behind = put(bench, log)
+    later = put(bench, log)
     assert log.high_watermark == RECORD
     bench.run()
     assert rest.is_stored
-    assert behind.is_stored
+    assert later.is_stored
     assert content_of(log)[: 3 * RECORD] == WHOLE
     assert ends == [4 * RECORD]
     assert log.statistics().held_bytes == 0
@@ -99,7 +99,7 @@ def test_nothing_but_the_rest_is_appended(fs: FaultyFileSystem) -> None:
 
 
 def test_a_rest_that_finds_no_room_leaves_the_log_held(fs: FaultyFileSystem) -> None:
-    """And what was queued behind it fails with it."""
+    """And what was queued after it fails with it."""
     bench, log, _clock = held(fs)
     fs.set_capacity(0)
     failed = complete(bench, log), put(bench, log)
@@ -127,10 +127,10 @@ def test_in_threshold_mode_it_is_held_until_the_rest_is_synced(
         assert not any(worker.queue for worker in bench.workers)
     syncs = log.statistics().sync_count
     log.set_interval_s(100)
-    rest, behind = complete(bench, log), put(bench, log)
+    rest, later = complete(bench, log), put(bench, log)
     bench.run()
     assert rest.is_stored
-    assert behind.is_stored
+    assert later.is_stored
     assert log.statistics().held_bytes == 0
     assert content_of(log) == WHOLE[:RECORD]
     clock.advance_s(100)
@@ -142,7 +142,7 @@ def test_in_threshold_mode_it_is_held_until_the_rest_is_synced(
 
 
 def test_an_append_that_was_cut_lies_in_one_segment(fs: FaultyFileSystem) -> None:
-    """A segment that is full is rolled behind the rest."""
+    """A segment that is full is rolled after the rest."""
     bench, log, _clock = held(fs, segment_bytes_max=2 * RECORD)
     complete(bench, log)
     put(bench, log)
@@ -156,7 +156,7 @@ def test_an_append_that_was_cut_lies_in_one_segment(fs: FaultyFileSystem) -> Non
 
 
 def test_a_stop_of_a_held_log_loses_nothing(fs: FaultyFileSystem) -> None:
-    """The next start finds what is there, and is told again what is to be held."""
+    """The next start finds what is there, and is given again what is to be held."""
     bench, _log, _clock = held(fs)
     bench.close()
     again = opened(fs)
