@@ -172,9 +172,6 @@ def losses_by_record(
         record: its record.
         found: name → its extent after recovery; None: a partition without a segment.
         transactions: where a Java broker on this directory has its journal.
-
-    Raises:
-        StorageError: a disk refuses.
     """
     changed_ms = last_java_stop_ms(fs, transactions)
     was_visited = changed_ms is not None and changed_ms > record.written_ms
@@ -279,9 +276,6 @@ class Inventory:
         """Let partitions whose loss is accepted begin where they ended.
 
         So no offset ever names two records. Done before recovery.
-
-        Raises:
-            StorageError: the disk refuses.
         """
         record = self._records[path]
         if record is None or not record.is_accepted:
@@ -310,9 +304,6 @@ class Inventory:
         Args:
             path: the data directory.
             found: its extent after recovery; None: a partition without a segment.
-
-        Raises:
-            StorageError: a disk refuses.
         """
         record = self._records[path]
         if record is None:
@@ -345,9 +336,6 @@ class Inventory:
 
         Records of new directories come last: a new identity may be known elsewhere
         before its own directory has it, but not the other way round.
-
-        Raises:
-            StorageError: a disk refuses.
         """
         for path in sorted(records, key=lambda each: self._records[each] is None):
             try_write_holdings(self._fs, path, records[path])

@@ -62,9 +62,6 @@ def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Nam
         directory: The partition directory.
         in_use: A broker works in it: damage has to be there at a second look too, for
             a list of names that change while it is read may omit one.
-
-    Raises:
-        StorageError: The disk refused.
     """
     found = _look(fs, directory)
     if in_use and found.damage:
@@ -163,9 +160,6 @@ def check_contiguity(fs: FileSystem, segments: Sequence[Segment]) -> Iterator[Da
     Args:
         fs: The disk.
         segments: Of one log in order, with the sizes that their files have.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     following = (*(each.base_offset for each in segments[2:]), None)
     for one, two, good in zip(segments, segments[1:], following, strict=False):
@@ -182,9 +176,6 @@ def check_neighbours(
         one: A segment, with the size that its file has.
         two: The next one.
         good: Base offset of the one after that; None: there is none.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     end, base = one.end_offset, two.base_offset
     detail = f"segment ends at offset {end}, next begins at {base}"
@@ -252,9 +243,6 @@ def find_lost(
 
     Returns:
         The range that is lost; None where nothing is, or retention may have taken it.
-
-    Raises:
-        StorageError: The disk refused.
     """
     names = check_names(fs, segment.path.parent, in_use=True)
     for damage in names.damage:

@@ -398,9 +398,6 @@ class LogManager:
         """Return where what was appended at a time or later begins, or before that.
 
         Blocks on the disk; an unknown log is empty.
-
-        Raises:
-            StorageError: the disk refused a read.
         """
         log = self._logs.get(log_id)
         if log is None:
@@ -609,11 +606,7 @@ class LogManager:
     def _stop_incomplete(
         self, recovered: Sequence[RecoveredPartition], directories: Iterable[LogDir]
     ) -> list[RecoveredPartition]:
-        """Return the partitions, those stopped of which less is there than there was.
-
-        Raises:
-            StorageError: a disk refuses.
-        """
+        """Return the partitions; those that hold less than before are stopped."""
         inventory, result = self._inventory, list[RecoveredPartition]()
         for directory in directories:
             path = directory.path

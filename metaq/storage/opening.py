@@ -303,9 +303,6 @@ def listed_extents(
     """Return the offsets of partition directories by names and sizes of their files.
 
     Names of no directory are left out.
-
-    Raises:
-        StorageError: the disk refuses.
     """
     return {
         name: extent_of(check_names(fs, data_path / name).segments)

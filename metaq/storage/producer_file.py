@@ -185,9 +185,6 @@ def stored_batches(
 
     Returns:
         At most `BATCHES_KEPT` of each producer, in the order of the appends.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     counts: dict[str, int] = {}
     kept: list[StoredBatch] = []
@@ -218,9 +215,6 @@ def torn_batch(
         noted: Entries of the producer file.
         covered_end: End of the bytes that the span index covers: never cut.
         end: End of the last whole record.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     for batch in noted:
         is_cut = covered_end <= batch.offset < end < batch.end_offset

@@ -205,9 +205,6 @@ def find_extent(
     """Return the offsets that `recover_log` would find, by passes 1 and 3 alone.
 
     None without a segment. Nothing is changed.
-
-    Raises:
-        StorageError: The disk refused.
     """
     names = check_names(fs, directory)
     if names.bad_name or not names.segments:

@@ -227,9 +227,6 @@ def read_index(
 
     Returns:
         The valid part; None when there is no file, or no valid header.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     file = fs.try_open_read(spans_path(segment_path, base_offset))
     if file is None:

@@ -255,9 +255,6 @@ class MadeIndexes:
 
         Checksums of records are not looked at, and those of the spans are 0. All spans
         have the file's time.
-
-        Raises:
-            StorageError: The disk refused a read.
         """
         time_ms = fs.mtime_ms(segment.path)
         # A topic that was made again may have a segment of the same name and size.
@@ -291,9 +288,6 @@ def open_spans(
         made: Has one for a segment without; None leaves that without spans, and so does
             damage, because an index is made by a walk over the lengths of records.
         damage: Damaged ranges of the log.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     start, end = segment.base_offset, segment.end_offset
     here = [one for one in damage if one.overlaps(start, end)]

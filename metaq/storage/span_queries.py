@@ -43,9 +43,6 @@ def is_boundary(
         offset: Any offset that is not inside known damage.
         made: Indexes for sealed segments that have none; None walks them each time.
         damage: The damage that is known of the log.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     if offset == segments[-1].end_offset:
         return True
@@ -83,9 +80,6 @@ def count_records(
         end: Any offset; 0 for one at or before `start`.
         made: As for `is_boundary`.
         damage: As for `is_boundary`; none of it in the range.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     total = 0
     for segment in _within(segments, start, end):
@@ -127,9 +121,6 @@ def offset_for_time(
     Returns:
         A record boundary at `start` or after it; the log end when everything there is
         older.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     end = segments[-1].end_offset
     for segment in _within(segments, start, end):
@@ -170,9 +161,6 @@ def split_range(
         Growing offsets, the first `start` and the last `end`; `start` alone for an
         empty range. Fewer than wanted where records, or spans of a range of more than
         `walk_bytes_max` that is in several of them, are longer than a part.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     size, parts = end - start, count_max - 1
     wanted = [Offset(start + size * part // parts) for part in range(1, parts)]

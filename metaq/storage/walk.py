@@ -207,9 +207,6 @@ def walk_headers(
         segment: Where they lie.
         start: A record boundary.
         end: Any offset; a broken header ends the walk before.
-
-    Raises:
-        StorageError: The disk refused a read.
     """
     base, unpack = segment.base_offset, HEADER.unpack_from
     position = segment.position_of(start)
