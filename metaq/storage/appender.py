@@ -4,7 +4,7 @@ Theory of operation. A data directory has one storage thread, and this is all it
 
     take what is queued  →  one group: write, sync  →  report  →  index  →  roll if full
             ↑                                                                    |
-            └──────────────────── others queue ←───────────────────────────────────┘
+            └──────────────────── others queue ←─────────────────────────────────┘
 
 * A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
   Logs take turns (`GroupQueue`), and new requests are accepted before each turn. So a

@@ -262,7 +262,7 @@ def test_a_put_in_front_of_the_rest_is_refused() -> None:
     bench = start_full(disk)
     log = bench.logs.manager.logs()[A]
     ticket = Ticket()
-    text = "partition test-0 has no room .* offset=26 found_bytes=36"
+    text = "partition test-0 takes no put .* offset=26 found_bytes=36"
     with pytest.raises(NoSpaceError, match=text):
         bench.logs.append(log, [b"beside"], ticket)
     bench.fs.on_call(None)
