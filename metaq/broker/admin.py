@@ -7,11 +7,11 @@ over from a broker that was killed is replaced by the rename; one that still ans
 not. Operations on the directory run on a thread: its disk may hang.
 
 Each connection is one task that reads a line, acts and writes a line, in turn. Lines,
-connections and waits are bounded; a client that breaks a bound is told so where
-possible, and closed. An exception of an action is its answer, never the end of the
-broker.
+connections and waits are bounded; a client that breaks a bound gets an error where
+possible, and is closed. An exception of an order (`orders.py`) is its answer, never the
+end of the broker.
 
-Keep in step: `admin_socket.py`, and the table of commands in `docs/operations.md`.
+Keep in step: `admin_socket.py`.
 """
 
 import asyncio
@@ -19,26 +19,17 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME, short_address
-from metaq.broker.health import (
-    describe_directories,
-    describe_health,
-    describe_logs,
-    describe_scrub,
-)
-from metaq.broker.status import BrokerStatus
-from metaq.config.load import Reload
+from metaq.broker.health import Figures
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service, State
-from metaq.txn.figures import TransactionView
 
 CONNECTION_COUNT_MAX: Final = 16
 """Administrators at the same time."""
@@ -46,84 +37,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 """Time for which a connection may be silent, and for taking an answer, seconds."""
 SOCKET_MODE: Final = 0o600
 TEMPORARY_NAME: Final = f"{SOCKET_NAME}.tmp"
-COMMANDS: Final = (
-    "status",
-    "logs",
-    "directories",
-    "scrub",
-    "reload",
-    "close_partitions",
-    "open_partitions",
-    "transactions",
-    "end_transaction",
-)
-"""Every command there is; `docs/operations.md` explains each."""
-
-ENDS: Final = ("commit", "rollback", "complete", "forget")
-"""Operations of `end_transaction`."""
 
 _log = logging.getLogger(__name__)
-
-
-class AdminActions(Protocol):
-    """Administrative actions on a broker; implemented by the app.
-
-    Everything is called on the event loop, and all but a reload answered before
-    anything else happens.
-    """
-
-    async def reload(self) -> Reload:
-        """Read the configuration file again and apply its topics and schedules.
-
-        Raises:
-            MetaqError: the file is refused, and everything stays as it was.
-        """
-        ...
-
-    def close_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
-        """Close partitions, and end the waits on them.
-
-        Args:
-            topic: a configured topic.
-            start: the first one, 0 or more.
-            end: the last one, at least `start`; None: the topic's last.
-
-        Returns:
-            Every partition of the topic that is closed now, sorted.
-
-        Raises:
-            AdminError: no such topic, or no such partition.
-        """
-        ...
-
-    def open_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
-        """Open partitions again; arguments, result and errors as for closing."""
-        ...
-
-    def transactions(self) -> Sequence[TransactionView]:
-        """Return every transaction that is not finished, and every outcome."""
-        ...
-
-    async def end_transaction(self, key: str, word: str) -> None:
-        """Commit, roll back, complete or forget an XA transaction by command.
-
-        Args:
-            key: its key.
-            word: "commit", "rollback", "complete" or "forget".
-
-        Raises:
-            TransactionError: it cannot be done, or not yet; the text says why.
-            StorageError: the outcome cannot be written.
-        """
-        ...
-
-    def status(self) -> BrokerStatus:
-        """Return a snapshot of the broker."""
-        ...
 
 
 class AdminServer(Service):
@@ -133,7 +48,7 @@ class AdminServer(Service):
         self,
         fs: FileSystem,
         data_path: Path,
-        actions: AdminActions,
+        perform: Callable[[Figures], Awaitable[Figures]],
         *,
         stop_timeout_s: float,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
@@ -143,15 +58,15 @@ class AdminServer(Service):
         Args:
             fs: the disk.
             data_path: an existing directory, locked by this process.
-            actions: implementation of the commands.
-            stop_timeout_s: bound on `stop`, in seconds.
-            request_timeout_s: bound on the silence of a client, in seconds.
+            perform: carries out a request; see `orders.perform`.
+            stop_timeout_s: bound on `stop`.
+            request_timeout_s: bound on the silence of a client.
         """
         super().__init__("admin", stop_timeout_s=stop_timeout_s)
         self.path: Final = data_path / SOCKET_NAME
         """The socket."""
         self._fs = fs
-        self._actions = actions
+        self._perform = perform
         self._request_timeout_s = request_timeout_s
         self._connection_count = 0
         self._helper = HelperThreads(1, "metaq-admin")
@@ -295,7 +210,7 @@ class AdminServer(Service):
 
     async def _answer(self, line: bytes) -> bytes:
         """Carry out one request; return the line that answers it."""
-        request: Mapping[str, object] = {}
+        request: Figures = {}
         try:
             request = _parse_request(line)
             result = await self._perform(request)
@@ -311,53 +226,8 @@ class AdminServer(Service):
             return _encode_refusal("internal error, see the broker's log")
         return json.dumps({"ok": True, **result}).encode() + b"\n"
 
-    async def _perform(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        actions = self._actions
-        match command := request.get("command"):
-            case "status":
-                return describe_health(actions.status())
-            case "logs":
-                return {"logs": describe_logs(actions.status())}
-            case "directories":
-                return {"directories": describe_directories(actions.status())}
-            case "scrub":
-                return describe_scrub(actions.status())
-            case "reload":
-                reload = await actions.reload()
-                status = actions.status()
-                return {
-                    "broker_id": status.broker_id,
-                    "address": status.address,
-                    "data_dir": str(self.path.parent.absolute()),
-                    "added": list(reload.topics.added),
-                    "removed": list(reload.topics.removed),
-                    "changed": list(reload.topics.changed),
-                    "needs_restart": list(reload.needs_restart),
-                }
-            case "close_partitions" | "open_partitions":
-                topic, start, end = _read_partitions(request)
-                if command == "close_partitions":
-                    closed = actions.close_partitions(topic, start=start, end=end)
-                else:
-                    closed = actions.open_partitions(topic, start=start, end=end)
-                _log.info("admin request done: command=%s topic=%s", command, topic)
-                return {"closed": {topic: list(closed)}}
-            case "transactions":
-                views = [asdict(each) for each in actions.transactions()]
-                return {"transactions": views}
-            case "end_transaction":
-                key, word = _read_end(request)
-                await actions.end_transaction(key, word)
-                _log.info("transaction ended by command: key=%s as=%s", key, word)
-                return {"key": key, "as": word}
-            case _:
-                raise AdminError(
-                    f"unknown command {str(command)[:40]!r}: expected one of"
-                    f" {', '.join(COMMANDS)}"
-                )
 
-
-def _parse_request(line: bytes) -> Mapping[str, object]:
+def _parse_request(line: bytes) -> Figures:
     """Return the object in a line.
 
     Raises:
@@ -370,39 +240,6 @@ def _parse_request(line: bytes) -> Mapping[str, object]:
     if not isinstance(request, dict):
         raise AdminError("the request is no JSON object")
     return request
-
-
-def _read_partitions(request: Mapping[str, object]) -> tuple[str, int, int | None]:
-    """Return topic, first and last partition; None: the last there is.
-
-    Raises:
-        AdminError: they are missing or make no sense.
-    """
-    topic, start, end = (
-        request.get("topic"),
-        request.get("start", 0),
-        request.get("end"),
-    )
-    if not isinstance(topic, str) or not topic:
-        raise AdminError("'topic' is missing")
-    # A JSON true is an int in Python, hence the comparison of types.
-    if type(start) is not int or not (end is None or type(end) is int):
-        raise AdminError("'start' and 'end' are whole numbers")
-    if start < 0 or (end is not None and end < start):
-        raise AdminError(f"expected 0 <= start <= end, got {start} and {end}")
-    return topic, start, end
-
-
-def _read_end(request: Mapping[str, object]) -> tuple[str, str]:
-    """Return the key of a transaction, and how it is to be ended.
-
-    Raises:
-        AdminError: they are missing or make no sense.
-    """
-    key, word = request.get("key"), request.get("as")
-    if not isinstance(key, str) or not isinstance(word, str) or word not in ENDS:
-        raise AdminError(f"expected 'key', and 'as' one of {', '.join(ENDS)}")
-    return key, word
 
 
 def _encode_refusal(text: str) -> bytes:

@@ -48,10 +48,12 @@ from metaq.broker.housekeeping import (
     retention_job,
 )
 from metaq.broker.load import Load, Turns, call_behind_sockets
+from metaq.broker.orders import perform
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
     advertised_host,
+    find_unknown_hosts,
     host_problem,
     listening_host,
     make_snapshot,
@@ -192,6 +194,8 @@ class Broker(Service):
         started_s = self._clock.monotonic_s()
         warn_of_settings_without_effect(self._config)
         check_default_schedule(self._config)
+        # A resolver may take long: the start does not wait for it.
+        self.spawn(warn_of_unknown_hosts(self._config), name="hosts")
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
         self._make_context(started_s)
@@ -200,7 +204,10 @@ class Broker(Service):
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
             AdminServer(
-                self._fs, data_path, self._control, stop_timeout_s=PART_STOP_S_MAX
+                self._fs,
+                data_path,
+                partial(perform, self._control),
+                stop_timeout_s=PART_STOP_S_MAX,
             )
         )
         await self.start_owned(self._housekeeping)
@@ -660,6 +667,13 @@ def check_default_schedule(config: BrokerConfig) -> None:
         parse_schedule(config.system.delete_when, local_timezone())
     except ConfigError as error:
         raise ConfigError(f"{config.path}: [system] deleteWhen: {error}") from error
+
+
+async def warn_of_unknown_hosts(config: BrokerConfig) -> None:
+    """Log the hosts of the settings that have no address: mistyped, or DNS is away."""
+    finding = start_call("metaq-hosts", partial(find_unknown_hosts, config))
+    for sentence in await asyncio.wrap_future(finding):
+        log.warning("host unknown: %s", sentence)
 
 
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:

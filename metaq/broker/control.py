@@ -1,16 +1,16 @@
-"""Operator requests to a running broker: status, reload, partitions.
+"""A running broker as its operator sees it: the status of all parts, and reloads.
 
-The admin socket, SIGHUP and `/health` are three ways here. A reload takes over topics
-and schedules as a whole or not at all; a bad file keeps the old settings and says so,
-to the caller and in `status` until a reload succeeds. Only the reading of the file
-leaves the loop: its disk may hang. Reloads that come meanwhile wait for their turn.
+Orders (`orders.py`), SIGHUP and `/metrics` use it. A reload takes over topics and
+schedules as a whole or not at all; a bad file keeps the old settings, and the error
+goes to the caller and into `status` until a reload succeeds. Only the file is read off
+the loop: its disk may hang. Concurrent reloads run in turn.
 
-Source: broker spec 2.10, 4.5.
+Source: docs/metaq-1.4/broker.md 2.10, 4.5.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from metaq.broker.status import (
 )
 from metaq.config.load import Reload, reload_config
 from metaq.config.settings import BrokerConfig, TopicConfig
-from metaq.errors import AdminError, ConfigError, MetaqError, StorageError
+from metaq.errors import AdminError, ConfigError, StorageError
 from metaq.fs import FileSystem
 from metaq.lifecycle import State
 from metaq.model import SizeBytes
@@ -36,8 +36,6 @@ from metaq.net.listener import ListenerStatistics
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_manager import LogManager
 from metaq.storage.scrub import Scrub
-from metaq.txn.figures import TransactionView
-from metaq.txn.state import HeuristicOutcome
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +64,9 @@ class Control:
         state: Callable[[], State],
         on_change: Callable[[], None],
     ) -> None:
-        """Take over the administered parts.
-
-        Args:
-            context: settings and topics.
-            logs: the partition logs.
-            schedules: of deletion.
-            fs: reads the configuration file.
-            reader: reads that file; its disk may hang.
-            scrub: the background check of stored bytes.
-            definitions: topics that were made by command.
-            overrides: overrides of the settings at start.
-            listener: returns the snapshot of the public port.
-            state: returns where the broker is in its life.
-            on_change: called after a reload, for the registration.
-        """
-        self._context = context
+        """Administer these parts; `on_change` is called after each reload."""
+        self.context = context
+        """Settings and topics."""
         self._logs = logs
         self._schedules = schedules
         self._fs = fs
@@ -107,7 +92,7 @@ class Control:
 
     def status(self) -> BrokerStatus:
         """Return a snapshot of the whole broker."""
-        context, registration = self._context, self.registration
+        context, registration = self.context, self.registration
         scrub = self._scrub.state()
         return BrokerStatus(
             version=SERVER_VERSION,
@@ -190,7 +175,7 @@ class Control:
         return outcome
 
     async def _read_config(self) -> bytes:
-        path = self._context.config.path
+        path = self.context.config.path
         if not path:
             raise AdminError("this broker was started without a configuration file")
         late = f"the disk does not give the configuration: file={path}"
@@ -206,13 +191,13 @@ class Control:
             raise AdminError(f"{late} timeout_s={CONFIG_READ_S_MAX:g}") from error
 
     def _take_over(self, data: bytes) -> Reload:
-        outcome = reload_config(self._context.config, data, self._overrides)
+        outcome = reload_config(self.context.config, data, self._overrides)
         self._put_in_effect(outcome.config)
         self._definitions.wake()
         return outcome
 
     def _put_in_effect(self, config: BrokerConfig) -> None:
-        context = self._context
+        context = self.context
         # The schedules are the last thing that can be refused, and are replaced as a
         # whole; behind them nothing fails.
         self._schedules.replace_jobs(self.deletion_schedules(config))
@@ -230,7 +215,7 @@ class Control:
             defined: their settings; sections of the file win.
             deleting: topics that are withdrawn.
         """
-        context = self._context
+        context = self.context
         context.topics.withdraw(deleting)
         self._put_in_effect(replace(context.config, defined=defined))
 
@@ -242,47 +227,3 @@ class Control:
             for topic in topics
             if self._definitions.has_settings(topic, config)
         }
-
-    # -- partitions -------------------------------------------------------------------
-
-    def close_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
-        """Close partitions and end the waits on them; see `AdminActions`."""
-        topics = self._context.topics
-        topics.close_partitions(topic, start=start, end=end)
-        self._context.waiters.end_topic(topic)
-        return topics.closed_partitions().get(topic, ())
-
-    def open_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
-        """Open partitions again; see `AdminActions`."""
-        topics = self._context.topics
-        topics.open_partitions(topic, start=start, end=end)
-        return topics.closed_partitions().get(topic, ())
-
-    # -- transactions -----------------------------------------------------------------
-
-    def transactions(self) -> Sequence[TransactionView]:
-        """Return what is not finished; see `AdminActions`."""
-        return self._context.transactions.views()
-
-    async def end_transaction(self, key: str, word: str) -> None:
-        """End a transaction by command; see `AdminActions`.
-
-        Cancellation: it is ended all the same.
-        """
-        done: asyncio.Future[MetaqError | None] = asyncio.Future()
-
-        def tell(error: MetaqError | None) -> None:
-            if not done.done():
-                done.set_result(error)
-
-        if word == "forget":
-            self._context.transactions.forget(key, tell)
-        else:
-            self._context.transactions.decide(key, HeuristicOutcome(word), tell)
-        error = await done
-        if error is not None:
-            raise error

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -112,6 +113,7 @@ class HttpServer(Service):
         runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_request_log,
             handle_signals=False,
             keepalive_timeout=KEEP_ALIVE_S,
             shutdown_timeout=REQUEST_S_MAX_AT_STOP,
@@ -192,6 +194,20 @@ class HttpServer(Service):
             self._renderer, render_metrics, self._status()
         )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    """Log a malformed request in one line; the library would add a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    _log.debug("malformed http request: error=%.200r", error.message)
+    return False
+
+
+_request_log = logging.getLogger(f"{__name__}.requests")
+"""The library's logger."""
+_request_log.addFilter(_is_no_malformed_request)
 
 
 class _Refusal(asyncio.Protocol):

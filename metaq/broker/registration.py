@@ -12,8 +12,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
+from socket import getaddrinfo
 from typing import Final, Protocol
 
 from metaq.clock import Clock
@@ -23,6 +25,7 @@ from metaq.lifecycle import Service
 from metaq.model import BrokerAddress
 from metaq.net.dial import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
+from metaq.zk._kazoo_client import server_hosts
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
@@ -58,6 +61,30 @@ def host_problem(config: BrokerConfig, address: BrokerAddress) -> str:
         " and this machine has no address but loopback; set hostName, or give the"
         " machine an address, and restart"
     )
+
+
+def find_unknown_hosts(
+    config: BrokerConfig, resolve: Callable[[str, None], object] = getaddrinfo
+) -> list[str]:
+    """Return a sentence for each host of the settings that has no address; blocks."""
+    named = []
+    if config.system.host_name:
+        named.append(("[system] hostName", config.system.host_name))
+    if config.zookeeper.is_enabled:
+        with suppress(ValueError):  # the coordinator refuses it
+            hosts = server_hosts(config.zookeeper.connect)
+            named += [("[zookeeper] zk.zkConnect", host) for host in hosts]
+    sentences = []
+    for setting, host in named:
+        try:
+            resolve(host, None)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            sentences.append(
+                f"{setting} names the host '{host}', which this machine cannot"
+                f" resolve: {reason}"
+            )
+    return sentences
 
 
 def listening_host(config: BrokerConfig) -> str:

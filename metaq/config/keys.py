@@ -31,6 +31,11 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 EXPRESSION_CHARS_MAX: Final = 100
 """Long enough for any product of units; bounds the depth of the parsed tree."""
+DELETE_POLICY_FORMS: Final = (
+    "expected delete,168h or archive,168h or archive,168h,true, with an age in hours"
+    " (168 or 168h), minutes (90m) or seconds (30s)"
+)
+"""The forms of a `deletePolicy`, for errors."""
 PORT_MAX: Final = 65_535
 BROKER_ID_MAX: Final = 1023
 PARTITION_COUNT_MAX: Final = 10_000
@@ -236,6 +241,7 @@ DEFINITION_KEYS: Final = tuple(
 """Settings allowed for a topic made by command; a path is each broker's own."""
 
 _ALPHABET = re.compile(r"[0-9+\-*/%() \t]+")
+_AGE = re.compile(r"(?P<number>\d{1,19})(?P<unit>[smh])?", re.ASCII)
 _LEADING_ZEROS = re.compile(r"\b0+(?=[0-9])")
 
 
@@ -256,9 +262,6 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.Div: _divide,
     ast.Mod: _remainder,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[int], int]] = {
-    ast.USub: operator.neg,
 }
 
 
@@ -291,8 +294,8 @@ def _value(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(number)):
             result = number
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            result = _UNARY[type(op)](_value(operand))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            result = -_value(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             result = _BINARY[type(op)](_value(left), _value(right))
         case _:
@@ -321,34 +324,26 @@ def read_delete_policy(text: str) -> DeletePolicy:
             hours without one.
 
     Raises:
-        ValueError: it is no such policy; the message says what was expected.
+        ValueError: it is no such policy; the message names the forms that exist.
     """
-    name, *arguments = (part.strip() for part in text.split(","))
-    if name not in {kind.value for kind in DeleteKind}:
-        raise ValueError(f"expected delete or archive, got '{name}'")
-    kind = DeleteKind(name)
-    most = 2 if kind is DeleteKind.ARCHIVE else 1
-    if not arguments or not arguments[0]:
-        raise ValueError(f"expected an age after '{name},'")
-    if len(arguments) > most:
-        raise ValueError(f"expected at most {most} values after '{name},'")
-    compress = arguments[1].lower() if len(arguments) > 1 else "false"
-    if compress not in {"true", "false"}:
-        raise ValueError(f"expected true or false for compress, got '{arguments[1]}'")
-    return DeletePolicy(
-        kind=kind, age_ms=_read_age(arguments[0]), is_compressed=compress == "true"
-    )
-
-
-def _read_age(text: str) -> int:
+    kind, compress = DeleteKind.ARCHIVE, "false"
+    match [part.strip() for part in text.split(",")]:
+        case ["delete", age]:
+            kind = DeleteKind.DELETE
+        case ["archive", age]:
+            pass
+        case ["archive", age, compress]:
+            compress = compress.lower()
+        case _:
+            age = ""
+    found = _AGE.fullmatch(age)
+    if found is None or compress not in {"true", "false"}:
+        raise ValueError(f"{DELETE_POLICY_FORMS}, got '{text}'")
     units = {"s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS}
-    digits = text[:-1] if text[-1] in units else text
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise ValueError(f"expected an age such as 168, 12h, 90m or 30s, got '{text}'")
-    age_ms = int(digits) * units.get(text[-1], HOUR_MS)
+    age_ms = int(found["number"]) * units.get(found["unit"], HOUR_MS)
     if age_ms > DELETE_AGE_MS_MAX:
         raise ValueError(f"expected an age of at most a century, got '{text}'")
-    return age_ms
+    return DeletePolicy(kind=kind, age_ms=age_ms, is_compressed=compress == "true")
 
 
 def nearest_key(name: str, candidates: Iterable[str]) -> str:

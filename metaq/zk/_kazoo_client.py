@@ -93,12 +93,20 @@ def check_hosts(hosts: object) -> None:
     if not isinstance(hosts, str):
         raise _refusal(hosts, TypeError(type(hosts).__name__))
     try:
-        servers, _root = collect_hosts(hosts)
-        for host, _port in servers:
+        for host in server_hosts(hosts):
             # kazoo's thread would end at a name that no resolver can be asked for.
             host.encode("idna")
     except ValueError as error:
         raise _refusal(hosts, error) from error
+
+
+def server_hosts(hosts: str) -> list[str]:
+    """Return the names or addresses of the servers in a zk.zkConnect.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    return [host for host, _port in collect_hosts(hosts)[0]]
 
 
 def _refusal(hosts: object, error: Exception) -> ConfigError:

@@ -9,14 +9,14 @@ import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from metaq.broker.admin import (
-    COMMANDS,
     CONNECTION_COUNT_MAX,
-    ENDS,
     TEMPORARY_NAME,
     AdminServer,
 )
@@ -26,12 +26,16 @@ from metaq.broker.admin_socket import (
     SOCKET_NAME,
     call_admin,
 )
+from metaq.broker.control import Control
+from metaq.broker.health import Figures
+from metaq.broker.orders import ENDS, ORDERS, perform
 from metaq.broker.status import BrokerStatus
 from metaq.config.load import Reload, TopicsDiff
-from metaq.config.settings import BrokerConfig
+from metaq.config.settings import BrokerConfig, default_data_path
 from metaq.errors import AdminError, ConfigError, TransactionError
 from metaq.fs import SystemFileSystem
 from metaq.txn.figures import TransactionView
+from metaq.txn.state import HeuristicOutcome
 from tests.broker.figures import HEALTHY
 from tests.rigs.waiting import until
 
@@ -39,12 +43,17 @@ TIMEOUT_S = 30.0
 
 
 class Actions:
-    """An `AdminActions` that remembers what it was asked."""
+    """A broker with its parts in one object, which remembers what it was asked."""
+
+    address = HEALTHY.address
 
     def __init__(self) -> None:
+        self.context = self.topics = self.waiters = self.transactions = self
+        self.config = BrokerConfig()
         self.calls: list[tuple[object, ...]] = []
         self.reload_error: Exception | None = None
         self.reload_added = "a"
+        self.closed: dict[str, tuple[int, ...]] = {}
 
     async def reload(self) -> Reload:
         if self.reload_error is not None:
@@ -56,27 +65,35 @@ class Actions:
             needs_restart=("[system] brokerId: 0 -> 1",),
         )
 
-    def close_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
+    def close_partitions(self, topic: str, *, start: int, end: int | None) -> None:
         self.calls.append(("close", topic, start, end))
         if topic == "nowhere":
             raise AdminError("topic 'nowhere' is not in the configuration")
-        return (0, 1)
+        self.closed = {topic: (0, 1)}
 
-    def open_partitions(
-        self, topic: str, *, start: int, end: int | None
-    ) -> Sequence[int]:
+    def end_topic(self, topic: str) -> None:
+        self.calls.append(("end waits", topic))
+
+    def open_partitions(self, topic: str, *, start: int, end: int | None) -> None:
         self.calls.append(("open", topic, start, end))
-        return ()
+        self.closed = {}
 
-    def transactions(self) -> Sequence[TransactionView]:
+    def closed_partitions(self) -> dict[str, tuple[int, ...]]:
+        return self.closed
+
+    def views(self) -> Sequence[TransactionView]:
         return (TransactionView("XID:1:0a::uq", "prepared", 2, 40, ("t-0",), 9, 8),)
 
-    async def end_transaction(self, key: str, word: str) -> None:
-        self.calls.append((word, key))
-        if key == "XID:1:0b::uq":
-            raise TransactionError("not prepared")
+    def decide(
+        self, key: str, outcome: HeuristicOutcome, on_done: Callable[[object], None]
+    ) -> None:
+        self.calls.append((outcome.value, key))
+        is_known = key == "XID:1:0a::uq"
+        on_done(None if is_known else TransactionError("not prepared"))
+
+    def forget(self, key: str, on_done: Callable[[object], None]) -> None:
+        self.calls.append(("forget", key))
+        on_done(None)
 
     def status(self) -> BrokerStatus:
         return HEALTHY
@@ -84,7 +101,11 @@ class Actions:
 
 def new_server(path: Path, actions: Actions, **options: float) -> AdminServer:
     return AdminServer(
-        SystemFileSystem(), path, actions, stop_timeout_s=TIMEOUT_S, **options
+        SystemFileSystem(),
+        path,
+        partial(perform, cast("Control", actions)),
+        stop_timeout_s=TIMEOUT_S,
+        **options,
     )
 
 
@@ -144,14 +165,18 @@ def listening(path: Path, answer: bytes | None) -> Iterator[None]:
         thread.join()
 
 
+async def refuse_all(_: object) -> Figures:
+    raise AdminError("nothing is done here")
+
+
 def test_reload_is_answered_with_what_changed(data_dir: Path) -> None:
     """The reply names added, removed and changed topics, and what takes a restart."""
 
     async def body(_: AdminServer) -> None:
         assert await ask(data_dir, command="reload") == {
-            "broker_id": 3,
+            "broker_id": 0,
             "address": "meta://host:8123",
-            "data_dir": str(data_dir),
+            "data_dir": default_data_path(),
             "added": ["a"],
             "removed": ["r"],
             "changed": ["c"],
@@ -170,7 +195,7 @@ def test_the_name_is_removed_by_a_thread_of_the_start(data_dir: Path) -> None:
             super().unlink(path)
 
     async def run() -> list[threading.Thread]:
-        server = AdminServer(Noting(), data_dir, Actions(), stop_timeout_s=TIMEOUT_S)
+        server = AdminServer(Noting(), data_dir, refuse_all, stop_timeout_s=TIMEOUT_S)
         await server.start()
         begun = threading.enumerate()
         await server.stop()
@@ -205,7 +230,7 @@ def test_a_range_may_be_left_open(
         assert reply == {"closed": {"test": [0, 1]}}
 
     with_server(data_dir, body, actions)
-    assert actions.calls == [call]
+    assert actions.calls == [call, ("end waits", "test")]
 
 
 def test_partitions_are_opened_again(data_dir: Path) -> None:
@@ -220,8 +245,8 @@ def test_partitions_are_opened_again(data_dir: Path) -> None:
     assert actions.calls == [("open", "test", 0, None)]
 
 
-def test_every_command_is_known(data_dir: Path) -> None:
-    """Each word of the list is answered, with the fields of its kind."""
+def test_every_order_of_the_table_is_answered(data_dir: Path) -> None:
+    """Each row is, with the fields of its kind."""
     fields = {
         "status": "problems",
         "logs": "logs",
@@ -236,7 +261,7 @@ def test_every_command_is_known(data_dir: Path) -> None:
     more = {"topic": "test", "key": "XID:1:0a::uq", "as": "commit"}
 
     async def body(_: AdminServer) -> None:
-        for command in COMMANDS:
+        for command in ORDERS:
             reply = await ask(data_dir, command=command, **more)
             assert fields[command] in reply, command
 

@@ -19,7 +19,12 @@ from metaq.broker.admin_socket import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.definitions import COPY_NAME
 from metaq.broker.health import Alarm, find_problems
-from metaq.broker.registration import advertised_host, listening_host, make_snapshot
+from metaq.broker.registration import (
+    advertised_host,
+    find_unknown_hosts,
+    listening_host,
+    make_snapshot,
+)
 from metaq.clock import SystemClock
 from metaq.config.load import load_config
 from metaq.errors import (
@@ -591,6 +596,44 @@ def test_a_broker_that_advertises_loopback_unasked_warns(
     run(scenario())
     assert found == [["loopback_advertised"], []]
     assert caplog.text.count("hostName is not set") == 1
+
+
+UNKNOWN = NO_HOST.replace("[system]", "[system]\nhostName=brokre..example").replace(
+    "zk.zkEnable=false", "zk.zkConnect=localhost:2181,zoo.example:2181/meta"
+)
+
+
+def test_a_host_name_that_cannot_be_resolved_is_named_at_the_start(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker serves nevertheless: clients may know the name."""
+    text = UNKNOWN.replace("zoo.example", "localhost")
+
+    async def scenario() -> None:
+        coordinator = MemoryZooKeeper().coordinator(SystemClock())
+        async with running_broker(data_dir, text=text, coordinator=coordinator):
+            await until(lambda: "[system] hostName names the host" in caplog.text)
+
+    run(scenario())
+    assert caplog.text.count("which this machine cannot resolve") == 1
+
+
+def test_each_unknown_host_is_named_with_its_setting(tmp_path: Path) -> None:
+    """One sentence each, with the resolver's reason."""
+
+    def resolve(host: str, _: None) -> None:
+        if host != "localhost":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    assert find_unknown_hosts(make_config(tmp_path, text=UNKNOWN), resolve) == [
+        f"{setting} names the host '{host}', which this machine cannot resolve:"
+        " Name or service not known"
+        for setting, host in (
+            ("[system] hostName", "brokre..example"),
+            ("[zookeeper] zk.zkConnect", "zoo.example"),
+        )
+    ]
+    assert find_unknown_hosts(make_config(tmp_path)) == []
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,50 @@ def test_other_requests_have_an_answer(line: str, code: int) -> None:
     with_server(body)
 
 
+MALFORMED = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    b"hello\r\n\r\n",
+    b"put test 0 5 0 1\r\nhello\r\n\r\n",
+    b"GET /health HTTP/9.9\r\n\r\n",
+    b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+
+
+def test_malformed_http_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """It is answered with 400 and costs a line of the log at most."""
+    caplog.set_level("DEBUG")
+
+    async def body(probe: Probe) -> None:
+        for data in MALFORMED:
+            caplog.clear()
+            reader, writer = await probe.connect()
+            writer.write(data)
+            assert (await reader.read()).split()[1] == b"400", data
+            writer.close()
+            records = [r for r in caplog.records if not r.name.startswith("asyncio")]
+            assert not any(record.exc_info for record in records), data
+            assert len(records) <= 1, data
+        assert (await probe.get("/health"))[0] == 200
+
+    with_server(body)
+
+
+def test_a_bug_in_an_answer_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log is quiet about malformed requests alone."""
+
+    async def body(probe: Probe) -> None:
+        probe.broker = None  # type: ignore[assignment]  # describing it fails
+        assert (await probe.get("/health"))[0] == 500
+
+    with_server(body)
+    assert any(record.exc_info for record in caplog.records)
+
+
 def test_connections_are_bounded() -> None:
     """One more than the cap is closed at once, while none of them is old."""
 

@@ -53,7 +53,7 @@ async def offline_broker(
             assert answer.startswith(b"result 500 "), answer
             assert sentence in answer
         with pytest.raises(TransactionError, match=sentence.decode()):
-            broker.control.transactions()
+            broker.context.transactions.views()
         assert Alarm.TRANSACTIONS_OFFLINE in alarms(broker)
         yield broker, peer
 
@@ -114,9 +114,8 @@ def test_space_made_later_brings_transactions_back(
             await try_again(broker, clock, until_count=4)
             assert not {Alarm.TRANSACTIONS_OFFLINE, Alarm.JOB_FAILED} & alarms(broker)
             assert XID in await peer.ask(COMMANDS[0])
-            assert [each.key for each in broker.control.transactions()] == [
-                XID.decode()
-            ]
+            (found,) = broker.context.transactions.views()
+            assert found.key == XID.decode()
             assert (await peer.ask(COMMANDS[3])).startswith(b"result 200 ")
             assert b"hello" in await peer.ask(GET)
         async with running_broker(DATA, fs=disk) as broker, Peer(broker) as peer:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.admin import COMMANDS, CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
+from metaq.broker.admin import CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME
 from metaq.broker.health import SEVERITIES
 from metaq.broker.http import CONNECTION_COUNT_MAX as HTTP_CONNECTION_COUNT_MAX
 from metaq.broker.http import METRICS
+from metaq.broker.orders import ORDERS
 from metaq.broker.status import LOG_SERIES_MAX
 from metaq.config.keys import LIMITS_KEYS, SYSTEM_KEYS, TOPIC_KEYS, ZOOKEEPER_KEYS
 from metaq.config.settings import KIB, MIB, LimitsConfig
@@ -81,10 +82,10 @@ def test_every_alarm_is_explained() -> None:
     assert all(meaning and action for _, _, meaning, action in found)
 
 
-def test_every_administrative_command_is_listed() -> None:
+def test_every_order_is_listed() -> None:
     """The table holds them all, in the order of the code."""
     assert [name for name, _ in rows("## Administration")] == [
-        f"`{command}`" for command in COMMANDS
+        f"`{order}`" for order in ORDERS
     ]
 
 

@@ -420,7 +420,7 @@ def test_refused_puts_are_counted_by_cause(data_dir: Path) -> None:
             await peer.ask(
                 put(b"a", topic="nosuch") + b"put test 0 9 0 5 1\r\nxxxxxxxxx"
             )
-            broker.control.close_partitions("test", start=0, end=0)
+            broker.context.topics.close_partitions("test", start=0, end=0)
             await peer.ask(put(b"a"))
             await peer.send(b"put test 0 99999999 0 -1 5\r\n")
             assert broker.control.status().commands.rejections == {

@@ -34,26 +34,29 @@ def test_a_policy_has_a_kind_an_age_and_a_compression(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected delete or archive, got ''"),
-        ("Delete,1", "expected delete or archive, got 'Delete'"),
-        ("delete", "expected an age after 'delete,'"),
-        ("delete,", "expected an age after 'delete,'"),
-        ("delete,h", "got 'h'"),
-        ("delete,-1", "got '-1'"),
-        ("delete,1d", "got '1d'"),
-        ("delete,1.5h", "got '1.5h'"),
-        ("delete,٣", "got '٣'"),
+        ("", "delete,168h or archive,168h .*, got ''"),
+        ("Delete,1", "delete,168h or archive,168h .*, got 'Delete,1'"),
+        ("delete", "delete,168h or archive,168h .*, got 'delete'"),
+        ("delete,", "delete,168h .*, got 'delete,'"),
+        ("delete,h", "delete,168h .*, got 'delete,h'"),
+        ("delete,-1", "delete,168h .*, got 'delete,-1'"),
+        ("delete,1d", r"minutes \(90m\) or seconds \(30s\), got 'delete,1d'"),
+        ("delete,1.5h", "got 'delete,1.5h'"),
+        ("delete,٣", "got 'delete,٣'"),
+        ("keep", "delete,168h or archive,168h .*, got 'keep'"),
         ("delete,878401h", "at most a century"),
         ("delete,999999h", "at most a century"),
-        ("delete," + "9" * 5000, "expected an age"),
-        ("delete,1,true", "expected at most 1 values after 'delete,'"),
-        ("archive,1,true,x", "expected at most 2 values after 'archive,'"),
-        ("archive,1,yes", "expected true or false for compress, got 'yes'"),
-        ("archive,1,", "expected true or false for compress, got ''"),
+        ("delete," + "9" * 5000, "with an age in hours"),
+        ("delete,1,true", "archive,168h,true, .*, got 'delete,1,true'"),
+        ("archive,1,true,x", "archive,168h,true, .*, got 'archive,1,true,x'"),
+        ("archive,1,yes", "archive,168h,true, .*, got 'archive,1,yes'"),
+        ("archive,1,", "archive,168h,true, .*, got 'archive,1,'"),
     ],
 )
-def test_any_other_policy_is_refused(text: str, message: str) -> None:
-    """The message says what was expected there."""
+def test_a_wrong_policy_is_refused_with_the_forms_that_exist(
+    text: str, message: str
+) -> None:
+    """The message shows a form to copy, and what was found instead."""
     with pytest.raises(ValueError, match=message):
         read_delete_policy(text)
 

@@ -1,0 +1,168 @@
+"""The orders of an operator to a running broker: one row and one function each.
+
+The administration socket (`admin.py`) takes the orders of this table. The public port
+takes none, and HTTP gives the answer of `status`, as `/health`. A function reads its
+own fields from the request, acts, and returns the fields of the answer; a refusal is
+one sentence.
+
+Keep in step: the table of commands in `docs/operations.md`.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from metaq.broker.control import Control
+from metaq.broker.health import (
+    Figures,
+    describe_directories,
+    describe_health,
+    describe_logs,
+    describe_scrub,
+)
+from metaq.config.load import Reload
+from metaq.errors import AdminError, MetaqError
+from metaq.txn.state import HeuristicOutcome
+
+ENDS: Final = ("commit", "rollback", "complete", "forget")
+"""Values of `as` in `end_transaction`."""
+
+_log = logging.getLogger(__name__)
+
+Order: TypeAlias = Callable[[Control, Figures], Awaitable[Figures]]
+"""Broker and request → fields of the answer, on the event loop; a `MetaqError` is a
+refusal."""
+
+
+async def _status(control: Control, _: Figures) -> Figures:
+    return describe_health(control.status())
+
+
+async def _logs(control: Control, _: Figures) -> Figures:
+    return {"logs": describe_logs(control.status())}
+
+
+async def _directories(control: Control, _: Figures) -> Figures:
+    return {"directories": describe_directories(control.status())}
+
+
+async def _scrub(control: Control, _: Figures) -> Figures:
+    return describe_scrub(control.status())
+
+
+async def _reload(control: Control, _: Figures) -> Figures:
+    return _describe_reload(control, await control.reload())
+
+
+def _describe_reload(control: Control, reload: Reload) -> Figures:
+    system = control.context.config.system
+    return {
+        "broker_id": system.broker_id,
+        "address": control.context.address,
+        "data_dir": os.path.abspath(system.data_path),
+        "added": list(reload.topics.added),
+        "removed": list(reload.topics.removed),
+        "changed": list(reload.topics.changed),
+        "needs_restart": list(reload.needs_restart),
+    }
+
+
+async def _close_partitions(control: Control, request: Figures) -> Figures:
+    topic, start, end = _read_partitions(request)
+    control.context.topics.close_partitions(topic, start=start, end=end)
+    control.context.waiters.end_topic(topic)
+    return _closed(control, topic, "closed")
+
+
+async def _open_partitions(control: Control, request: Figures) -> Figures:
+    topic, start, end = _read_partitions(request)
+    control.context.topics.open_partitions(topic, start=start, end=end)
+    return _closed(control, topic, "opened")
+
+
+def _closed(control: Control, topic: str, what: str) -> Figures:
+    """Return every partition of the topic that is closed now."""
+    closed = control.context.topics.closed_partitions().get(topic, ())
+    _log.info("partitions %s by command: topic=%s closed=%s", what, topic, closed)
+    return {"closed": {topic: list(closed)}}
+
+
+async def _transactions(control: Control, _: Figures) -> Figures:
+    views = control.context.transactions.views()
+    return {"transactions": [asdict(each) for each in views]}
+
+
+async def _end_transaction(control: Control, request: Figures) -> Figures:
+    """End an XA transaction; it is ended also where the request is cancelled."""
+    key, word = request.get("key"), request.get("as")
+    if not isinstance(key, str) or not isinstance(word, str) or word not in ENDS:
+        raise AdminError(f"expected 'key', and 'as' one of {', '.join(ENDS)}")
+    done: asyncio.Future[MetaqError | None] = asyncio.Future()
+
+    def finish(error: MetaqError | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    if word == "forget":
+        control.context.transactions.forget(key, finish)
+    else:
+        control.context.transactions.decide(key, HeuristicOutcome(word), finish)
+    error = await done
+    if error is not None:
+        raise error
+    _log.info("transaction ended by command: key=%s as=%s", key, word)
+    return {"key": key, "as": word}
+
+
+def _read_partitions(request: Figures) -> tuple[str, int, int | None]:
+    """Return topic, first and last partition; None: the last there is.
+
+    Raises:
+        AdminError: they are missing or make no sense.
+    """
+    topic, start = request.get("topic"), request.get("start", 0)
+    end = request.get("end")
+    if not isinstance(topic, str) or not topic:
+        raise AdminError("'topic' is missing")
+    # A JSON true is an int in Python, hence the comparison of types.
+    if type(start) is not int or not (end is None or type(end) is int):
+        raise AdminError("'start' and 'end' are whole numbers")
+    if start < 0 or (end is not None and end < start):
+        raise AdminError(f"expected 0 <= start <= end, got {start} and {end}")
+    return topic, start, end
+
+
+ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
+    {
+        "status": _status,
+        "logs": _logs,
+        "directories": _directories,
+        "scrub": _scrub,
+        "reload": _reload,
+        "close_partitions": _close_partitions,
+        "open_partitions": _open_partitions,
+        "transactions": _transactions,
+        "end_transaction": _end_transaction,
+    }
+)
+"""Every order, by its `command`; `docs/operations.md` explains each."""
+
+
+async def perform(
+    control: Control, request: Figures, orders: Mapping[str, Order] = ORDERS
+) -> Figures:
+    """Carry out the order that a request names as its `command`.
+
+    Raises:
+        MetaqError: refused; the text is one sentence.
+    """
+    command = str(request.get("command"))
+    if command not in orders:
+        raise AdminError(
+            f"unknown command {command[:40]!r}: expected one of {', '.join(orders)}"
+        )
+    return await orders[command](control, request)
