@@ -1,13 +1,13 @@
-"""Appending runs and batches of puts, and answering them when the disk has them.
+"""Appends runs and batches of puts, and answers them when the disk has them.
 
 A *run* is the puts of one session to one log in one pass over its input. It is appended
-as one piece, has one ticket, and is answered by one formatting operation: opaque, id
-and offset are all that is kept of a put.
+as one piece, has one ticket, and is answered by one formatting operation: only opaque,
+id and offset of a put are kept.
 
 A *batch* of a producer is appended once, and answered as often as it is sent. The
-partition log remembers which batches it has (`storage/producers.py`). One that is
-repeated is answered with the receipt of the first: at once when that is stored, else
-with it, whatever becomes of it. So no batch is acknowledged before the disk has it.
+partition log remembers which batches it has (`storage/producers.py`). A repeated batch
+is answered with the receipt of the first: at once if that is stored, otherwise together
+with it. So no batch is acknowledged before the disk has it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,6 @@ from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.texts import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
-from metaq.record.checksum import checksum
 from metaq.record.ids import id_after
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -64,7 +63,7 @@ CODES: Final[dict[type[MetaqError], str]] = {
     MayBeStoredError: IN_DOUBT,
     SequenceError: SEQUENCE_USED,
 }
-"""Codes that tell a client why a put was refused (`protocol/texts.py`)."""
+"""Codes that give clients the reason of a refusal (`protocol/texts.py`)."""
 
 
 class Answerer(Protocol):
@@ -84,7 +83,7 @@ class Answerer(Protocol):
     ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight.
 
-        With `joins_next` they leave with the next ones, if more are owed.
+        With `joins_next` they leave with the next ones, if more are due.
         """
         ...
 
@@ -137,7 +136,7 @@ class PutTicket:
         try:
             replies = encode_put_replies(self._log.log_id.partition, *self._receipts)
         except MemoryError:
-            # Others of the group are still to be answered.
+            # Do not raise: other tickets of this group still need replies.
             replies = b""
             self._answerer.run_out()
         self._answerer.answer(
@@ -175,18 +174,10 @@ def append_run(
     receipts: Receipts,
     finish: Iterable[None] = (),
 ) -> None:
-    """Append a run; its commands are answered by its ticket, now if refused.
+    """Append a run; its ticket answers the commands, at once if refused.
 
-    Args:
-        log: where to.
-        chunks: the records, in any split; owned by the log from now on.
-        answerer: the session that put.
-        context: counters and texts.
-        size_bytes: length of all chunks.
-        record_count: records in them.
-        last_id: id of the last one.
-        receipts: of its commands; owned from now on.
-        finish: see `PartitionLog.append`.
+    The chunks are the records in any split; they and the receipts belong to the log
+    from now on. For `finish` see `PartitionLog.append`.
     """
     offset = receipts.offsets[0]
     assert offset == log.next_offset, f"{log.log_id}: {offset} {log.next_offset}"
@@ -219,25 +210,16 @@ def append_run(
 
 
 def is_light(answerer: Answerer) -> bool:
-    """Tell whether a session's puts go first on the disk, those held included."""
+    """Return whether a session's puts go first on the disk, those held included."""
     return answerer.in_flight_bytes <= LIGHT_BYTES
 
 
-def verify_checksum(payload: bytes, wanted: int) -> None:
-    """Compare a payload with the checksum that came with it.
-
-    Args:
-        payload: as sent.
-        wanted: its checksum, or NO_CHECKSUM, which is not compared.
+def require_checksum(found: int, wanted: int) -> None:
+    """Compare the checksum of a payload with the one sent, unless that is NO_CHECKSUM.
 
     Raises:
         ServerError: they differ.
     """
-    require_checksum(checksum(payload), wanted)
-
-
-def require_checksum(found: int, wanted: int) -> None:
-    """Compare the checksum of a payload with the one that came with it; as above."""
     if wanted not in (NO_CHECKSUM, found):
         raise ServerError(texts.CHECKSUM_FAILURE)
 
@@ -263,13 +245,8 @@ def refuse_put(
 ) -> WireError:
     """Return the answer to puts that failed, and count them.
 
-    Args:
-        context: counters and texts.
-        error: ForbiddenError becomes 403, which is no failure; others 500, with a
-            code where `CODES` has one.
-        topic: as sent.
-        partition: as resolved; as sent when it failed before that.
-        count: how many puts.
+    ForbiddenError becomes 403, which is no failure; others 500, with a code if `CODES`
+    has one. The partition is the resolved one, or as sent if it failed before that.
     """
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
@@ -289,7 +266,7 @@ def refuse_put(
 
 
 class BatchTicket:
-    """A batch that waits for the disk, and all that are answered with it.
+    """A batch that waits for the disk, and its repetitions.
 
     Called once, on the loop's thread.
     """
@@ -324,16 +301,10 @@ def append_batch(
     opaque: int,
     finish: Iterable[None],
 ) -> None:
-    """Append a new batch; its command is answered by its ticket, now if refused.
+    """Append a new batch; its ticket answers the command, at once if refused.
 
-    Args:
-        log: where to.
-        chunks: its records; owned by the log from now on.
-        batch: its remembered form; its offset is the log's next one.
-        answerer: the session that put.
-        context: counters and texts.
-        opaque: of the command.
-        finish: gives them their ids; see `PartitionLog.append`.
+    The log owns the chunks from now on. The batch's offset is the log's next one.
+    `finish` gives the records their ids; see `PartitionLog.append`.
     """
     assert batch.offset == log.next_offset, (batch, log.next_offset)
     ticket = BatchTicket(

@@ -122,7 +122,7 @@ class AdminServer(Service):
         try:
             self._refuse_live_socket()
             # Linux takes the mode of the new name from the socket itself. The usual
-            # umask is for the whole process, and other threads make files meanwhile.
+            # umask is for the whole process, and other threads make files too.
             os.fchmod(sock.fileno(), SOCKET_MODE)
             self._fs.discard(temporary)
             with short_address(self._fs, temporary) as address:
@@ -177,7 +177,7 @@ class AdminServer(Service):
     ) -> None:
         try:
             await self._serve(reader, writer)
-            # Behind bytes still on their way, for as long as a client may be silent.
+            # After bytes still on their way, for as long as a client may be silent.
             writer.close()
             async with asyncio.timeout(self._request_timeout_s):
                 await writer.wait_closed()

@@ -12,7 +12,7 @@ unfinished work is dropped then, and the process still ends.
 
 `Broker` is a library: tests start it on port 0. The process around it is `process.py`.
 
-Source: broker spec 10.1, 10.2; section 12 rows 11, 18 and 19.
+Source: docs/metaq-1.4/broker.md 10.1, 10.2; section 12 rows 11, 18 and 19.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from metaq.broker.housekeeping import (
     log_check_s,
     retention_job,
 )
-from metaq.broker.load import Load, Turns, call_behind_sockets
+from metaq.broker.load import Load, Turns, call_after_sockets
 from metaq.broker.orders import perform
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
@@ -97,7 +97,7 @@ from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
@@ -134,7 +134,7 @@ class Broker(Service):
             coordinator: the ZooKeeper session; by default one to zk.zkConnect. Not
                 used when zk.zkEnable is false.
             choose: returns a random number in 0..n-1, for puts to any partition.
-            on_failure: told when a running part fails; the owner stops the broker.
+            on_failure: called when a running part fails; the owner stops the broker.
         """
         self._shutdown_s = config.limits.shutdown_timeout_ms / 1000
         super().__init__(
@@ -150,36 +150,27 @@ class Broker(Service):
         self._is_drained = asyncio.Event()
         self._registration: Registration | None = None
         self._opening: JournalOpening | None = None
+        self.http_port: int | None = None
+        """Port of /health and /metrics; None without one."""
+        self.context: BrokerContext
+        """Parts used by handlers; set by `start`."""
+        self.control: Control
+        """Administration; set by `start`."""
 
     @property
     def address(self) -> str:
         """Return the advertised address, `meta://host:port`; valid after `start`."""
-        return self._context.address
+        return self.context.address
 
     @property
     def port(self) -> int:
         """Return the port that is listened on; valid after `start`."""
-        return self._context.port
-
-    @property
-    def http_port(self) -> int | None:
-        """Return the port of /health and /metrics; None when there is none."""
-        return self._http_port
+        return self.context.port
 
     @property
     def sessions(self) -> tuple[Session, ...]:
         """Return the open connections, oldest first."""
         return tuple(self._sessions)
-
-    @property
-    def context(self) -> BrokerContext:
-        """Return the parts used by handlers; valid after `start`."""
-        return self._context
-
-    @property
-    def control(self) -> Control:
-        """Return the administration; valid after `start`."""
-        return self._control
 
     # -- start ------------------------------------------------------------------------
 
@@ -190,7 +181,6 @@ class Broker(Service):
             MetaqError: a part cannot start; the text is one sentence.
         """
         self._loop = asyncio.get_running_loop()
-        self._http_port: int | None = None
         started_s = self._clock.monotonic_s()
         warn_of_settings_without_effect(self._config)
         check_default_schedule(self._config)
@@ -206,15 +196,15 @@ class Broker(Service):
             AdminServer(
                 self._fs,
                 data_path,
-                partial(perform, self._control),
+                partial(perform, self.control),
                 stop_timeout_s=PART_STOP_S_MAX,
             )
         )
         await self.start_owned(self._housekeeping)
         await self._begin_http()
-        # Last, and it may wait for ZooKeeper: everything else works meanwhile.
+        # Last, because it may wait for ZooKeeper, and everything else works by then.
         await self._advertise()
-        log.info(
+        _log.info(
             "broker started: broker=%d address=%s data=%s logs=%d duration_ms=%d",
             self._config.system.broker_id,
             self.address,
@@ -229,7 +219,7 @@ class Broker(Service):
             start_call("metaq-definitions", self._definitions.load)
         )
         # Which topics have data is known after recovery, which needs settings.
-        self._lay_under(has_log=lambda _topic: True)
+        self._add_defined_topics(has_log=lambda _topic: True)
         self._logs = LogManager(
             self._fs,
             self._clock,
@@ -249,7 +239,7 @@ class Broker(Service):
                 await opening
             raise
         topics = {log_id.topic for log_id in self._logs.logs()}
-        self._lay_under(has_log=topics.__contains__)
+        self._add_defined_topics(has_log=topics.__contains__)
 
     def _open_syncs(self) -> KernelSyncs | None:
         """Watch sockets, and the syncs of the kernel where there are any."""
@@ -269,9 +259,9 @@ class Broker(Service):
         self.on_way_down("syncs", close)
         return syncs
 
-    def _lay_under(self, *, has_log: Callable[[str], bool]) -> None:
-        """Put the definitions that are known under the configuration of the start."""
-        defined = self._definitions.take_in(self._config, has_log=has_log)
+    def _add_defined_topics(self, *, has_log: Callable[[str], bool]) -> None:
+        """Add the known definitions to the configuration of the start."""
+        defined = self._definitions.decide(self._config, has_log=has_log)
         self._config = replace(self._config, defined=defined)
 
     async def _open_transactions(self) -> None:
@@ -288,7 +278,7 @@ class Broker(Service):
         except LogDirLockedError:
             raise
         except StorageError as error:
-            self._context.ids.advance_to(self._opening.next_id)
+            self.context.ids.advance_to(self._opening.next_id)
             self._on_journal_refused(error)
             return
         settled = asyncio.Event()
@@ -299,19 +289,19 @@ class Broker(Service):
         self, opened: OpenedJournal, on_settled: Callable[[], None]
     ) -> None:
         self._opening = None
-        self._context.ids.advance_to(opened.next_id)
+        self.context.ids.advance_to(opened.next_id)
         self._journal.start()
-        self._context.transactions.restore(opened, on_settled)
+        self.context.transactions.restore(opened, on_settled)
 
     def _on_journal_refused(self, error: StorageError) -> None:
         """Go on without transactions: for want of space, or until a restart."""
-        self._context.transactions.disable(error)
+        self.context.transactions.disable(error)
         if isinstance(error, NoSpaceError):
-            log.error("transactions are offline until there is free space: %s", error)
+            _log.error("transactions are offline until there is free space: %s", error)
             return
         self._opening = None
         self._journal.abandon()
-        log.error("transactions are offline until a restart: error=%s", error)
+        _log.error("transactions are offline until a restart: error=%s", error)
 
     def _retry_opening(self) -> Work | None:
         """Return another try to open the journal, if it lacked space at the start."""
@@ -336,9 +326,9 @@ class Broker(Service):
         for directory in self._logs.directories():
             directory.reader.begin()
         topics = Topics(config, self._logs, choose=self._choose)
-        turns = Turns(partial(call_behind_sockets, self._loop))
+        turns = Turns(partial(call_after_sockets, self._loop))
         topics.withdraw(self._definitions.deleting)
-        self._context = BrokerContext(
+        self.context = BrokerContext(
             config=config,
             clock=self._clock,
             topics=topics,
@@ -370,7 +360,7 @@ class Broker(Service):
 
     def _listen(self) -> None:
         config, limits = self._config, self._config.limits
-        self._single_puts = SinglePuts(self._context, self._poller.call_at_end)
+        self._single_puts = SinglePuts(self.context, self._poller.call_at_end)
         self._listener = Listener(
             loop=self._loop,
             on_connection=self._on_connection,
@@ -383,8 +373,8 @@ class Broker(Service):
             first=self._clock.wall_ms(),
             on_damage=self._logs.on_damage,
         )
-        self._control = Control(
-            self._context,
+        self.control = Control(
+            self.context,
             self._logs,
             self._schedules,
             self._fs,
@@ -397,9 +387,9 @@ class Broker(Service):
             on_change=self._on_reloaded,
         )
         self._definitions.attach(
-            self._context, self._logs, take_up=self._control.take_up
+            self.context, self._logs, apply=self.control.apply_definitions
         )
-        self._schedules.replace_jobs(self._control.deletion_schedules(config))
+        self._schedules.replace_jobs(self.control.deletion_schedules(config))
         # Built before the port opens: a put that makes a log wakes it.
         self._housekeeping = Housekeeping(
             self._jobs(),
@@ -407,12 +397,12 @@ class Broker(Service):
             executor=self._upkeep,
             stop_timeout_s=PART_STOP_S_MAX,
         )
-        self._control.jobs = self._housekeeping.statistics
-        self._context.topics.on_new_log = self._on_new_log
+        self.control.jobs = self._housekeeping.statistics
+        self.context.topics.on_new_log = self._on_new_log
         self.on_way_down("connections", self._drain)
         port = self._listener.open(listening_host(config), config.system.server_port)
         self._address = BrokerAddress(advertised_host(config), port)
-        self._context.address, self._context.port = str(self._address), port
+        self.context.address, self.context.port = str(self._address), port
 
     def _make_coordinator(self, topics: Topics) -> TransactionCoordinator:
         system, limits = self._config.system, self._config.limits
@@ -447,8 +437,8 @@ class Broker(Service):
             await self.start_owned(self._definitions)
             return
         if problem := host_problem(self._config, self._address):
-            log.warning("loopback advertised: %s", problem)
-            self._control.host_problem = problem
+            _log.warning("loopback advertised: %s", problem)
+            self.control.host_problem = problem
         coordinator = self._coordinator or KazooCoordinator(
             zookeeper.connect,
             session_timeout_ms=zookeeper.session_timeout_ms,
@@ -456,9 +446,9 @@ class Broker(Service):
         )
         registration = Registration(self._config, coordinator, self._clock, self._logs)
         await self.start_owned(registration)
-        self._control.registration = registration
+        self.control.registration = registration
         # ZooKeeper may be away, and then no other line appears for all of the time-out.
-        log.info(
+        _log.info(
             "registering in zookeeper: connect=%s timeout_ms=%d",
             zookeeper.connect,
             zookeeper.connection_timeout_ms,
@@ -481,12 +471,12 @@ class Broker(Service):
         server = HttpServer(
             limits.http_host,
             limits.http_port,
-            self._control.status,
+            self.control.status,
             clock=self._clock,
             stop_timeout_s=PART_STOP_S_MAX,
         )
         await self.start_owned(server)
-        self._http_port = server.port
+        self.http_port = server.port
 
     # -- connections ------------------------------------------------------------------
 
@@ -499,7 +489,7 @@ class Broker(Service):
             readers=self._poller,
         )
         session = Session(
-            channel, self._context, self._single_puts, on_closed=self._on_session_closed
+            channel, self.context, self._single_puts, on_closed=self._on_session_closed
         )
         self._sessions[session] = host
         session.start()
@@ -520,15 +510,15 @@ class Broker(Service):
     def _on_new_log(self, log_id: LogId) -> None:
         new = self._logs.get(log_id)
         assert new is not None, log_id
-        self._context.waiters.on_new_log(log_id, new)
+        self.context.waiters.on_new_log(log_id, new)
         self._schedules.replace_jobs(
-            self._control.deletion_schedules(self._context.config)
+            self.control.deletion_schedules(self.context.config)
         )
         self._housekeeping.wake()
         self._update_registration()
 
     def _jobs(self) -> tuple[Job, ...]:
-        realtime, transactions = self._context.realtime, self._context.transactions
+        realtime, transactions = self.context.realtime, self.context.transactions
         checkpoint_s = self._config.system.checkpoint_interval_ms / 1000
         return (
             Job("logs", self._log_check_s, self._tick_logs),
@@ -551,7 +541,7 @@ class Broker(Service):
         )
 
     def _log_check_s(self) -> float:
-        config = self._context.config
+        config = self.context.config
         return log_check_s(config.topic(log_id.topic) for log_id in self._logs.logs())
 
     def _tick_logs(self) -> None:
@@ -573,14 +563,14 @@ class Broker(Service):
     def _find_early_retention(self) -> Collection[str] | None:
         """Return for which topics a full disk or a size limit asks for a run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
-            return self._control.deletion_schedules(self._context.config).keys()
+            return self.control.deletion_schedules(self.context.config).keys()
         return () if self._logs.is_over_size_limit else None
 
     def _on_retention_end(self, run: RetentionReport) -> None:
-        control = self._control
+        control = self.control
         control.retention = add_run(control.retention, run)
         if run.segment_count or run.failures:
-            log.info(
+            _log.info(
                 "retention complete: segments=%d bytes=%d failures=%d",
                 run.segment_count,
                 run.size_bytes,
@@ -592,7 +582,7 @@ class Broker(Service):
     def _snapshot(self) -> BrokerSnapshot:
         topics = {log_id.topic for log_id in self._logs.logs()}
         return make_snapshot(
-            self._context.config,
+            self.context.config,
             self._address,
             topics,
             self._logs.claims(),
@@ -635,7 +625,9 @@ class Broker(Service):
     async def _wait_drained(self, timeout_s: float) -> None:
         """Wait until no connection is left, or the time is over."""
         if not await wait_set(self._is_drained, timeout_s):
-            log.info("connections still open at the stop: open=%d", len(self._sessions))
+            _log.info(
+                "connections still open at the stop: open=%d", len(self._sessions)
+            )
 
     async def _close_transactions(self) -> None:
         if self._opening is not None:
@@ -644,7 +636,7 @@ class Broker(Service):
             await asyncio.wrap_future(start_call("metaq-journal", abandon))
             return
         closed = asyncio.Event()
-        self._context.transactions.close(closed.set)
+        self.context.transactions.close(closed.set)
         await closed.wait()
 
     async def _close_logs(self) -> None:
@@ -673,18 +665,20 @@ async def warn_of_unknown_hosts(config: BrokerConfig) -> None:
     """Log the hosts of the settings that have no address: mistyped, or DNS is away."""
     finding = start_call("metaq-hosts", partial(find_unknown_hosts, config))
     for sentence in await asyncio.wrap_future(finding):
-        log.warning("host unknown: %s", sentence)
+        _log.warning("host unknown: %s", sentence)
 
 
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:
     """Log settings that MetaQ would act on, or that may be typing mistakes."""
     for section in config.ignored_sections:
-        log.warning("section ignored: section=[%s] file=%s", section, config.path)
+        _log.warning("section ignored: section=[%s] file=%s", section, config.path)
     for sentence in config.shadowed:
-        log.warning("setting without effect on a topic, its section wins: %s", sentence)
+        _log.warning(
+            "setting without effect on a topic, its section wins: %s", sentence
+        )
     for topic in config.topics.values():
         for group, name in topic.filters.items():
-            log.warning(
+            _log.warning(
                 "filter without effect, its group gets every message:"
                 " topic=%s group=%s class=%s",
                 topic.name,

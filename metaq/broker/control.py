@@ -37,7 +37,7 @@ from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_manager import LogManager
 from metaq.storage.scrub import Scrub
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
 """Largest configuration file that is read."""
@@ -161,15 +161,15 @@ class Control:
             outcome = self._take_over(await self._read_config())
         except (AdminError, ConfigError, StorageError) as error:
             self._reload_error = str(error)
-            log.error("reload failed, old settings stay: error=%s", error)
+            _log.error("reload failed, old settings stay: error=%s", error)
             raise
         self._reload_error = ""
         self._reload_count += 1
-        log.info(
+        _log.info(
             "configuration reloaded: added=%s removed=%s changed=%s needs_restart=%s",
-            ",".join(outcome.topics.added) or "-",
-            ",".join(outcome.topics.removed) or "-",
-            ",".join(outcome.topics.changed) or "-",
+            ",".join(outcome.added) or "-",
+            ",".join(outcome.removed) or "-",
+            ",".join(outcome.changed) or "-",
             "; ".join(outcome.needs_restart) or "-",
         )
         return outcome
@@ -199,21 +199,19 @@ class Control:
     def _put_in_effect(self, config: BrokerConfig) -> None:
         context = self.context
         # The schedules are the last thing that can be refused, and are replaced as a
-        # whole; behind them nothing fails.
+        # whole; after them nothing fails.
         self._schedules.replace_jobs(self.deletion_schedules(config))
         context.config = config
         context.topics.apply(config)
         self._logs.apply_settings(config)
         self._on_change()
 
-    def take_up(
+    def apply_definitions(
         self, defined: Mapping[str, TopicConfig], deleting: frozenset[str]
     ) -> None:
         """Put topics that were made by command in effect, as a reload does.
 
-        Args:
-            defined: their settings; sections of the file win.
-            deleting: topics that are withdrawn.
+        Sections of the file win over `defined`; topics of `deleting` are withdrawn.
         """
         context = self.context
         context.topics.withdraw(deleting)

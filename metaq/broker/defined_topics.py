@@ -1,11 +1,11 @@
 """Decisions of a broker about the definitions of topics. Pure.
 
-A definition is laid under `server.ini`: a section of its name wins. One that cannot be
-read, or that this broker cannot serve, is refused here, and the one accepted before
-stays in effect. One that is gone without having been deleted (ZooKeeper was wiped, a
-node removed by hand) stays in effect as long as there is data: its retention was not
-ended. A definition that is `deleting` is obeyed, unless a section of `server.ini` still
-defines the topic.
+A section of `server.ini` with the same name wins over a definition. A definition that
+cannot be read, or that this broker cannot serve, is refused, and the one accepted
+before stays in effect. One that is gone without having been deleted (ZooKeeper was
+wiped, a node removed by hand) stays in effect as long as there is data: its retention
+was not ended. A definition that is `deleting` is obeyed, unless a section of
+`server.ini` still defines the topic.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Decision:
     """Decision about one definition."""
 
     accepted: TopicDefinition | None
@@ -57,7 +57,7 @@ class _Verdict:
     """It is not in effect."""
 
 
-def take_in(
+def decide(
     found: Found | None,
     accepted: Mapping[str, TopicDefinition],
     config: BrokerConfig,
@@ -74,24 +74,24 @@ def take_in(
         has_log: whether the broker has data of a topic.
         removed: topics that are being deleted, and have no data here any more.
     """
-    verdicts = {
-        topic: _judge(topic, definition, accepted.get(topic), config)
+    decisions = {
+        topic: _decide_present(topic, definition, accepted.get(topic), config)
         for topic, definition in (accepted if found is None else found).items()
     }
     for topic, definition in accepted.items():
-        if topic not in verdicts:
+        if topic not in decisions:
             is_held = (
                 has_log(topic)
                 if definition.state is TopicState.ACTIVE
                 else topic not in removed
             )
-            verdicts[topic] = _judge_gone(topic, definition, is_held=is_held)
+            decisions[topic] = _decide_gone(topic, definition, is_held=is_held)
     kept = {
-        topic: verdict.accepted
-        for topic, verdict in sorted(verdicts.items())
-        if verdict.accepted is not None
+        topic: decision.accepted
+        for topic, decision in sorted(decisions.items())
+        if decision.accepted is not None
     }
-    told = {topic: each.status for topic, each in verdicts.items() if each.status}
+    statuses = {topic: each.status for topic, each in decisions.items() if each.status}
     defined = _defined_topics(kept, config, has_log)
     return Outcome(
         accepted=MappingProxyType(kept),
@@ -101,16 +101,16 @@ def take_in(
             for topic, definition in kept.items()
             if definition.state is TopicState.DELETING
         ),
-        statuses=MappingProxyType(_sections(config) | told),
+        statuses=MappingProxyType(_sections(config) | statuses),
         refused=frozenset(
             topic
-            for topic, verdict in verdicts.items()
-            if verdict.is_refused and topic not in defined
+            for topic, decision in decisions.items()
+            if decision.is_refused and topic not in defined
         ),
         problems=tuple(
-            verdict.problem
-            for _, verdict in sorted(verdicts.items())
-            if verdict.problem
+            decision.problem
+            for _, decision in sorted(decisions.items())
+            if decision.problem
         ),
     )
 
@@ -125,16 +125,16 @@ def _sections(config: BrokerConfig) -> dict[str, TopicStatus]:
     }
 
 
-def _judge(
+def _decide_present(
     topic: str,
     definition: TopicDefinition | str,
     before: TopicDefinition | None,
     config: BrokerConfig,
-) -> _Verdict:
-    """Return the verdict on a definition that is in ZooKeeper."""
+) -> _Decision:
+    """Return the decision about a definition that is in ZooKeeper."""
     if isinstance(definition, str):
         problem = f"definition of topic '{topic}' cannot be read: {definition}"
-        return _Verdict(before, None, problem, is_refused=True)
+        return _Decision(before, None, problem, is_refused=True)
 
     def status(effect: Effect, text: str = "") -> TopicStatus:
         return TopicStatus(definition=definition.checksum, effect=effect, text=text)
@@ -142,38 +142,40 @@ def _judge(
     if definition.state is TopicState.DELETING:
         is_begun = before is not None and before.state is TopicState.DELETING
         if topic not in config.topics or is_begun:
-            return _Verdict(definition)
+            return _Decision(definition)
         problem = f"topic '{topic}' is not deleted: {config.path} defines it"
-        return _Verdict(before, status(Effect.OVERRIDDEN, config.path), problem)
+        return _Decision(before, status(Effect.OVERRIDDEN, config.path), problem)
     try:
         settings = _configure(topic, definition, config)
     except ConfigError as error:
         problem = f"definition of topic '{topic}' is refused: {error}"
         refusal = status(Effect.REFUSED, str(error))
-        return _Verdict(before, refusal, problem, is_refused=True)
+        return _Decision(before, refusal, problem, is_refused=True)
     if topic in config.topics:
-        return _Verdict(definition, status(Effect.OVERRIDDEN, config.path))
+        return _Decision(definition, status(Effect.OVERRIDDEN, config.path))
     if not definition.names(BrokerId(config.system.broker_id)):
-        return _Verdict(definition)
+        return _Decision(definition)
     puts, gets = settings.accept_publish, settings.accept_subscribe
     closed = {"takes no puts": not puts, "gives no gets": not gets}
     text = ", ".join(each for each, is_so in closed.items() if is_so)
     in_effect = status(Effect.IN_EFFECT, text)
-    return _Verdict(definition, replace(in_effect, takes_puts=puts, gives_gets=gets))
+    return _Decision(definition, replace(in_effect, takes_puts=puts, gives_gets=gets))
 
 
-def _judge_gone(topic: str, definition: TopicDefinition, *, is_held: bool) -> _Verdict:
-    """Return the verdict on a definition that is no longer in ZooKeeper."""
+def _decide_gone(
+    topic: str, definition: TopicDefinition, *, is_held: bool
+) -> _Decision:
+    """Return the decision about a definition that is no longer in ZooKeeper."""
     if not is_held:
-        return _Verdict(None)
+        return _Decision(None)
     if definition.state is TopicState.DELETING:
-        return _Verdict(definition)
+        return _Decision(definition)
     problem = (
         f"definition of topic '{topic}' is gone from ZooKeeper, and stays in effect on"
         f" this broker: write it again with 'metaq topics alter {topic}', or delete"
         " the topic"
     )
-    return _Verdict(definition, None, problem)
+    return _Decision(definition, None, problem)
 
 
 def _defined_topics(
@@ -189,7 +191,7 @@ def _defined_topics(
         try:
             settings = _configure(topic, definition, config)
         except ConfigError:
-            continue  # Accepted under another [system]; it was told above.
+            continue  # Accepted under another [system]; reported above.
         if definition.names(BrokerId(config.system.broker_id)):
             defined[topic] = settings
         elif has_log(topic):

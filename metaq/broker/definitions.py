@@ -1,21 +1,20 @@
-"""Topics that were made by command, taken up by a running broker.
+"""Topics that were made by command, applied by a running broker.
 
-Theory of operation. There is one task, and one pass that it repeats whenever something
-happens: a definition in ZooKeeper changed, `server.ini` was reloaded, the session came
-back, a deletion was held up. Each pass does all of it again, in this order:
+Theory of operation. One task repeats one pass after each event: a definition in
+ZooKeeper changed, `server.ini` was reloaded, the session came back, a deletion was held
+up. Each pass does all of this, in this order:
 
     decide          which are in effect (`defined_topics.py`), from ZooKeeper, or from
-    the
-                    copy on the disk while ZooKeeper has not been read
+                    the copy on the disk while ZooKeeper has not been read
     write the copy  before anything relies on it: after a kill, or a start without
                     ZooKeeper, the same topics have the same partitions and retention,
                     and no topic that is being deleted is served
     put in effect   as a reload does
     delete          withdraw, move the data aside
-    tell            the status of each definition, in ZooKeeper
-    finish          the definition of a topic that no broker has any more
+    publish         the status of each definition, in ZooKeeper
+    finish          remove the definition of a topic that no broker has any more
 
-A pass that fails is repeated later and later; until then the alarm says why.
+A pass that fails is repeated with a growing delay; until then the alarm says why.
 
     Invariant: when the data of a topic begins to go, the copy on the disk says so.
 
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.defined_topics import Found, Outcome, take_in
+from metaq.broker.defined_topics import Found, Outcome, decide
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
@@ -55,7 +54,7 @@ from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import Cancel, Coordinator, SessionState
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 COPY_NAME: Final = "topics.json"
 """Below the broker's first data directory; may be deleted while the broker is down."""
@@ -69,17 +68,12 @@ _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERE
 class Definitions(Service):
     """The definitions as one broker sees them. Owner: the app.
 
-    `load` and `take_in` come before the start; then the task of this service does
+    Call `load` and `decide` before the start; then the task of this service does
     everything by itself. `wake` asks for a pass.
     """
 
     def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
-        """Describe it; nothing is read yet.
-
-        Args:
-            fs: where the copy lies.
-            config: names the broker and its data directory.
-        """
+        """Prepare the service; nothing is read yet."""
         super().__init__("definitions", stop_timeout_s=2.0)
         self._fs = fs
         self._broker_id = BrokerId(config.system.broker_id)
@@ -87,8 +81,8 @@ class Definitions(Service):
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
         self._removed: set[str] = set()
-        self._told: dict[str, TopicStatus | None] = {}
-        self._told_session_version = 0
+        self._published: dict[str, TopicStatus | None] = {}
+        self._published_session_version = 0
         self._held_up: dict[str, str] = {}
         self._logged: tuple[str, ...] = ()
         self._error = ""
@@ -96,24 +90,24 @@ class Definitions(Service):
         self._unfinished = 0
         self._in_effect: tuple[Outcome, bool] | None = None
         self._wake = asyncio.Event()
-        # Its disk may hang, and others need the threads that there are.
+        # A thread of its own: its disk may hang.
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
         self._coordinator: Coordinator | None = None
-        self._outcome = take_in(None, {}, config, has_log=lambda _topic: False)
+        self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
 
     # -- before the start -------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the copy; blocks. One that is missing or damaged costs time alone."""
+        """Read the copy; blocks. If that fails, ZooKeeper is read later."""
         try:
             data = self._fs.read_file(self._path, COPY_BYTES_MAX)
             self._copied = decode_copy(data)
             self._is_known = True
         except PayloadError as error:
-            log.error(
+            _log.error(
                 "copy of topic definitions is left out until zookeeper is read:"
                 " file=%s error=%s",
                 self._path,
@@ -122,14 +116,14 @@ class Definitions(Service):
         except StorageError as error:
             if self._fs.exists(self._path):
                 raise
-            log.debug("no copy of topic definitions: error=%s", error)
+            _log.debug("no copy of topic definitions: error=%s", error)
 
-    def take_in(
+    def decide(
         self, config: BrokerConfig, *, has_log: Callable[[str], bool]
     ) -> Mapping[str, TopicConfig]:
         """Decide now; return the topics defined below `server.ini`."""
         found = self._found()
-        self._outcome = take_in(
+        self._outcome = decide(
             found,
             self._copied or {},
             config,
@@ -147,7 +141,7 @@ class Definitions(Service):
         return self._outcome.deleting
 
     def has_settings(self, topic: str, config: BrokerConfig) -> bool:
-        """Tell whether the settings of a topic are known: its data may age by them.
+        """Return whether the settings of a topic are known, so that its data may age.
 
         Without the copy, and before ZooKeeper is read, a topic without a section in
         `server.ini` may have a definition that keeps its data for longer.
@@ -173,35 +167,30 @@ class Definitions(Service):
         context: BrokerContext,
         logs: LogManager,
         *,
-        take_up: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
+        apply: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
     ) -> None:
-        """Set the subjects of the passes, before the start.
+        """Set what the passes work on, before the start.
 
-        Args:
-            context: settings in effect.
-            logs: opened.
-            take_up: puts definitions in effect, and withdraws topics.
+        `apply` puts definitions in effect, and withdraws topics.
         """
         self._context = context
         self._logs = logs
-        self._take_up = take_up
+        self._apply = apply
 
     def follow(
         self, coordinator: Coordinator, registration: Callable[[], RegistrationState]
     ) -> None:
         """Follow ZooKeeper from the start on; without this, only the copy counts.
 
-        Args:
-            coordinator: whose session the broker is registered under.
-            registration: returns how that is; nothing is told in the name of a broker
-                that another one may be.
+        Nothing is published while `registration` returns that the id may be another
+        broker's.
         """
         self._coordinator = coordinator
         self._registration = registration
 
     async def on_start(self) -> None:
         """Begin to watch, and to pass."""
-        # Now: a pass that found no memory for it later would end the broker.
+        # Now: a later pass without memory for it would end the broker.
         self._writer.begin()
         self.on_way_down("writer", self._stop_writer)
         coordinator = self._coordinator
@@ -240,7 +229,7 @@ class Definitions(Service):
             text = f"definitions of topics: {error}"
             is_away = isinstance(error, CoordinationError)
             if text != self._error:
-                log.log(logging.INFO if is_away else logging.ERROR, "%s", text)
+                _log.log(logging.INFO if is_away else logging.ERROR, "%s", text)
             if not is_away:
                 self._has_read.set()
             # That ZooKeeper is away has an alarm of its own.
@@ -253,11 +242,11 @@ class Definitions(Service):
     async def _pass(self) -> float | None:
         config = self._context.config
         topics = {log_id.topic for log_id in self._logs.logs()}
-        self.take_in(config, has_log=topics.__contains__)
+        self.decide(config, has_log=topics.__contains__)
         outcome = self._outcome
         for problem in outcome.problems:
             if problem not in self._logged:
-                log.error("%s", problem)
+                _log.error("%s", problem)
         self._logged = outcome.problems
         is_read = self._found() is not None
         if is_read and self._copied != outcome.accepted:
@@ -276,10 +265,10 @@ class Definitions(Service):
             await self._delete(topic)
         if due & self._removed:
             # Schedules, and the records of the data directories, go by the logs.
-            self._take_up(outcome.defined, outcome.deleting)
+            self._apply(outcome.defined, outcome.deleting)
         is_finished = not self._held_up
-        if is_read and self._may_tell():
-            is_finished &= await self._tell_and_finish(outcome)
+        if is_read and self._may_publish():
+            is_finished &= await self._publish_and_finish(outcome)
         self._unfinished = 0 if is_finished else self._unfinished + 1
         return None if is_finished else PATIENCE.delay_s(self._unfinished)
 
@@ -288,12 +277,12 @@ class Definitions(Service):
         if (outcome, self._is_known) == self._in_effect:
             return
         self._in_effect = outcome, self._is_known
-        log.info(
+        _log.info(
             "definitions of topics in effect: defined=%d deleting=%s",
             len(outcome.defined),
             ",".join(sorted(outcome.deleting)) or "-",
         )
-        self._take_up(outcome.defined, outcome.deleting)
+        self._apply(outcome.defined, outcome.deleting)
 
     async def _write_copy(self, outcome: Outcome) -> None:
         write = partial(
@@ -313,10 +302,10 @@ class Definitions(Service):
             transactions.drop_topic(topic)
             self._held_up.pop(topic, None)
             self._removed.add(topic)
-            log.info("topic deleted: topic=%s", topic)
+            _log.info("topic deleted: topic=%s", topic)
             return
         if self._held_up.get(topic) != str(error):
-            log.error("deletion held up: topic=%s error=%s", topic, error)
+            _log.error("deletion held up: topic=%s error=%s", topic, error)
         self._held_up[topic] = str(error)
 
     # -- ZooKeeper --------------------------------------------------------------------
@@ -331,7 +320,7 @@ class Definitions(Service):
     def _deadline_s(self) -> float:
         return self._context.clock.monotonic_s() + OPERATION_TIMEOUT_S
 
-    def _may_tell(self) -> bool:
+    def _may_publish(self) -> bool:
         coordinator = self._coordinator
         return (
             coordinator is not None
@@ -339,14 +328,14 @@ class Definitions(Service):
             and self._registration() in _OURS
         )
 
-    async def _tell_and_finish(self, outcome: Outcome) -> bool:
+    async def _publish_and_finish(self, outcome: Outcome) -> bool:
         """Publish the status of each definition; remove those that are done.
 
         Returns:
             Whether no topic is left that other brokers have to delete.
         """
         assert self._coordinator is not None
-        await self._tell(self._coordinator, outcome)
+        await self._publish(self._coordinator, outcome)
         is_finished = True
         for topic in sorted(self._removed):
             left = await finish_deletion(
@@ -355,7 +344,7 @@ class Definitions(Service):
             is_finished &= not left
         return is_finished
 
-    async def _tell(self, coordinator: Coordinator, outcome: Outcome) -> None:
+    async def _publish(self, coordinator: Coordinator, outcome: Outcome) -> None:
         """Bring our statuses in step; those of an earlier life of ours, too."""
         wanted = dict(outcome.statuses)
         for topic, error in self._held_up.items():
@@ -365,42 +354,42 @@ class Definitions(Service):
                 text=error,
             )
         session_version = coordinator.status.session_version
-        if session_version != self._told_session_version:
-            self._told = await self._read_told(coordinator)
-            self._told_session_version = session_version
+        if session_version != self._published_session_version:
+            self._published = await self._read_published(coordinator)
+            self._published_session_version = session_version
         # A topic that is not deleted yet keeps its status: the broker is waited for.
         busy = outcome.deleting - self._removed
-        for topic in sorted(self._told.keys() - wanted.keys() - busy):
+        for topic in sorted(self._published.keys() - wanted.keys() - busy):
             path = self._paths.topic_status(topic, self._broker_id)
             await coordinator.delete(path, deadline_s=self._deadline_s())
-            del self._told[topic]
+            del self._published[topic]
         for topic, status in sorted(wanted.items()):
-            if self._told.get(topic) != status:
+            if self._published.get(topic) != status:
                 path = self._paths.topic_status(topic, self._broker_id)
                 data = encode_status(status)
                 await coordinator.set_or_create(
                     path, data, deadline_s=self._deadline_s()
                 )
-                self._told[topic] = status
+                self._published[topic] = status
 
-    async def _read_told(
+    async def _read_published(
         self, coordinator: Coordinator
     ) -> dict[str, TopicStatus | None]:
-        """Return the topics that have a status of ours, whatever it says."""
+        """Return the topics that have a status of ours, of any content."""
         parent = self._paths.topics_with_status()
         names = await coordinator.children(parent, deadline_s=self._deadline_s()) or ()
-        told: dict[str, TopicStatus | None] = {}
+        found: dict[str, TopicStatus | None] = {}
         for topic in names:
             path = self._paths.topic_status(topic, self._broker_id)
             if await coordinator.exists(path, deadline_s=self._deadline_s()):
-                told[topic] = None
-        return told
+                found[topic] = None
+        return found
 
 
 async def _outcome(
     begin: Callable[[Callable[[Exception | None], None]], None],
 ) -> Exception | None:
-    """Begin something, and return what it was told at the end."""
+    """Begin an operation, and return what it reports at the end."""
     done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def on_done(error: Exception | None) -> None:

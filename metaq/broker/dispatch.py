@@ -1,9 +1,9 @@
 """Command → handler, and errors → replies.
 
 A handler answers by returning a body (200), by raising a `WireError` (its number and
-text), or by itself, later. Whatever else it raises is a bug: it is logged with its
-traceback and answered 500, and the connection goes on, because the bytes of the
-command were taken in whole.
+text), or by itself, later. Any other exception is a bug: it is logged with its
+traceback and answered 500, and the connection goes on, because all bytes of the command
+were consumed.
 """
 
 import logging
@@ -38,7 +38,7 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.connection import InPieces, Oversized
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Large: TypeAlias = Mput | Stats | InPieces
 """Commands that may take longer than a turn of the loop."""
@@ -53,7 +53,7 @@ Small: TypeAlias = (
     | Sync
     | Oversized
 )
-"""Everything else that a server is asked; a quit is the session's business."""
+"""All other commands; the session handles a quit."""
 
 
 def dispatch(command: Small, answerer: GetAnswerer, context: BrokerContext) -> bytes:
@@ -68,8 +68,8 @@ def dispatch(command: Small, answerer: GetAnswerer, context: BrokerContext) -> b
     try:
         body = _handle(command, answerer, context)
     except MemoryError:
-        raise  # the session's business: how far the command came is not known
-    except Exception as error:  # noqa: BLE001  # told below, whatever it is
+        raise  # how far the command came is unknown: the session ends
+    except Exception as error:  # noqa: BLE001  # logged and answered
         return encode_failure(error, command, context)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
 
@@ -92,7 +92,7 @@ def dispatch_in_steps(
                 yield from handle_put_in_pieces(put, pieces, answerer, context)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  # told below, whatever it is
+    except Exception as error:  # noqa: BLE001  # logged and answered
         return encode_failure(error, cause, context)
     return b""
 
@@ -104,7 +104,7 @@ def encode_failure(
     if isinstance(error, WireError):
         return encode_result(error.status, str(error).encode(), command.opaque)
     context.counters.error_count += 1
-    log.error("command failed: command=%s", type(command).__name__, exc_info=error)
+    _log.error("command failed: command=%s", type(command).__name__, exc_info=error)
     text = texts.INTERNAL_ERROR.encode()
     return encode_result(Status.SERVER_ERROR, text, command.opaque)
 

@@ -1,15 +1,14 @@
 """Problems of a broker, judged from one snapshot, and their reports.
 
-`find_problems` is the only judge of health. A *failing* alarm means that puts or gets
-of some partition are refused, or wait, until an operator acts; a *warning* means that
-everything is served, and that an operator should look. The remedy for each alarm is
-told in `docs/operations.md`, kept in step by `tests/broker/test_operations_page.py`.
+`find_problems` alone decides about health. A *failing* alarm means that puts or gets of
+some partition are refused, or wait, until an operator acts; a *warning* means that
+everything is served, and that an operator should look. `docs/operations.md` explains
+the remedy for each alarm; `tests/broker/test_operations_page.py` compares the two.
 """
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from metaq.broker.status import BrokerStatus
@@ -19,7 +18,7 @@ from metaq.zk.registry import RegistrationState, RegistrationStatistics
 from metaq.zk.session import SessionState
 
 PROBLEMS_PER_ALARM_MAX: Final = 10
-"""Problems told one by one; a disk with a thousand damaged logs tells ten of them."""
+"""Problems listed one by one; of a thousand damaged logs ten are listed."""
 
 Figures = Mapping[str, object]
 """Names and numbers, ready for JSON."""
@@ -59,36 +58,29 @@ class Alarm(enum.Enum):
     JOB_FAILED = "job_failed"
 
 
-SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
+_FAILING: Final = frozenset(
     {
-        Alarm.NOT_RUNNING: Severity.FAILING,
-        Alarm.DIRECTORY_OFFLINE: Severity.FAILING,
-        Alarm.DIRECTORY_SILENT: Severity.FAILING,
-        Alarm.LOG_STOPPED: Severity.FAILING,
-        Alarm.LOW_SPACE: Severity.FAILING,
-        Alarm.NOT_REGISTERED: Severity.WARNING,
-        Alarm.SESSION_NOT_CONNECTED: Severity.WARNING,
-        Alarm.LOOPBACK_ADVERTISED: Severity.WARNING,
-        Alarm.CONNECTIONS_FULL: Severity.WARNING,
-        Alarm.PARTITIONS_CLOSED: Severity.WARNING,
-        Alarm.RELOAD_REFUSED: Severity.WARNING,
-        Alarm.TOPIC_DEFINITION: Severity.WARNING,
-        Alarm.RETENTION_FAILED: Severity.WARNING,
-        Alarm.CLOCK_DOUBTED: Severity.WARNING,
-        Alarm.TRANSACTIONS_OFFLINE: Severity.FAILING,
-        Alarm.TRANSACTIONS_SILENT: Severity.FAILING,
-        Alarm.TRANSACTIONS_STUCK: Severity.FAILING,
-        Alarm.TRANSACTIONS_IN_DOUBT: Severity.WARNING,
-        Alarm.TRANSACTION_JOURNAL: Severity.WARNING,
-        Alarm.JOB_FAILED: Severity.WARNING,
+        Alarm.NOT_RUNNING,
+        Alarm.DIRECTORY_OFFLINE,
+        Alarm.DIRECTORY_SILENT,
+        Alarm.LOG_STOPPED,
+        Alarm.LOW_SPACE,
+        Alarm.TRANSACTIONS_OFFLINE,
+        Alarm.TRANSACTIONS_SILENT,
+        Alarm.TRANSACTIONS_STUCK,
     }
 )
-"""ZooKeeper is no reason to call a broker failing: connected clients are served, and a
-restart of the broker while ZooKeeper is away makes an outage of it."""
+"""None of ZooKeeper's: without it connected clients are served, and a restart of the
+broker would turn that into an outage."""
+
+SEVERITIES: Final = {
+    alarm: Severity.FAILING if alarm in _FAILING else Severity.WARNING
+    for alarm in Alarm
+}
 
 SERVING_STATES: Final = frozenset({State.STARTING, State.RUNNING})
-"""A broker can be asked from the moment on when it serves; after that a start only
-waits for ZooKeeper, and the alarms of the registration name it."""
+"""A broker answers this question from the moment on when it serves; after that a start
+only waits for ZooKeeper, and the alarms of the registration name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +101,8 @@ class Problem:
 def find_problems(status: BrokerStatus) -> tuple[Problem, ...]:
     """Return the problems of a broker, failing alarms first; empty: none.
 
-    Of each alarm at most `PROBLEMS_PER_ALARM_MAX` problems are told, and then how many
-    more there are.
+    Of each alarm at most `PROBLEMS_PER_ALARM_MAX` problems are listed, and then the
+    number of the others.
     """
     texts: dict[Alarm, list[str]] = {alarm: [] for alarm in Alarm}
     for alarm, text in _judge(status):
@@ -123,7 +115,7 @@ def find_problems(status: BrokerStatus) -> tuple[Problem, ...]:
 
 
 def is_failing(problems: Iterable[Problem]) -> bool:
-    """Tell whether an operator has to act."""
+    """Return whether an operator has to act."""
     return any(problem.severity is Severity.FAILING for problem in problems)
 
 
@@ -221,9 +213,9 @@ def _shortened(texts: list[str]) -> list[str]:
 def describe_health(status: BrokerStatus) -> dict[str, object]:
     """Return who the broker is and how it does, ready for JSON."""
     problems = find_problems(status)
-    verdict = "failing" if is_failing(problems) else "warning" if problems else "ok"
+    overall = "failing" if is_failing(problems) else "warning" if problems else "ok"
     return {
-        "status": verdict,
+        "status": overall,
         "problems": [
             {
                 "alarm": problem.alarm.value,

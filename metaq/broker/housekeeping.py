@@ -5,18 +5,18 @@ turn when that time is over (`run`). The task sleeps until the first one is due,
 broker with nothing to do does nothing. A turn has up to three steps:
 
     run     on the loop; short. Often all there is. May return
-    work    that blocks, done by the executor meanwhile; it may return
+    work    that blocks, done by the executor; it may return
     finish  takes the result, on the loop again
 
-A job is asked for its next delay when its turn has ended, so that turns of one job
-never overlap, and missed turns (a machine that slept, a long turn) are made up by one.
-A turn that fails is logged and counted, and comes again like any other; the other jobs
-do not notice. The same error over and over is logged once.
+A job is asked for its next delay when its turn has ended, so turns of one job never
+overlap, and one turn makes up for several missed ones (a machine that slept, a long
+turn). A turn that fails is logged and counted, and repeated like any other; it does not
+affect other jobs. A repeated error is logged once.
 
-`stop` waits for the task, not for work: the owner of its data waits for it.
-Work that was handed to the executor is never called off, as its owner may count on it.
+`stop` waits for the task, not for work: the owner of its data waits for it. Submitted
+work is never cancelled, because its owner may rely on it.
 
-Jobs and their parts are put together by the app; the periods are here.
+The app assembles the jobs; the periods are here.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from metaq.retry import wait_set
 from metaq.storage.retention_run import RetentionReport
 
 REALTIME_RESET_S: Final = 30 * 60.0
-"""Realtime statistics start afresh this often (broker spec 7.2)."""
+"""Realtime statistics start afresh this often (docs/metaq-1.4/broker.md 7.2)."""
 CONNECTION_CHECK_S: Final = 5.0
 """Connections are checked for being idle or stalled this often."""
 DELETED_CHECK_S: Final = 60.0
@@ -62,7 +62,7 @@ LOG_CHECK_S_MIN: Final = 0.05
 DELAY_S_MIN: Final = 0.01
 """A job never comes again sooner: a wrong delay must not keep a processor busy."""
 DELAY_AFTER_BUG_S: Final = 60.0
-"""Delay before a job that failed to tell its own."""
+"""Delay before a job whose own delay failed."""
 
 Finish: TypeAlias = Callable[[], None]
 """The end of a turn, on the event loop."""
@@ -84,25 +84,16 @@ class Job:
     """Does its turn, or the first step of it; must not block."""
 
 
+@dataclass(slots=True)
 class _Entry:
     """A job and its results."""
 
-    __slots__ = (
-        "due_s",
-        "failure_count",
-        "is_working",
-        "job",
-        "last_error",
-        "run_count",
-    )
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.due_s = math.inf
-        self.is_working = False
-        self.run_count = 0
-        self.failure_count = 0
-        self.last_error = ""
+    job: Job
+    due_s: float = math.inf
+    is_working: bool = False
+    run_count: int = 0
+    failure_count: int = 0
+    last_error: str = ""
 
 
 class Housekeeping(Service):
@@ -118,12 +109,7 @@ class Housekeeping(Service):
     ) -> None:
         """Take over the jobs; each has its first turn when its delay is over.
 
-        Args:
-            jobs: names are unique.
-            clock: the monotonic one tells when a job is due.
-            executor: does the work; not owned. It has a thread to spare for a turn
-                that takes minutes.
-            stop_timeout_s: bound on `stop`, in seconds.
+        The executor is not owned; it needs a spare thread for a turn of minutes.
         """
         super().__init__("housekeeping", stop_timeout_s=stop_timeout_s)
         self._clock = clock
@@ -138,9 +124,9 @@ class Housekeeping(Service):
         self.spawn(self._run(), name="run")
 
     def wake(self) -> None:
-        """Ask every job again how long it can be left alone.
+        """Ask every job again for its delay; call this when settings changed.
 
-        To be called when settings changed; no job comes later than it would have.
+        No job comes later than it would have.
         """
         for entry in self._entries:
             if not entry.is_working:
@@ -152,7 +138,7 @@ class Housekeeping(Service):
     def run_due(self) -> float:
         """Run due jobs; return the seconds until the next one is due, or infinity.
 
-        Called by the task at each awakening, and by tests in its place.
+        Called by the task each time it wakes, and directly by tests.
         """
         now_s = self._clock.monotonic_s()
         for entry in self._entries:
@@ -181,6 +167,7 @@ class Housekeeping(Service):
     # -- one turn
 
     def _begin_turn(self, entry: _Entry) -> None:
+        failure = None
         try:
             work = entry.job.run()
             if work is not None:
@@ -190,9 +177,8 @@ class Housekeeping(Service):
                 entry.is_working = True
                 return
         except Exception as error:  # noqa: BLE001  # one job must not stop the others
-            self._end_turn(entry, error)
-        else:
-            self._end_turn(entry, None)
+            failure = error
+        self._end_turn(entry, failure)
 
     def _on_worked(
         self, entry: _Entry, working: "asyncio.Future[Finish | None]"
@@ -200,14 +186,14 @@ class Housekeeping(Service):
         entry.is_working = False
         if working.cancelled() or self.state is not State.RUNNING:
             return
+        failure = None
         try:
             finish = working.result()
             if finish is not None:
                 finish()
         except Exception as error:  # noqa: BLE001  # one job must not stop the others
-            self._end_turn(entry, error)
-        else:
-            self._end_turn(entry, None)
+            failure = error
+        self._end_turn(entry, failure)
         self._wakeup.set()
 
     def _end_turn(self, entry: _Entry, error: Exception | None) -> None:
@@ -261,15 +247,11 @@ def every(name: str, period_s: float, run: Callable[[], Work | None]) -> Job:
 
 
 def log_check_s(topics: Iterable[TopicConfig]) -> float:
-    """Return how often logs have to be looked at, in seconds.
+    """Return how often logs have to be checked, in seconds.
 
-    Args:
-        topics: the settings of every topic that has a log or may get one.
-
-    Returns:
-        A quarter of the shortest sync interval in threshold mode, so that no sync is
-        later than by a quarter, and `LOG_CHECK_S` at the most: the free space is
-        looked at on the same occasion.
+    It is a quarter of the shortest sync interval in threshold mode, so that no sync is
+    late by more than a quarter, and at most `LOG_CHECK_S`: the free space is checked at
+    the same time.
     """
     intervals_s = [
         topic.unflush_interval_ms / 1000 / 4
@@ -287,15 +269,15 @@ def retention_job(
     find_early: Callable[[], Collection[str] | None],
     on_end: Callable[[RetentionReport], None],
 ) -> Job:
-    """Return the job that lets old segments go.
+    """Return the job that removes old segments.
 
     Args:
-        schedules: say which topics are due; `wake` when they were replaced.
+        schedules: say which topics are due; call `wake` after replacing them.
         clock: the wall clock, which the schedules follow.
-        begin: returns the blocking run, which lets segments of these topics go by
-            age, and of all topics by size; None when there is nothing to do.
-        find_early: asked at every look: topics for a run that does not wait for the
-            schedule (a disk is nearly full, or a size over its limit); None: no run.
+        begin: returns the blocking run, which removes segments of these topics by age,
+            and of all topics by size; None when there is nothing to do.
+        find_early: returns the topics of a run that does not wait for the schedule (a
+            disk is nearly full, or a size over its limit); None: no run.
         on_end: takes the result of the run, on the event loop.
     """
 

@@ -3,18 +3,18 @@
     /health    JSON; 200 while everything is served, 503 while an alarm is failing
     /metrics   the text format of Prometheus
 
-Nothing can be changed through this port, and nothing is read from a request but its
-path. It is bounded like every other: connections are few, an old one gives way when
-there are too many, and a slow answer is made on a thread, not on the event loop. That
-thread has no other work: a slow disk, which the metrics may show, must not delay them.
+Nothing can be changed through this port, and only the path of a request is read.
+Connections are bounded: an old one is closed when there are too many. A slow answer is
+rendered on a thread of its own, not on the event loop: a slow disk, which the metrics
+may show, must not delay them.
 
-There is no registry of metrics that outlives a request and no counter in here: each
-rendering builds its families from one `BrokerStatus` and what its fields declare, so
-numbers of one answer belong together. The process's own figures (`process_...`) are
-read from the system by the library.
+No registry of metrics outlives a request, and no counter is kept here: each rendering
+builds its families from one `BrokerStatus` and the declarations of its fields, so the
+numbers of one answer belong together. The library reads the process's own figures
+(`process_...`) from the system.
 
-The app imports this module only when `httpPort` is set: the library behind it costs
-more memory than the rest of the broker.
+The app imports this module only when `httpPort` is set: aiohttp needs more memory than
+the rest of the broker.
 """
 
 import asyncio
@@ -75,29 +75,17 @@ class HttpServer(Service):
         clock: Clock,
         stop_timeout_s: float,
     ) -> None:
-        """Prepare a server.
-
-        Args:
-            host: address to bind, `httpHost`.
-            port: `httpPort`; 0 lets the system pick one.
-            status: makes a snapshot; called on the event loop.
-            clock: tells the age of connections.
-            stop_timeout_s: bound on `stop`, in seconds.
-        """
+        """Prepare a server; port 0: any free one."""
         super().__init__("http", stop_timeout_s=stop_timeout_s)
         self._host = host
-        self._port = port
+        self.port = port
+        """Port that is listened on, once started."""
         self._status = status
         self._clock = clock
         self._renderer = HelperThreads(1, "metaq-http")
         # When each connection was opened; closed ones stay until a newcomer looks.
         self._opened: dict[web.RequestHandler, float] = {}
         self._fresh: set[web.RequestHandler] = set()
-
-    @property
-    def port(self) -> int:
-        """Return the port that is listened on, once started."""
-        return self._port
 
     async def on_start(self) -> None:
         """Bind and listen.
@@ -129,7 +117,7 @@ class HttpServer(Service):
         loop = asyncio.get_running_loop()
         try:
             listening = await loop.create_server(
-                new_connection, self._host, self._port, backlog=CONNECTION_COUNT_MAX
+                new_connection, self._host, self.port, backlog=CONNECTION_COUNT_MAX
             )
         except OSError as error:
             # asyncio's own text names the address again.
@@ -137,15 +125,15 @@ class HttpServer(Service):
             reason = os.strerror(number) if number > 0 else error.strerror or error
             raise ConfigError(
                 f"HTTP cannot be served on httpHost={self._host}"
-                f" httpPort={self._port}: {reason}"
+                f" httpPort={self.port}: {reason}"
             ) from error
 
         async def close() -> None:
             listening.close()
 
         self.on_way_down("port", close)
-        self._port = listening.sockets[0].getsockname()[1]
-        _log.info("http listening: host=%s port=%d", self._host, self._port)
+        self.port = listening.sockets[0].getsockname()[1]
+        _log.info("http listening: host=%s port=%d", self._host, self.port)
 
     async def _stop_renderer(self) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)

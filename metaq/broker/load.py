@@ -1,7 +1,7 @@
 """The bounds that connections share: bytes in memory, and time on the loop.
 
-Neither costs a connection anything that stays within its share; what goes beyond it
-waits, and the others are served meanwhile.
+A connection within its share pays nothing; one beyond its share waits, and the others
+are served first.
 """
 
 import logging
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TURN_S: Final = 0.001
-"""Longest time of one piece of work before others get their turn: a put that comes
-meanwhile waits for one before it is read and for one before it is answered. Shorter
-pieces make small groups for the disk: 0.3 ms cost streams of small puts a quarter."""
+"""Longest time of one piece of work before others get their turn: a put that arrives
+waits for one piece before it is read and for one before it is answered. Shorter pieces
+make small groups for the disk: 0.3 ms slowed streams of small puts by a quarter."""
 
 LARGE_READ_BYTES: Final = 16 * 1024
-"""A read of more waits for its turn, so that what others have sent meanwhile is on its
-way to the disk before."""
+"""A larger read waits for its turn, so that puts received from others go to the disk
+first."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -44,10 +44,10 @@ class Load:
     """Bytes that all connections hold in memory, under one bound.
 
     Three things count: puts that were read and not yet answered, frames that have not
-    arrived in whole, and replies that have not left. Puts wait for the disk; the rest
-    waits for peers, who may never do their part. So the bound has three steps:
+    arrived in full, and replies that have not left. Puts wait for the disk; the rest
+    waits for peers, which may never send or read. So the bound has three steps:
 
-    * full: sessions stop reading, and are called when there is room again;
+    * full: sessions stop reading, and are called when bytes are free again;
     * replies take half of it: a session goes on when its own have left;
     * what waits for peers takes all of it: the connection that holds most is closed.
 
@@ -70,12 +70,12 @@ class Load:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether sessions must stop reading."""
+        """Return whether sessions must stop reading."""
         return self.in_flight_bytes + self.partial_bytes + self.reply_bytes >= self._max
 
     @property
     def has_many_replies(self) -> bool:
-        """Tell whether sessions wait until their own replies have left."""
+        """Return whether sessions wait until their own replies have left."""
         return self.reply_bytes >= self._max // 2
 
     def join(self, holder: Holder) -> None:
@@ -113,11 +113,7 @@ class Load:
         self._sleepers.append(wake)
 
     def relieve(self, last: Holder) -> None:
-        """Close the largest holders until unread replies fit the bound.
-
-        Args:
-            last: who came last; goes first among equals.
-        """
+        """Close the largest holders, `last` first among equals, until the rest fits."""
         while (held_bytes := self.partial_bytes + self.reply_bytes) >= self._max:
             self.drop(
                 self._find_largest(last),
@@ -133,7 +129,7 @@ class Load:
         """Close a connection for want of memory; each power of two is logged."""
         self.dropped_count += 1
         if self.dropped_count & (self.dropped_count - 1) == 0:
-            log.warning(
+            _log.warning(
                 "connection closed for memory: peer=%s held_bytes=%d dropped=%d"
                 " cause=%s",
                 holder.peer,
@@ -153,32 +149,32 @@ class Load:
                 wake()
 
 
-def call_behind_sockets(loop: AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call back when the loop has served its sockets, and the callbacks of that.
+def call_after_sockets(loop: AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call back when the loop has served its sockets and their callbacks.
 
-    A turn of the loop looks at the sockets, calls what was asked for before, then what
-    the sockets and the timers are due. With `call_soon` alone, two pieces of work run
-    between the moment when a put arrives and the moment when it is read.
+    A turn of the loop polls the sockets, runs what was scheduled before, then the
+    callbacks of sockets and timers. With `call_soon` alone, two pieces of work run
+    between the arrival of a put and its reading.
     """
-    # A timer is due behind the sockets, so its call is behind the calls of theirs.
+    # Timers come after sockets, so this call comes after theirs.
     loop.call_later(0, loop.call_soon, call)
 
 
 class Turns:
     """Work that one turn of the loop is too short for, continued turn by turn.
 
-    One piece of it runs at a time, of whichever session: however much waits here, what
-    comes new to the loop waits for one piece, of TURN_S or little more.
+    One piece runs at a time, of any session: new input waits for one piece of TURN_S or
+    little more, however many pieces are queued.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """Run pieces with `call_soon`: see `call_behind_sockets`."""
+        """Run pieces with `call_soon`: see `call_after_sockets`."""
         self._call_soon = call_soon
         self._waiting: deque[Callable[[], None]] = deque()
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether any piece waits."""
+        """Return whether any piece waits."""
         return bool(self._waiting)
 
     def ask(self, go_on: Callable[[], None]) -> None:

@@ -64,9 +64,9 @@ def _describe_reload(control: Control, reload: Reload) -> Figures:
         "broker_id": system.broker_id,
         "address": control.context.address,
         "data_dir": os.path.abspath(system.data_path),
-        "added": list(reload.topics.added),
-        "removed": list(reload.topics.removed),
-        "changed": list(reload.topics.changed),
+        "added": list(reload.added),
+        "removed": list(reload.removed),
+        "changed": list(reload.changed),
         "needs_restart": list(reload.needs_restart),
     }
 

@@ -14,7 +14,7 @@ from metaq.broker.app import Broker
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """Longest time until the storage thread gets the interpreter back after an fsync;
@@ -80,7 +80,7 @@ async def run_broker(
         if reloader is not None:
             reloader.cancel()
         await broker.stop()
-    log.info("broker stopped: broker=%d", config.system.broker_id)
+    _log.info("broker stopped: broker=%d", config.system.broker_id)
     if broker.failure is not None:
         raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
 
@@ -104,6 +104,6 @@ async def _reload_when(is_wanted: asyncio.Event, broker: Broker) -> None:
         try:
             await broker.control.reload()
         except MetaqError:
-            log.warning("reload by signal had no effect")
-        except Exception:  # a bug in one reload must not end the next
-            log.exception("reload by signal failed")
+            _log.warning("reload by signal had no effect")
+        except Exception:  # noqa: BLE001  # a bug in one reload must not end the next
+            _log.exception("reload by signal failed")

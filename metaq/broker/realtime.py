@@ -5,7 +5,7 @@ left out here: a get may name any group, and a counter for each
 would let strangers fill the memory. For the same reason topics are bounded; a topic
 beyond the bound still counts for its operation as a whole.
 
-Source: broker spec 7.2.
+Source: docs/metaq-1.4/broker.md 7.2.
 """
 
 from typing import Final

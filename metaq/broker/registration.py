@@ -1,11 +1,11 @@
 """Registration of this broker in ZooKeeper, and its times.
 
-Advertised after recovery and listen, because clients that read the nodes connect at
-once; withdrawn before the drain, so that clients look elsewhere while the broker still
-answers. How the nodes get there and stay there is `metaq.zk.registry`'s business; an
-absent or flapping ZooKeeper never reaches puts and gets.
+A broker is advertised after recovery and listen, because clients that read the nodes
+connect at once. It is withdrawn before the drain, so that clients look elsewhere while
+it still answers. `metaq.zk.registry` writes the nodes and maintains them; an absent or
+flapping ZooKeeper never affects puts and gets.
 
-Source: broker spec 3.1 to 3.5; section 12 rows 11 and 12.
+Source: docs/metaq-1.4/broker.md 3.1 to 3.5; section 12 rows 11 and 12.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from socket import getaddrinfo
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
@@ -25,6 +25,7 @@ from metaq.lifecycle import Service
 from metaq.model import BrokerAddress
 from metaq.net.dial import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
+from metaq.storage.log_manager import LogManager
 from metaq.zk._kazoo_client import server_hosts
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
@@ -38,7 +39,7 @@ from metaq.zk.registry import (
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node, decode_directories, encode_directories
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
 """Pauses between tries to read or write the records of the data directories."""
@@ -48,7 +49,7 @@ TAKEOVER_MARGIN_S: Final = 2.0
 
 
 def advertised_host(config: BrokerConfig) -> str:
-    """Return the host that clients are told: hostName, or one of our addresses."""
+    """Return the advertised host: hostName, or one of our addresses."""
     return config.system.host_name or own_host()
 
 
@@ -109,14 +110,10 @@ def make_snapshot(
     *,
     withdrawn: Collection[str] = (),
 ) -> BrokerSnapshot:
-    """Return this broker's snapshot for ZooKeeper.
+    """Return this broker's snapshot for ZooKeeper, without `withdrawn` topics.
 
-    Args:
-        config: settings in effect.
-        address: where clients reach us.
-        log_topics: topics that have a log here, configured or not.
-        directories: path → identity and number of partitions of each data directory.
-        withdrawn: topics that are being deleted; nothing is said of them.
+    `log_topics` have a log here, configured or not; `directories` is path → identity
+    and partition count of each data directory.
     """
     # Configured topics first, sorted, then the rest: MetaQ's order (3.3).
     configured = sorted(config.topic_names)
@@ -163,16 +160,8 @@ async def read_claims(
     try:
         return {} if found is None else decode_directories(found.data)
     except PayloadError as error:
-        log.warning("record of data directories ignored: %s", error)
+        _log.warning("record of data directories ignored: %s", error)
         return {}
-
-
-class Directories(Protocol):
-    """Contents of the broker's data directories; implemented by `LogManager`."""
-
-    def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
-        """Raise DataMissingError where they held less at the start than that."""
-        ...
 
 
 class Registration(Service):
@@ -181,10 +170,10 @@ class Registration(Service):
     `start` connects in the background; `advertise` registers; `withdraw` takes the
     registration back; `stop` ends the session.
 
-    A broker is registered only after its data directories were compared with what
-    ZooKeeper knows of them from earlier runs: one whose disk is not mounted would serve
-    empty logs; and after the topics in ZooKeeper are in effect. What the directories
-    hold is recorded there with its registration.
+    A broker registers only after its data directories were compared with ZooKeeper's
+    record of earlier runs, because a broker whose disk is not mounted would serve empty
+    logs, and after the topics in ZooKeeper are in effect. The contents of the
+    directories are recorded there with the registration.
     """
 
     def __init__(
@@ -192,7 +181,7 @@ class Registration(Service):
         config: BrokerConfig,
         coordinator: Coordinator,
         clock: Clock,
-        directories: Directories,
+        logs: LogManager,
     ) -> None:
         zookeeper = config.zookeeper
         super().__init__("registration", stop_timeout_s=5.0)
@@ -204,7 +193,7 @@ class Registration(Service):
         takeover_wait_s = 0.0
         if config.system.server_port == 0:
             takeover_wait_s = zookeeper.session_timeout_ms / 1000 + TAKEOVER_MARGIN_S
-        self._directories = directories
+        self._logs = logs
         self._is_prepared = False
         self._refusal = ""
         self._snapshot: BrokerSnapshot | None = None
@@ -232,13 +221,11 @@ class Registration(Service):
     ) -> bool:
         """Register; wait for it no longer than zk.zkConnectionTimeoutMs.
 
-        Args:
-            snapshot: the nodes to register; `update` replaces it, also before they are.
-            wait_definitions: returns when the topics in ZooKeeper are in effect; before
-                that nothing is registered, or records of theirs would go and come back.
+        Nothing is registered before `wait_definitions` returns, when the topics in
+        ZooKeeper are in effect: their records would disappear and come back.
 
         Returns:
-            False when ZooKeeper did not answer in time; it is done when it does.
+            False if ZooKeeper did not answer in time; then it is done later.
 
         Raises:
             BrokerIdTakenError: another broker has our id.
@@ -250,7 +237,7 @@ class Registration(Service):
             async with asyncio.timeout(self._connect_timeout_s):
                 await self._prepare(wait_definitions)
         except TimeoutError:
-            log.warning(
+            _log.warning(
                 "registration pending; the broker serves and registers later:"
                 " broker=%s session=%s",
                 snapshot.role,
@@ -261,15 +248,15 @@ class Registration(Service):
         return await self._registry.register(self._snapshot, deadline_s=deadline_s)
 
     def update(self, snapshot: BrokerSnapshot) -> None:
-        """Tell of a change; done in the background."""
+        """Register a changed snapshot in the background."""
         self._snapshot = snapshot
         if self._is_prepared:
             self._registry.update(snapshot)
 
     async def withdraw(self, *, timeout_s: float) -> bool:
-        """Take everything back; return whether clients could have noticed.
+        """Withdraw the registration; return whether any topic was registered.
 
-        Never raises; nodes that are left go with the session.
+        Never raises; nodes that are left disappear with the session.
         """
         was_there = self._registry.statistics().topic_count > 0
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -295,7 +282,7 @@ class Registration(Service):
             DataMissingError: one of them holds less.
         """
         claims = await read_claims(self._coordinator, self._node, self._clock)
-        self._directories.check_claims(witness_of(self._node), claims)
+        self._logs.check_claims(witness_of(self._node), claims)
 
     async def _prepare(self, wait_definitions: Callable[[], Awaitable[None]]) -> None:
         """Wait until the broker may be registered; raises as `_check`."""
@@ -310,7 +297,7 @@ class Registration(Service):
             await self._prepare(wait_definitions)
         except DataMissingError as error:
             self._refusal = str(error)
-            log.error("not registered: %s", error)
+            _log.error("not registered: %s", error)
             return
         assert self._snapshot is not None
         self._registry.update(self._snapshot)

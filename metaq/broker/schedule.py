@@ -5,18 +5,18 @@ Theory of operation. A quartz expression has six or seven fields:
     seconds minutes hours day-of-month month day-of-week [year]
     0       0       6,18  *            *     ?
 
-Each field is read by quartz's rules into the set of its values, and APScheduler's
-`CronTrigger` is built from those sets, so that only its calendar is relied upon and
-none of its syntax, where Monday is 0 and quartz's Sunday is 1. What it has no words
-for (`W`, `LW`, `L-3`, and `L` or `#` inside a list) is refused when the setting is
-read. Fields may hold `*`, `?`, names, lists, ranges that may wrap (`FRI-MON`,
+Each field is read by quartz's rules into the set of its values. APScheduler's
+`CronTrigger` is built from those sets, so only its calendar is used and none of its
+syntax, where Monday is 0 and quartz's Sunday is 1. Forms that it lacks (`W`, `LW`,
+`L-3`, and `L` or `#` inside a list) are refused when the setting is read. Fields may
+hold `*`, `?`, names, lists, ranges that may wrap (`FRI-MON`,
 `22-2`), steps, `L` (the last day of the month), `6L` (its last Friday) and `6#3` (its
 third Friday). Exactly one of the two day fields is `?`.
 
 `Schedules` keeps one job per distinct text. The housekeeping sleeps until the next one
-is due, but never longer than `NAP_S_MAX`: the wall clock may be set meanwhile.
+is due, but never longer than `NAP_S_MAX`, because the wall clock may be set.
 
-Source: broker spec 2.9.
+Source: docs/metaq-1.4/broker.md 2.9.
 """
 
 import datetime as dt
@@ -132,7 +132,7 @@ def _read_day(text: str, months: set[int]) -> dict[str, str]:
     if "w" in folded:
         _refuse(_DAY, text, "the weekday nearest to a day (W) is not supported")
     if "l" in folded:
-        _refuse(_DAY, text, "L must stand alone; L-n is not supported")
+        _refuse(_DAY, text, "L must be alone; L-n is not supported")
     days = _read_values(_DAY, text)
     if min(days) > max(MONTH_DAYS_MAX[month - 1] for month in months):
         _refuse(_DAY, text, "none of the months has such a day")
@@ -153,7 +153,7 @@ def _read_weekday(text: str) -> dict[str, str]:
             _refuse(_WEEKDAY, text, f"expected 1..5 after '#', got {position}")
         return {"day": f"{POSITIONS[position - 1]} {name}"}
     if "#" in text or re.search(r"(?:[0-9]|[A-Za-z]{3})[Ll]\b", text):
-        _refuse(_WEEKDAY, text, "L and # must stand alone")
+        _refuse(_WEEKDAY, text, "L and # must be alone")
     values = _read_values(_WEEKDAY, text)
     if len(values) == len(WEEKDAYS):
         return {"day_of_week": "*"}
@@ -193,7 +193,7 @@ def _read_item(field: _Field, text: str, match: re.Match[str]) -> list[int]:
         return list(range(first, last + 1, step))
     if field is _YEAR:
         _refuse(field, text, "the first year must not be greater than the last")
-    # A range that wraps goes on counting its steps behind the largest value.
+    # A range that wraps continues its steps after the largest value.
     size = field.high - field.low + 1
     return [
         value if value <= field.high else value - size
@@ -264,13 +264,10 @@ class Schedules:
         self._seen_ms = clock.wall_ms()
 
     def replace_jobs(self, schedules: Mapping[str, str]) -> None:
-        """Put new jobs in the place of the old ones.
+        """Replace the jobs by those of `schedules`, topic → expression.
 
         A job whose text stays keeps its next firing, so a reload at the very second
         loses nothing.
-
-        Args:
-            schedules: topic → expression.
 
         Raises:
             ConfigError: an expression is refused; the old jobs stay. The message
@@ -303,8 +300,8 @@ class Schedules:
     def take_due(self) -> frozenset[str]:
         """Return the topics that are due now, and move their jobs on.
 
-        A wall clock that went back is noticed here: every job is then counted anew
-        from the new time, so that none waits for a time that lies far ahead.
+        If the wall clock went back, every job is counted from the new time, so that
+        none waits for a time in the far future.
         """
         now_ms = self._clock.wall_ms()
         went_back = now_ms < self._seen_ms

@@ -1,28 +1,28 @@
 """One client connection: bytes in, commands carried out, replies out.
 
-Theory of operation. The channel gives bytes; the hot loop takes the ordinary puts off
-their front, the general path takes one frame, and so on until the bytes end inside a
+Theory of operation. The channel gives bytes; the hot loop takes the ordinary puts at
+their start, the general path takes one frame, and so on until the bytes end inside a
 frame. A put that was received alone is gathered with those of other connections.
-Replies go out as they are ready, which is the order of the commands but for puts and
+Replies leave when they are ready, in the order of the commands except for puts and
 waiting gets: those are answered when the disk has them, puts to one log in their order.
-Clients pair replies by opaque (broker spec 1.2, rule 8). In a transaction that is sent
-in one piece the begin is answered with its puts, and they with the commit: a system
-call for each would cost more than the command.
+Clients pair replies by opaque (docs/metaq-1.4/broker.md 1.2, rule 8). In a transaction
+that is sent in one piece the begin is answered with its puts, and they with the commit:
+a system call for each would cost more than the command.
 
 Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
 puts in flight on this connection, reply bytes that its peer has not read, what all
-connections hold together (`load.py`). It goes on when there is room again. Commands
+connections hold together (`load.py`). It resumes when the bound allows it. Commands
 that take longer than a turn of the loop are continued in later turns, one connection a
-turn, and a large read waits for one: a flood on one costs the others a millisecond of
-the loop or two.
+turn, and a large read waits for one: a flood on one connection delays the others by a
+millisecond or two.
 
 The end: after a quit, a malformed frame, the peer's own end, or the broker's, nothing
-more is read; what the commands so far are owed is sent first, then the connection is
+more is read; replies to the commands so far are sent first, then the connection is
 closed. A peer that is silent, that does not finish a frame, or that does not read is
 cut off by `check`, which housekeeping calls.
 
-    Invariant: `_owed` counts commands that will still be answered; the channel is
-    closed by us only when it is 0, or by `abort`.
+    Invariant: `unanswered_count` counts commands that will still be answered; we close
+    the channel only when it is 0, or by `abort`.
 """
 
 import logging
@@ -49,7 +49,7 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.connection import NEED_DATA, Connection, InPieces, Role, WireLimits
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -64,7 +64,7 @@ class Session:
         on_closed: Callable[["Session"], None],
     ) -> None:
         limits = context.config.limits
-        self._channel = channel
+        self.channel = channel
         self._context = context
         self._on_closed = on_closed
         self._connection = Connection(
@@ -79,11 +79,14 @@ class Session:
         self._hot = HotPuts(self, context, single_puts)
         self._in_flight_max = limits.connection_in_flight_bytes_max
         self._queue_max = limits.connection_buffer_bytes_max
-        self._in_flight_bytes = 0
-        self._owed = 0
+        self.in_flight_bytes = 0
+        """Bytes held by commands in flight."""
+        self.unanswered_count = 0
+        """Commands in flight."""
         self._partial_bytes = 0
         self._waiters: set[Waiter] = set()
-        self._is_paused = False
+        self.is_paused = False
+        """Received commands wait for free bytes, or for their turn."""
         self._is_resume_due = False
         self._is_closed = False
         self._steps: Generator[None, None, bytes] | None = None
@@ -98,7 +101,7 @@ class Session:
         self._context.connection_count += 1
         load = self._context.load
         load.join(self)
-        self._channel.start(
+        self.channel.start(
             on_data=self._on_data,
             on_end=lambda: self.end("peer ended"),
             on_room=self._resume_soon,
@@ -109,7 +112,7 @@ class Session:
         )
 
     def end(self, reason: str) -> None:
-        """Read no more; close when everything that is owed was sent."""
+        """Read no more; close when every command so far was answered."""
         if self._end_reason:
             return
         self._end_reason = reason
@@ -119,79 +122,61 @@ class Session:
         except MemoryError:
             self.abort("no memory")
         self._drop_partial()
-        self._channel.pause_reading()
+        self.channel.pause_reading()
         self._context.waiters.end_all(self._waiters)
         self._context.transactions.end_owner(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
-        """Close at once; what is owed is lost."""
-        self._channel.abort(reason)
+        """Close at once; replies that were not sent are lost."""
+        self.channel.abort(reason)
 
     def drop(self, reason: str) -> None:
         """Close and give back the memory: half a frame, and replies not read."""
-        is_deaf = self._channel.held_bytes > self._partial_bytes
+        is_deaf = self.channel.held_bytes > self._partial_bytes
         self.end(reason)
         if is_deaf:
             self.abort(reason)
 
     def check(self, now_s: float, timeout_s: float) -> None:
-        """Cut the peer off if it makes no progress.
+        """Cut the peer off if it makes no progress for `timeout_s`; 0: never.
 
-        Args:
-            now_s: monotonic time.
-            timeout_s: how long it may be silent, take for one frame, or leave its
-                replies unread, and how long it is answered after its end; 0 is for
-                ever.
+        It may be silent, take for one frame, leave its replies unread, or wait for
+        answers after its end for so long.
         """
-        # A reply that waits for another to join does not wait for a disk that hangs.
-        self._channel.send_queued()
+        # A reply that waits to join the next one must not wait for a disk that hangs.
+        self.channel.send_queued()
         if not timeout_s:
             return
-        if self._channel.stalled_s(now_s) > timeout_s:
+        if self.channel.stalled_s(now_s) > timeout_s:
             self.abort("peer does not read")
         elif self._frame_since_s and now_s - self._frame_since_s > timeout_s:
             self.end("frame takes too long")
-        elif self._channel.idle_s(now_s) > timeout_s:
-            if self._end_reason or self._is_paused:
-                # What it is owed waits for a disk that hangs; whether the peer is
-                # still there cannot be seen while nothing is read.
+        elif self.channel.idle_s(now_s) > timeout_s:
+            if self._end_reason or self.is_paused:
+                # Replies wait for a hung disk; while nothing is read, we cannot see
+                # whether the peer is still there.
                 self.abort(f"{self._end_reason or 'paused'}, and nothing moves")
-            elif not self._owed:
+            elif not self.unanswered_count:
                 self.end("idle")
-
-    @property
-    def owed(self) -> int:
-        """Return how many commands are in flight."""
-        return self._owed
-
-    @property
-    def is_paused(self) -> bool:
-        """Tell whether received commands wait for room, or for their turn."""
-        return self._is_paused
 
     @property
     def held_bytes(self) -> int:
         """Return what is held until the peer sends or reads more."""
-        return self._partial_bytes + self._channel.held_bytes
+        return self._partial_bytes + self.channel.held_bytes
 
     @property
     def peer(self) -> str:
         """Return `host:port` of the other side."""
-        return self._channel.peer
-
-    @property
-    def channel(self) -> Channel:
-        """Return the channel, for its statistics."""
-        return self._channel
+        return self.channel.peer
 
     # -- bytes in ---------------------------------------------------------------------
 
     def _on_data(self, data: bytes) -> None:
-        """Carry out what was received; without data what there is."""
+        """Carry out what was received, now or before."""
         try:
             if (
-                not self._owed
+                not self.unanswered_count
                 and self._frame_since_s is None
                 and self._take_single(data)
             ):
@@ -203,38 +188,37 @@ class Session:
                 self._wait_for_turn()
                 return
             self._process()
-            if self._owed == len(self._waiters):
-                self._channel.send_queued()
+            if self.unanswered_count == len(self._waiters):
+                self.channel.send_queued()
         except MemoryError:
-            # A command is lost half way: nothing behind it may be carried out.
+            # A command is lost half way: nothing after it may be carried out.
             self.run_out()
 
     def _lacking(self) -> int:
-        """Return what a frame under way lacks, unless others wait for their turn.
+        """Return how many bytes an incomplete frame lacks; 0 if others wait.
 
-        What is received and waits for its turn is not counted as held. So one
+        Received bytes that wait for their turn are not counted as held, so one
         connection at a time may receive more than the others.
         """
         is_alone = not self._context.turns.is_busy
         return self._connection.buffer.missing_bytes if is_alone else 0
 
     def _take_single(self, data: bytes) -> bool:
-        """Take a put that came alone, nothing else being under way on this connection.
+        """Take a put, or a batch of one, that came alone on an idle connection.
 
-        Or a batch of one. Most connections send nothing else, so it goes without what
-        `_process` looks at.
+        Most connections send nothing else, so this skips the checks of `_process`.
         """
         load = self._context.load
-        if self._channel.queued_bytes or load.is_full:
+        if self.channel.queued_bytes or load.is_full:
             return False
         size_bytes = self._hot.take_single(data)
         if size_bytes:
-            self._owed += 1
-            self._in_flight_bytes += size_bytes
+            self.unanswered_count += 1
+            self.in_flight_bytes += size_bytes
             load.hold(size_bytes)
         elif not self._hot.take_batch(data):
             return False
-        if self._in_flight_bytes >= self._in_flight_max or load.is_full:
+        if self.in_flight_bytes >= self._in_flight_max or load.is_full:
             self._pause()
         return True
 
@@ -244,7 +228,7 @@ class Session:
         turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
-                # Before any bound is looked at: going on is what frees its bytes.
+                # Before any bound is checked: the command at hand frees bytes.
                 self._take_step()
             elif self._must_pause():
                 self._pause()
@@ -293,10 +277,10 @@ class Session:
             self._context.load.hold(self._steps_bytes)
         else:
             reply = dispatch(event, self, self._context)
-            self._channel.queue(reply)
+            self.channel.queue(reply)
             # What is answered later has its begin wait for that.
             if reply and not is_begin(event):
-                self._channel.send_queued()
+                self.channel.send_queued()
         return True
 
     def _take_step(self) -> bool:
@@ -306,7 +290,7 @@ class Session:
             next(self._steps)
         except StopIteration as done:
             self._drop_steps()
-            self._channel.send(done.value)
+            self.channel.send(done.value)
             return True
         except MemoryError:
             self._drop_steps()
@@ -325,12 +309,12 @@ class Session:
             self._context.load.release(steps_bytes)
 
     def _finish_read(self) -> None:
-        """Go on reading, all that was received being carried out, within the bounds."""
+        """Go on reading within the bounds: all that was received was carried out."""
         if self._end_reason:
             return
         if self._must_pause():
             self._pause()
-        elif self._is_paused:
+        elif self.is_paused:
             self._unpause()
 
     def _note_frame(self) -> None:
@@ -352,22 +336,22 @@ class Session:
 
     def _must_pause(self) -> bool:
         return (
-            self._in_flight_bytes >= self._in_flight_max
-            or self._channel.queued_bytes >= self._queue_max
-            or self._channel.held_bytes >= self._queue_max
+            self.in_flight_bytes >= self._in_flight_max
+            or self.channel.queued_bytes >= self._queue_max
+            or self.channel.held_bytes >= self._queue_max
             or self._context.load.is_full
-            or (self._context.load.has_many_replies and self._channel.held_bytes > 0)
+            or (self._context.load.has_many_replies and self.channel.held_bytes > 0)
         )
 
     def _pause(self) -> None:
-        self._is_paused = True
-        self._channel.pause_reading()
+        self.is_paused = True
+        self.channel.pause_reading()
         load = self._context.load
         if load.is_full:
             load.call_when_room(self._resume_soon)
             load.relieve(self)
-        if self._channel.queued_bytes:
-            self._channel.want_empty()
+        if self.channel.queued_bytes:
+            self.channel.want_empty()
 
     def _wait_for_turn(self) -> None:
         """Read no more until what was received has had a turn."""
@@ -375,56 +359,51 @@ class Session:
         self._resume_soon()
 
     def _unpause(self) -> None:
-        self._is_paused = False
-        self._channel.resume_reading()
+        self.is_paused = False
+        self.channel.resume_reading()
 
     def _resume_soon(self) -> None:
-        """Go on where `_pause` stopped, outside whatever is running now."""
-        if self._is_paused and not self._is_resume_due:
+        """Go on where `_pause` stopped, in a later turn of the loop."""
+        if self.is_paused and not self._is_resume_due:
             self._is_resume_due = True
             self._context.turns.ask(self._resume)
 
     def _resume(self) -> None:
         self._is_resume_due = False
-        if self._is_paused:
+        if self.is_paused:
             self._on_data(b"")
 
     # -- answers (Answerer) -----------------------------------------------------------
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Return what commands in flight hold."""
-        return self._in_flight_bytes
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
         # What is appended was held by the command at hand until now.
         self._release_steps()
-        self._owed += count
-        self._in_flight_bytes += size_bytes
+        self.unanswered_count += count
+        self.in_flight_bytes += size_bytes
         self._context.load.hold(size_bytes)
 
     def answer(
         self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
     ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight."""
-        self._owed -= count
-        self._in_flight_bytes -= size_bytes
+        self.unanswered_count -= count
+        self.in_flight_bytes -= size_bytes
         try:
             # Gets that wait do not join: each is sent when its wait ends.
-            if self._owed > len(self._waiters):
-                self._channel.queue(replies)
+            if self.unanswered_count > len(self._waiters):
+                self.channel.queue(replies)
                 if not joins_next:
-                    self._channel.send_queued()
+                    self.channel.send_queued()
             else:
-                self._channel.send_now(replies)
+                self.channel.send_now(replies)
         except MemoryError:
-            # The peer would wait for ever; others of the group are told behind this.
+            # The peer would wait for ever. Do not raise: others of the group follow.
             self.run_out()
         self._context.load.release(size_bytes)
         if self._end_reason:
             self._close_if_settled()
-        elif self._is_paused:
+        elif self.is_paused:
             self._resume_soon()
 
     def run_out(self) -> None:
@@ -436,7 +415,7 @@ class Session:
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
         """Send a header and a range of a file; see `Channel.send_range`."""
-        self._channel.send_range(head, file, explain=explain, is_fresh=is_fresh)
+        self.channel.send_range(head, file, explain=explain, is_fresh=is_fresh)
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""
@@ -452,15 +431,15 @@ class Session:
             finish_get(command, self, self._context)
         except MemoryError:
             self.run_out()
-        except Exception as error:  # noqa: BLE001  # told to the waiters
+        except Exception as error:  # noqa: BLE001  # logged and answered
             reply = encode_failure(error, command, self._context)
         self.answer(reply, count=1, size_bytes=0)
 
     # -- the end ----------------------------------------------------------------------
 
     def _close_if_settled(self) -> None:
-        if not self._owed:
-            self._channel.close_after_flush(self._end_reason)
+        if not self.unanswered_count:
+            self.channel.close_after_flush(self._end_reason)
 
     def _drop_partial(self) -> None:
         """Forget what was received and not carried out."""
@@ -477,7 +456,7 @@ class Session:
         self._context.waiters.end_all(self._waiters)
         self._context.transactions.end_owner(self)
         self._context.connection_count -= 1
-        log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
+        _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)
 
 

@@ -1,15 +1,15 @@
 """Topics and partitions of this broker, and which of them take puts.
 
-A topic is accepted when a configured name matches it (the names are patterns, and the
-set of them only grows), or when it was made by command; a partition exists when it is
-below the topic's count. Closed partitions refuse puts and gets until they are opened
-again or the broker restarts. A topic that is being deleted is withdrawn: as if it had
-never been, whatever matches it.
+A topic is accepted if a configured name matches it (the names are patterns, and the set
+of them only grows), or if it was made by command; a partition exists if it is below the
+topic's count. Closed partitions refuse puts and gets until they are opened again or the
+broker restarts. A topic that is being deleted is withdrawn: it is treated as missing,
+even if a pattern matches it.
 
 Callers that keep an answer must check `version`: it grows with every change that could
 make an earlier answer wrong.
 
-Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
+Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 
 NAMES_REMEMBERED_MAX: Final = 4096
-"""Topic names, last asked for, of which it is remembered whether a rule takes them."""
+"""Topic names, last asked for, for which the decision of the rules is cached."""
 
 
 class Topics:
@@ -38,13 +38,7 @@ class Topics:
         *,
         choose: Callable[[int], int],
     ) -> None:
-        """Take over the configured topics.
-
-        Args:
-            config: names the topics and their settings.
-            logs: opened; makes logs on demand.
-            choose: returns a random number in 0..n-1 for n.
-        """
+        """Take over the configured topics; `logs` are opened."""
         self.version = 1
         self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
         """Called after a log was made for a put."""
@@ -80,11 +74,7 @@ class Topics:
         self.version += 1
 
     def withdraw(self, topics: frozenset[str]) -> None:
-        """Serve these topics no more; others that were withdrawn are back.
-
-        Args:
-            topics: those that are being deleted.
-        """
+        """Stop serving these topics, which are being deleted, and no others."""
         for topic in topics:
             self._closed.pop(topic, None)
         self._withdrawn = topics
@@ -96,11 +86,7 @@ class Topics:
     # -- puts -------------------------------------------------------------------------
 
     def resolve_put(self, topic: str, partition: int) -> int:
-        """Return the partition that a put goes to.
-
-        Args:
-            topic: as sent.
-            partition: as sent; -1 leaves the choice among the open ones to us.
+        """Return the partition that a put goes to; -1 is any open one.
 
         Raises:
             ForbiddenError: the partition is closed, or every one is.
@@ -148,13 +134,13 @@ class Topics:
     # -- gets -------------------------------------------------------------------------
 
     def find_log(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition that has one, whatever its topic's rules."""
+        """Return the log of a partition, also of a topic that takes no puts."""
         if topic in self._withdrawn:
             return None
         return self._logs.get(LogId(topic, partition))
 
     def may_appear(self, topic: str, partition: int) -> bool:
-        """Tell whether a put could make this log."""
+        """Return whether a put could make this log."""
         return self._accepts(topic) and (
             0 <= partition < self._config.topic(topic).partition_count
         )
@@ -166,13 +152,13 @@ class Topics:
     # -- settings ---------------------------------------------------------------------
 
     def has_stat(self, topic: str) -> bool:
-        """Tell whether realtime statistics are kept for a topic."""
+        """Return whether realtime statistics are kept for a topic."""
         return self._has_stat(topic)
 
     # -- administration ---------------------------------------------------------------
 
     def is_closed(self, topic: str, partition: int) -> bool:
-        """Tell whether a partition is administratively closed."""
+        """Return whether a partition is administratively closed."""
         return partition in self._closed.get(topic, ())
 
     def closed_partitions(self) -> dict[str, tuple[int, ...]]:
@@ -184,12 +170,7 @@ class Topics:
         }
 
     def close_partitions(self, topic: str, *, start: int, end: int | None) -> None:
-        """Close partitions until they are opened or the broker restarts.
-
-        Args:
-            topic: a configured topic.
-            start: the first one.
-            end: the last one; None: the topic's last.
+        """Close partitions `start` to `end`; None: to the topic's last.
 
         Raises:
             AdminError: no such topic in the configuration, or no such range.
@@ -203,7 +184,7 @@ class Topics:
     ) -> None:
         """Open partitions again; arguments and errors as for closing.
 
-        A closed partition can be opened, whatever a reload has made of its topic since.
+        A closed partition can be opened also after a reload has removed it.
         """
         closed = self._closed.get(topic, set())
         opened = {p for p in closed if start <= p and (end is None or p <= end)}

@@ -1,9 +1,11 @@
-"""Transactions as the wire and the partitions see them.
+"""Transactions between the wire, the coordinator and the partitions.
 
 `TopicSink` appends what is committed, to partitions that may have to be made first.
-What a session puts to one partition in one transaction in one pass is a run, as in
+The puts of a session to one partition in one transaction and one pass are a run, as in
 `acks.py`: journalled as one piece, answered by one formatting operation. Errors of the
-coordinator become MetaQ's replies here. Source: broker spec 5.3 to 5.5.
+coordinator become MetaQ's replies here.
+
+Source: docs/metaq-1.4/broker.md 5.3 to 5.5.
 """
 
 from collections.abc import Sequence
@@ -66,7 +68,7 @@ class TopicSink:
         )
 
     def _log(self, log_id: LogId) -> PartitionLog:
-        """Return a log of a topic that is served; closed partitions are no matter.
+        """Return a log of a topic that is served, also of a closed partition.
 
         Raises:
             StorageError: the topic was deleted, or is not in the settings any more.
@@ -101,13 +103,7 @@ class PutRunTicket:
     ) -> None:
         """Hold the commands in flight.
 
-        Args:
-            transaction: takes the puts.
-            answerer: the session that put.
-            partition: which one.
-            opaques: of the commands, in decimal.
-            ids: of each command's first record.
-            size_bytes: of all records.
+        Opaques are in decimal; ids are those of each command's first record.
         """
         self._transaction = transaction
         self._answerer = answerer
@@ -118,14 +114,14 @@ class PutRunTicket:
         answerer.hold(count=len(ids), size_bytes=self._size_bytes)
 
     def on_journalled(self, _position: int) -> None:
-        """Answer 200; where the records will lie is not known yet."""
+        """Answer 200; the offsets of the records are not known yet."""
         try:
             offsets = [NO_OFFSET] * len(self._ids)
             replies = encode_put_replies(
                 self._partition, self._opaques, self._ids, offsets
             )
         except MemoryError:
-            # Others of the group are still to be told.
+            # Do not raise: other tickets of this group still need replies.
             self._answerer.run_out()
             replies = b""
         is_committing = self._transaction.state is TxState.COMMITTING
@@ -173,18 +169,8 @@ def put_run(
 ) -> None:
     """Add puts to a transaction; they are answered when they are journalled.
 
-    Args:
-        transactions: the coordinator.
-        transaction: takes puts.
-        log_id: the partition.
-        chunks: records, in any split; owned by the transaction from now on.
-        answerer: the session that put.
-        opaques: of the commands, in decimal.
-        ids: of each command's first record.
-        size_bytes: length of the chunks.
-        record_count: records in them.
-        last_id: id of the last one.
-        journalled: the puts as records of the journal, in any split.
+    The transaction owns the chunks from now on: records in any split. `journalled` are
+    the same puts as records of the journal.
     """
     ticket = PutRunTicket(
         transaction, answerer, log_id.partition, opaques, ids, size_bytes

@@ -1,15 +1,15 @@
 """Gets that wait for data (the extra token `wait=` of our clients).
 
-A waiter ends in exactly one way, whatever happens first: data arrives, the log stops,
-the time is over, its partition is closed, the connection ends, the broker stops. Its
-answer is always the one that the get would have now without a wait.
+A wait ends when the first of these happens: data arrives, the log stops, the time is
+over, its partition is closed, the connection ends, the broker stops. Its answer is
+always the one that the get would have now without a wait.
 
 A get may wait for a log that does not exist yet, so waiters are kept by the name of
 the log; the first put to a partition wakes those too.
 
-Thousands may wait for one byte or one moment. The event that ends them visits none:
-they move to a queue in one step, and the queue is worked off turn by turn. Its first
-piece runs in the call that tells of the end, so a lonely waiter waits for nothing.
+Thousands may wait for one byte or one moment. The event that ends them moves them to a
+queue in one step, and the queue is processed turn by turn. Its first piece runs in the
+call that reports the event, so a single waiter is not delayed.
 """
 
 import asyncio
@@ -51,12 +51,9 @@ class Waiter:
     def __init__(
         self, command: Get, offset: Offset, finish: Callable[["Waiter"], None]
     ) -> None:
-        """Make a waiter; `Waiters.add` lets it wait.
+        """Make a waiter for data at `offset`; `finish` is called once at the end.
 
-        Args:
-            command: the get; its offset and wait may differ from those of the wait.
-            offset: where it wants data.
-            finish: called once when the wait ends.
+        Offset and wait of the command may differ from those of the wait.
         """
         self.command = command
         self.log_id = LogId(command.topic, command.partition)
@@ -102,23 +99,13 @@ class Waiters:
         self._by_tick: dict[int, _Group] = {}
         self._due: deque[Waiter] = deque()
         self._is_ending = False
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Return how many gets are waiting."""
-        return self._count
+        self.count = 0
+        """Gets that are waiting."""
 
     def add(self, waiter: Waiter, *, log: WaitableLog | None, wait_ms: int) -> None:
-        """Let a get wait.
-
-        Args:
-            waiter: who waits.
-            log: the log it reads; None when it does not exist yet.
-            wait_ms: bound of the wait, milliseconds.
-        """
-        self._count += 1
-        waiter.at_tick = self._tick_behind(wait_ms)
+        """Let a get wait; `log` is None if it does not exist yet."""
+        self.count += 1
+        waiter.at_tick = self._tick_after(wait_ms)
         waiter.at_tick.waiters[waiter] = None
         place = (waiter.log_id, waiter.offset)
         group = self._by_place.get(place)
@@ -163,13 +150,13 @@ class Waiters:
                 if now_s() >= turn_ends_s:
                     break
         finally:
-            # Also behind one that failed: no other wait would ever end.
+            # Also after one that failed: no other wait would ever end.
             self._is_ending = bool(due)
             if due:
                 self._turns.ask(self._end_due)
 
-    def _tick_behind(self, wait_ms: int) -> _Group:
-        """Return those who wait until the first tick behind a wait that begins now."""
+    def _tick_after(self, wait_ms: int) -> _Group:
+        """Return the waiters for the first tick after a wait that begins now."""
         number = math.ceil((self._loop.time() + wait_ms / 1000) / TICK_S)
         tick = self._by_tick.get(number)
         if tick is None:
@@ -191,5 +178,5 @@ class Waiters:
         waiter.at_place.remove(waiter)
         waiter.at_tick.remove(waiter)
         waiter.at_place = waiter.at_tick = None
-        self._count -= 1
+        self.count -= 1
         return True

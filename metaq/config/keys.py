@@ -1,12 +1,13 @@
 """The table of every key: spelling in `server.ini`, field, kind, unit, range, reload.
 
 One row serves parser, error messages, reload report and the check that the comments
-of `config/server.ini` are true. Source: broker spec 4.2 to 4.5.
+of `config/server.ini` are true. Source: docs/metaq-1.4/broker.md 4.2 to 4.5.
 
 An integer is an expression, `maxSegmentSize=1024*1024*1024`: numbers, `+ - * / %` and
-parentheses, as a Java broker computes them. Division cuts toward zero, the remainder
-has the sign of the dividend, results are signed 64-bit numbers. Length, depth and size
-of everything are bounded, so a hostile file costs nothing. Source: broker spec 4.1.
+parentheses, as a Java broker computes them. Division truncates toward zero, the
+remainder has the sign of the dividend, results are signed 64-bit numbers. Length, depth
+and size are bounded, so a hostile file is cheap to refuse. Source:
+docs/metaq-1.4/broker.md 4.1.
 """
 
 import ast
@@ -66,7 +67,7 @@ class KeyKind(enum.Enum):
     LENIENT_BOOLEAN = "lenient boolean"
     """`true` in any case is true, everything else is false (`stat` of a topic)."""
     TEXT = "text"
-    """As it stands."""
+    """Taken unchanged."""
     ZNODE = "znode path"
     """A path from the root; a trailing slash goes."""
     POLICY = "delete policy"
@@ -222,11 +223,11 @@ TOPIC_KEYS: Final = (
     Key(name="deletePolicy", field="delete_policy", kind=KeyKind.POLICY,
         is_reloadable=True),
     Key(name="deleteWhen", field="delete_when", kind=KeyKind.TEXT, is_reloadable=True),
-    # Logs that are open stay where they are.
+    # Open logs keep their directory.
     Key(name="dataPath", field="data_path", kind=KeyKind.TEXT),
     Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
         low=INT32_MIN, is_reloadable=True),
-    # Nor do they change between group commit and threshold.
+    # Open logs keep their mode, group commit or threshold.
     Key(name="unflushThreshold", field="unflush_threshold", unit="records",
         low=INT32_MIN),
     Key(name="acceptPublish", field="accept_publish", kind=KeyKind.BOOLEAN,
@@ -266,13 +267,7 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def evaluate_integer(text: str) -> int:
-    """Compute an integer expression.
-
-    Args:
-        text: the expression, at most `EXPRESSION_CHARS_MAX` characters.
-
-    Returns:
-        Its value, a signed 64-bit number.
+    """Compute an integer expression of at most `EXPRESSION_CHARS_MAX` characters.
 
     Raises:
         ValueError: it is no such expression, or a number in it leaves 64 bits.
@@ -317,11 +312,10 @@ def evaluate_boolean(text: str) -> bool:
 
 
 def read_delete_policy(text: str) -> DeletePolicy:
-    """Read `delete,<age>` or `archive,<age>[,<compress>]` (broker spec 2.9).
+    """Read `delete,<age>` or `archive,<age>[,<compress>]`.
 
-    Args:
-        text: the policy; an age is a whole number with the suffix `s`, `m` or `h`,
-            hours without one.
+    An age is a whole number with the suffix `s`, `m` or `h`, hours without one. Source:
+    docs/metaq-1.4/broker.md 2.9.
 
     Raises:
         ValueError: it is no such policy; the message names the forms that exist.
@@ -347,12 +341,7 @@ def read_delete_policy(text: str) -> DeletePolicy:
 
 
 def nearest_key(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate with the smallest edit distance; the first of equals.
-
-    Args:
-        name: the name as written; cut to `SUGGESTION_CHARS_MAX` characters.
-        candidates: valid names, at least one.
-    """
+    """Return the candidate with the smallest edit distance; the first of equals."""
     cut = name[:SUGGESTION_CHARS_MAX]
     return min(candidates, key=lambda candidate: edit_distance(cut, candidate))
 

@@ -11,9 +11,9 @@ effect; without overrides they are those of the file, byte for byte.
 An unknown section is ignored, as MetaQ does, unless its name is nearly that of
 a known one (docs/decisions/0020-misspelt-sections.md).
 
-On reload only `[topic=...]` sections take effect (broker spec 4.5): the topics of the
-new file are read against the `[system]` defaults that the broker runs with, and any
-other difference is reported. A file with any error changes nothing.
+On reload only `[topic=...]` sections take effect (docs/metaq-1.4/broker.md 4.5): the
+topics of the new file are read against the `[system]` defaults that the broker runs
+with, and any other difference is reported. A file with any error changes nothing.
 """
 
 import re
@@ -64,8 +64,8 @@ LIMITS: Final = "metaq"
 TOPIC_PREFIX: Final = "topic="
 TOPIC: Final = TOPIC_PREFIX.removesuffix("=")
 NEAR_EDITS_MAX: Final = 2
-"""A section whose name is so near to a known one is a misspelt one: a letter that is
-wrong, lacking or too many, or two that changed places."""
+"""A section whose name differs so little from a known one is misspelt: a wrong, missing
+or additional letter, or two that are swapped."""
 FOREIGN_SECTIONS: Final = frozenset({"slave"})
 """Sections of older MetaQ files that no broker reads."""
 VALUE_CHARS_MAX: Final = 4096
@@ -91,7 +91,7 @@ def load_config(
 
     Args:
         path: the file.
-        read: returns the bytes of a file; whatever it raises passes through.
+        read: returns the bytes of a file; its exceptions pass through.
         overrides: key → value, see the head of this file.
 
     Raises:
@@ -127,35 +127,18 @@ def parse_config(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsDiff:
-    """Topics changed by a reload; names in sorted order."""
-
-    added: tuple[str, ...]
-    """Only in the new settings."""
-    removed: tuple[str, ...]
-    """Only in the old settings; they stay accepted and registered until restart."""
-    changed: tuple[str, ...]
-    """In both, with different settings."""
-
-
-def diff_topics(old: BrokerConfig, new: BrokerConfig) -> TopicsDiff:
-    """Compare the configured topics of two settings."""
-    both = old.topics.keys() & new.topics.keys()
-    return TopicsDiff(
-        added=tuple(sorted(new.topics.keys() - both)),
-        removed=tuple(sorted(old.topics.keys() - both)),
-        changed=tuple(sorted(n for n in both if old.topics[n] != new.topics[n])),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
     """The outcome of a reload."""
 
     config: BrokerConfig
     """Settings from now on: new topics and file, the rest unchanged."""
-    topics: TopicsDiff
-    """Changes of the configured topics."""
+    added: tuple[str, ...]
+    """Topics that only the new settings have, sorted."""
+    removed: tuple[str, ...]
+    """Topics that only the old ones have; they stay accepted and registered until a
+    restart."""
+    changed: tuple[str, ...]
+    """Topics with different settings."""
     needs_restart: tuple[str, ...]
     """Differences without effect for now: `[section] key: old -> new`."""
 
@@ -186,9 +169,13 @@ def reload_config(
         shadowed=shadowed,
         defined=running.defined,
     )
+    old, new = running.topics, merged.topics
+    both = old.keys() & new.keys()
     return Reload(
         config=merged,
-        topics=diff_topics(running, merged),
+        added=tuple(sorted(new.keys() - both)),
+        removed=tuple(sorted(old.keys() - both)),
+        changed=tuple(sorted(name for name in both if old[name] != new[name])),
         needs_restart=(
             *_differences(running, wanted),
             *_topic_differences(running, merged),
@@ -203,11 +190,11 @@ def define_topic(
     *,
     system: SystemConfig,
 ) -> TopicConfig:
-    """Validate a topic that was made by command, as a section of the file would be.
+    """Validate a topic that was made by command, like a section of the file.
 
     Args:
         name: an exact name, no pattern.
-        partition_count: how many partitions it has on a broker.
+        partition_count: partitions on each broker.
         settings: some of `DEFINITION_KEYS` and the text of their values.
         system: the defaults.
 
@@ -340,7 +327,7 @@ def _build_system(sections: Sections, path: str) -> SystemConfig:
     if SYSTEM not in sections:
         raise ConfigError(f"{path}: section [{SYSTEM}] is missing")
     where = f"{path}: [{SYSTEM}]"
-    # Filter classes lie beside the directory of the file unless it says otherwise.
+    # By default filter classes are beside the directory of the file.
     directory, slash, _name = path.rpartition("/")
     base = SystemConfig(app_class_path=f"{directory}{slash}../provided")
     raw = sections[SYSTEM]
@@ -369,12 +356,15 @@ def _build_limits(sections: Sections, path: str) -> LimitsConfig:
     raw = sections.get(LIMITS, {})
     where = f"{path}: [{LIMITS}]"
     limits = _fill(LimitsConfig(), LIMITS_KEYS, raw, where)
-    # Reading pauses at this bound: a command that is larger would wait for ever.
-    largest = max(limits.payload_bytes_max, limits.batch_bytes_max)
-    room = max(largest, limits.connection_in_flight_bytes_max)
-    if limits.in_flight_bytes_max < room:
+    # Reading pauses at this bound: a larger command would wait for ever.
+    needed = max(
+        limits.payload_bytes_max,
+        limits.batch_bytes_max,
+        limits.connection_in_flight_bytes_max,
+    )
+    if limits.in_flight_bytes_max < needed:
         raise ConfigError(
-            f"{where} inFlightBytesMax: expected at least {room}, the largest of"
+            f"{where} inFlightBytesMax: expected at least {needed}, the largest of"
             " payloadBytesMax, batchBytesMax and connectionInFlightBytesMax, got"
             f" {limits.in_flight_bytes_max}"
         )

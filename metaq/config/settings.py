@@ -1,11 +1,11 @@
 """Settings of a broker: frozen values with their units in the field names.
 
-`server.ini` keeps MetaQ's historical key names; this is where they gain units.
-Every default is a named constant here, is repeated in the comments of
-`config/server.ini`, and the two are kept in step by
-`tests/house/test_config_documented.py`.
+`server.ini` keeps MetaQ's historical key names; this is where they gain units. The
+default of each field is repeated in the comments of `config/server.ini`, and
+`tests/house/test_config_documented.py` compares the two.
 
-Source: broker spec 4.2 to 4.4, 2.9. `LimitsConfig` is ours: MetaQ has no limits.
+Source: docs/metaq-1.4/broker.md 4.2 to 4.4, 2.9. `LimitsConfig` is ours: MetaQ has no
+limits.
 """
 
 import enum
@@ -23,67 +23,17 @@ SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * MINUTE_MS
 
-# -- defaults of MetaQ ----------------------------------------------------------------
+# Defaults that are used more than once; the others are beside their fields.
 
 BROKER_ID: Final = BrokerId(0)
-SERVER_PORT: Final = 8123
-DASHBOARD_HTTP_PORT: Final = 8120
 PARTITION_COUNT: Final = 1
 UNFLUSH_THRESHOLD: Final = 0
 """Group commit; MetaQ's code says 1000, but the key is required in a file anyway."""
 UNFLUSH_INTERVAL_MS: Final = 10_000
-SEGMENT_BYTES_MAX: Final = 1024 * MIB
-TRANSFER_BYTES_MAX: Final = MIB
 DELETE_WHEN: Final = "0 0 6,18 * * ?"
-DELETE_AGE_MS: Final = 168 * HOUR_MS
-QUARTZ_THREAD_COUNT: Final = 5
-CHECKPOINTS_MAX: Final = 3
-CHECKPOINT_INTERVAL_MS: Final = HOUR_MS
-TX_TIMER_CAPACITY: Final = 30_000
-TX_TIMEOUT_S_MAX: Final = 60
-FLUSH_TX_LOG_AT_COMMIT: Final = 1
-ZK_CONNECT: Final = "localhost:2181"
-ZK_SESSION_TIMEOUT_MS: Final = 30_000
-ZK_CONNECTION_TIMEOUT_MS: Final = 30_000
-ZK_SYNC_TIME_MS: Final = 5_000
 ZK_ROOT: Final = "/meta"
-
-# -- defaults of our own limits -------------------------------------------------------
-
-LINE_BYTES_MAX: Final = 8 * KIB
-"""The longest legal line (a transactional put) is a few hundred bytes."""
-PAYLOAD_BYTES_MAX: Final = 16 * MIB
-"""MetaQ's clients stop at 1 MiB by default; brokers were run with several."""
-BATCH_BYTES_MAX: Final = 16 * MIB
-BATCH_RECORDS_MAX: Final = 65_536
-CONNECTION_COUNT_MAX: Final = 4_096
-CONNECTION_COUNT_PER_HOST_MAX: Final = 0
-CONNECTION_BUFFER_BYTES_MAX: Final = 8 * MIB
-CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 2 * MIB
-"""Bytes that a put may find queued before it, put by another connection to the same
-partition; the disk is kept busy with less."""
-IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
-IDLE_TIMEOUT_MS: Final = 300_000
-"""MetaQ's own connection threshold (broker spec 4.6)."""
-WAIT_MS_MAX: Final = 30_000
-WAITERS_MAX: Final = 10_000
-LOG_BYTES_MAX: Final = 0
-DATA_DIR_BYTES_MAX: Final = 0
-FREE_BYTES_MIN: Final = 64 * MIB
-PRODUCER_COUNT_MAX: Final = 1_024
 SPAN_BYTES_MIN: Final = 16 * KIB
 """Fine enough to find a time or a boundary, coarse enough to recover 1 GiB quickly."""
-SCRUB_BYTES_PER_S: Final = MIB
-SHUTDOWN_TIMEOUT_MS: Final = 10_000
-HTTP_PORT: Final = 0
-HTTP_HOST: Final = "127.0.0.1"
-SLOW_SYNC_MS: Final = 500
-TX_COUNT_MAX: Final = 100_000
-TX_BYTES_MAX: Final = 256 * MIB
-TX_JOURNAL_BYTES_MAX: Final = 4 * 1024 * MIB
-TX_JOURNAL_FILE_BYTES_MAX: Final = 4 * MIB
-"""MetaQ has 64 MiB; what a start behind a crash reads is bounded by it."""
-TX_IN_DOUBT_ALARM_MS: Final = 10 * MINUTE_MS
 
 
 class DeleteKind(enum.Enum):
@@ -97,11 +47,11 @@ class DeleteKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeletePolicy:
-    """A parsed `deletePolicy` (broker spec 2.9)."""
+    """A parsed `deletePolicy` (docs/metaq-1.4/broker.md 2.9)."""
 
     kind: DeleteKind = DeleteKind.DELETE
     """Delete or archive."""
-    age_ms: int = DELETE_AGE_MS
+    age_ms: int = 168 * HOUR_MS
     """A sealed segment qualifies when it is strictly older, milliseconds, 0 or more."""
     is_compressed: bool = False
     """Archive into a `.zip`; never true for `delete`."""
@@ -131,9 +81,9 @@ class SystemConfig:
     """Unique in the cluster, 0..1023."""
     host_name: str | None = None
     """Advertised host; None: detect one. The listener binds every interface."""
-    server_port: int = SERVER_PORT
+    server_port: int = 8123
     """TCP port, 0..65535; 0 lets the system pick one."""
-    dashboard_http_port: int = DASHBOARD_HTTP_PORT
+    dashboard_http_port: int = 8120
     """MetaQ's dashboard; accepted, without effect (see `LimitsConfig.http_port`)."""
     partition_count: int = PARTITION_COUNT
     """Partitions of a topic that does not say otherwise, 1 or more."""
@@ -147,9 +97,9 @@ class SystemConfig:
     """Records; 0 or less: group commit; n: sync after more than n unsynced puts."""
     unflush_interval_ms: int = UNFLUSH_INTERVAL_MS
     """Sync at least this often; 0 or less: no timer."""
-    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    segment_bytes_max: int = 1024 * MIB
     """Roll size, 1..2147483647."""
-    transfer_bytes_max: int = TRANSFER_BYTES_MAX
+    transfer_bytes_max: int = MIB
     """Cap on the body of one get, 1..2147483647."""
     get_thread_count: int = 0
     """MetaQ's pool (0: 10 per CPU); accepted, without effect: there is no pool."""
@@ -159,17 +109,17 @@ class SystemConfig:
     """Retention of topics that do not say otherwise."""
     delete_when: str = DELETE_WHEN
     """Quartz expression in local time; `broker.schedule` reads it."""
-    quartz_thread_count: int = QUARTZ_THREAD_COUNT
+    quartz_thread_count: int = 5
     """MetaQ's pool; accepted, without effect: deletion runs in turn."""
-    checkpoints_max: int = CHECKPOINTS_MAX
+    checkpoints_max: int = 3
     """Transaction checkpoints kept, 1 or more."""
-    checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS
+    checkpoint_interval_ms: int = HOUR_MS
     """Between two transaction checkpoints, 1 or more."""
-    tx_timer_capacity: int = TX_TIMER_CAPACITY
+    tx_timer_capacity: int = 30_000
     """Transactions with a deadline at the same time, 1 or more."""
-    tx_timeout_s_max: int = TX_TIMEOUT_S_MAX
+    tx_timeout_s_max: int = 60
     """Upper bound on the timeout that a client may ask for, seconds."""
-    flush_tx_log_at_commit: int = FLUSH_TX_LOG_AT_COMMIT
+    flush_tx_log_at_commit: int = 1
     """1: sync every prepare, commit and rollback; 2: every second; 0: never."""
     accept_publish: bool = True
     """Topics take puts unless they say otherwise."""
@@ -178,7 +128,8 @@ class SystemConfig:
     stat: bool = False
     """Topics have realtime statistics unless they say otherwise."""
     update_consumer_offsets: bool = False
-    """A get behind the end answers 301 with the end (row 7 of broker spec 1.5)."""
+    """A get after the end answers 301 with the end (row 7 of docs/metaq-1.4/broker.md
+    1.5)."""
     load_stores_in_parallel: bool = False
     """Recover several partitions at once; accepted, without effect: all starts do."""
 
@@ -192,19 +143,18 @@ class SystemConfig:
 class ZooKeeperConfig:
     """`[zookeeper]`; changes take effect at restart."""
 
-    connect: str = ZK_CONNECT
+    connect: str = "localhost:2181"
     """`host:port[,host:port...][/chroot]`."""
-    session_timeout_ms: int = ZK_SESSION_TIMEOUT_MS
-    """Session time-out: life of ephemeral nodes after a broken connection; 1 or
-    more."""
-    connection_timeout_ms: int = ZK_CONNECTION_TIMEOUT_MS
+    session_timeout_ms: int = 30_000
+    """Life of ephemeral nodes after a broken connection; 1 or more."""
+    connection_timeout_ms: int = 30_000
     """Time-out of a first connection; 1 or more."""
-    sync_time_ms: int = ZK_SYNC_TIME_MS
+    sync_time_ms: int = 5_000
     """Greatest lag of a follower; waits for peers to notice a change use it."""
     is_enabled: bool = True
     """False: no ZooKeeper at all, nothing is registered."""
     root: str = ZK_ROOT
-    """Path under which every znode of the cluster lies."""
+    """Path of the parent of all nodes of the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,60 +165,65 @@ class LimitsConfig:
     it does not know and refuses keys that it does not know.
     """
 
-    line_bytes_max: int = LINE_BYTES_MAX
-    """Longest command line, CRLF included."""
-    payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Largest payload of a message, put alone or in an mput."""
-    batch_bytes_max: int = BATCH_BYTES_MAX
+    line_bytes_max: int = 8 * KIB
+    """Longest command line, CRLF included; those of MetaQ have up to 300 bytes."""
+    payload_bytes_max: int = 16 * MIB
+    """Largest payload of a message, put alone or in an mput. MetaQ's clients stop at 1
+    MiB by default; brokers were run with several."""
+    batch_bytes_max: int = 16 * MIB
     """Largest body of one mput."""
-    batch_records_max: int = BATCH_RECORDS_MAX
+    batch_records_max: int = 65_536
     """Most records in one mput."""
-    connection_count_max: int = CONNECTION_COUNT_MAX
+    connection_count_max: int = 4_096
     """Connections of the whole broker."""
-    connection_count_per_host_max: int = CONNECTION_COUNT_PER_HOST_MAX
+    connection_count_per_host_max: int = 0
     """Connections from one address; 0: no limit."""
-    connection_buffer_bytes_max: int = CONNECTION_BUFFER_BYTES_MAX
+    connection_buffer_bytes_max: int = 8 * MIB
     """Reply bytes queued for one connection before its commands wait."""
-    connection_in_flight_bytes_max: int = CONNECTION_IN_FLIGHT_BYTES_MAX
-    """Bytes of puts read from one connection and not yet answered; room for one."""
-    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
-    """Bytes of puts in flight, half frames and unread replies of all connections; room
-    for the puts of one."""
-    idle_timeout_ms: int = IDLE_TIMEOUT_MS
-    """A connection silent for so long is closed; 0: never."""
-    wait_ms_max: int = WAIT_MS_MAX
+    connection_in_flight_bytes_max: int = 2 * MIB
+    """Bytes of puts read from one connection and not yet answered, at least one put. A
+    put may find so much queued before it by another connection to the same partition;
+    less keeps the disk busy."""
+    in_flight_bytes_max: int = 256 * MIB
+    """Bytes of puts in flight, half frames and unread replies of all connections; at
+    least the puts of one."""
+    idle_timeout_ms: int = 300_000
+    """A connection silent for so long is closed; 0: never. The default is MetaQ's own
+    threshold (docs/metaq-1.4/broker.md 4.6)."""
+    wait_ms_max: int = 30_000
     """Longest long poll; a longer wish is cut to it."""
-    waiters_max: int = WAITERS_MAX
+    waiters_max: int = 10_000
     """Long polls held at the same time; one more is answered at once."""
-    log_bytes_max: int = LOG_BYTES_MAX
+    log_bytes_max: int = 0
     """Size of one partition above which sealed segments go; 0: no limit."""
-    data_dir_bytes_max: int = DATA_DIR_BYTES_MAX
+    data_dir_bytes_max: int = 0
     """Size of one data directory above which sealed segments go; 0: no limit."""
-    free_bytes_min: int = FREE_BYTES_MIN
+    free_bytes_min: int = 64 * MIB
     """Low-space watermark: with less free on the disk puts are refused; 0: off."""
-    producer_count_max: int = PRODUCER_COUNT_MAX
+    producer_count_max: int = 1_024
     """Producers of one partition whose repeated batches are recognised."""
     span_bytes_min: int = SPAN_BYTES_MIN
     """A span of the side index covers at least this much."""
-    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
+    scrub_bytes_per_s: int = MIB
     """Rate at which stored bytes are verified in the background; 0: off."""
-    shutdown_timeout_ms: int = SHUTDOWN_TIMEOUT_MS
+    shutdown_timeout_ms: int = 10_000
     """Bound on an orderly stop."""
-    http_port: int = HTTP_PORT
+    http_port: int = 0
     """Port of /health and /metrics; 0: off."""
-    http_host: str = HTTP_HOST
+    http_host: str = "127.0.0.1"
     """Address that the HTTP port is bound to."""
-    slow_sync_ms: int = SLOW_SYNC_MS
+    slow_sync_ms: int = 500
     """A sync slower than this is logged as a warning."""
-    tx_count_max: int = TX_COUNT_MAX
+    tx_count_max: int = 100_000
     """Transactions that are not finished; one more is refused."""
-    tx_bytes_max: int = TX_BYTES_MAX
+    tx_bytes_max: int = 256 * MIB
     """Bytes that the puts of these hold in memory; a put that needs more is refused."""
-    tx_journal_bytes_max: int = TX_JOURNAL_BYTES_MAX
+    tx_journal_bytes_max: int = 4 * 1024 * MIB
     """Size of the transaction journal above which it takes no new puts."""
-    tx_journal_file_bytes_max: int = TX_JOURNAL_FILE_BYTES_MAX
-    """A file of the journal that has this size takes no new transactions."""
-    tx_in_doubt_alarm_ms: int = TX_IN_DOUBT_ALARM_MS
+    tx_journal_file_bytes_max: int = 4 * MIB
+    """A file of the journal that has this size takes no new transactions. MetaQ has 64
+    MiB; it bounds what a start after a crash reads."""
+    tx_in_doubt_alarm_ms: int = 10 * MINUTE_MS
     """A transaction that is prepared for longer raises an alarm; 0: never."""
 
 
@@ -277,7 +232,8 @@ class TopicConfig:
     """`[topic=NAME]`, or for a topic without a section the values of `[system]`."""
 
     name: str
-    """Topic name; in a configured topic also a pattern (broker spec 2.2)."""
+    """Topic name; in a configured topic also a pattern (docs/metaq-1.4/broker.md
+    2.2)."""
     partition_count: int = PARTITION_COUNT
     """Partitions 0 .. count-1 take puts; shrinking deletes nothing."""
     stat: bool = False
@@ -358,7 +314,7 @@ class BrokerConfig:
 
         Args:
             name: a topic name, configured or not. Settings of a pattern section do
-                not pass to the topics that it matches (broker spec 2.2).
+                not pass to the topics that it matches (docs/metaq-1.4/broker.md 2.2).
 
         Returns:
             Its section, else its definition, else all defaults from `[system]`.

@@ -3,9 +3,8 @@
 Theory of operation. ConfigObj keeps the structure (sections, order, duplicates), but
 reads values in its own way: it knows no `;` comments and no `:` separator, and it
 cuts values at `#` and at quotes, which occur in quartz expressions. So every line is
-first read by MetaQ's rules, and the text between the marks is percent-encoded
-before ConfigObj sees it and decoded afterwards: a name or value can then not be
-misread, whatever it contains.
+first read by MetaQ's rules, and the text between the marks is percent-encoded before
+ConfigObj sees it and decoded afterwards: then no name or value can be misread.
 
     [topic=a-b]                  ->   [topic%3Da-b]
     ; a comment                  ->   (blank)
@@ -13,12 +12,12 @@ misread, whatever it contains.
 
 Invariant: one line in, one line out, so that line numbers in errors are right.
 
-The rules (broker spec 4.1): `;` and `#` start comment *lines* (there are no comments
-behind a value), the first `=` or `:` separates key and value, both are trimmed, keys
-stand in a section. The text is UTF-8, with or without a byte order mark; a file that
-is not valid UTF-8 is read as GBK, which older MetaQ files use in their comments.
-Unlike MetaQ, which silently lets the last one win, a key or section that occurs
-twice is an error.
+The rules (docs/metaq-1.4/broker.md 4.1): `;` and `#` start comment *lines* (a value has
+no comment after it), the first `=` or `:` separates key and value, both are trimmed,
+keys are in a section. The text is UTF-8, with or without a byte order mark; a file that
+is not valid UTF-8 is read as GBK, which older MetaQ files use in their comments. Unlike
+MetaQ, which silently lets the last one win, a key or section that occurs twice is an
+error.
 """
 
 import re
@@ -34,7 +33,7 @@ COMMENT_MARKS: Final = (";", "#")
 ENCODINGS: Final = ("utf-8-sig", "gb18030")
 """Tried in this order; gb18030 reads every GBK text."""
 CONFIG_BYTES_MAX: Final = 1024 * 1024
-"""A larger file is surely something else, and would be kept in memory."""
+"""A larger file is something else, and would be kept in memory."""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _SEPARATOR = re.compile(r"[=:]")
@@ -66,7 +65,7 @@ def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not has_section and text and not text.startswith((*COMMENT_MARKS, "[")):
-            raise ConfigError(f"{path}:{number}: '{text}' stands before any section")
+            raise ConfigError(f"{path}:{number}: '{text}' is before the first section")
         has_section = has_section or text.startswith("[")
         plain.append(_encode_line(text, f"{path}:{number}"))
     try:

@@ -1,9 +1,9 @@
-"""Rules for the topic names that a broker takes (broker spec 2.2).
+"""Rules for the topic names that a broker takes (docs/metaq-1.4/broker.md 2.2).
 
-Every configured name is a pattern: `*` stands for any characters, the other marks of
-regular expressions stay active, and the whole name must match. The set of patterns
-only grows while a broker runs. Whatever the patterns say, a name must also be safe as
-part of a directory name and of a ZooKeeper path, because it comes from strangers.
+Every configured name is a pattern: `*` matches any characters, the other marks of
+regular expressions stay active, and the whole name must match. The set of patterns only
+grows while a broker runs. A name comes from strangers, so it must also be safe as part
+of a directory name and of a ZooKeeper path.
 """
 
 import re
@@ -26,7 +26,7 @@ _REGEX_MARKS: Final = frozenset(PATTERN_MARKS) - {"*"}
 
 
 def is_safe_topic(name: str) -> bool:
-    """Tell whether a topic name may become part of a path and a token of a line."""
+    """Return whether a topic name may become part of a path and a token of a line."""
     if name in {"", ".", ".."} or "/" in name:
         return False
     if any(
@@ -38,7 +38,7 @@ def is_safe_topic(name: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Tell whether a configured name stands for others than itself, dots aside."""
+    """Return whether a configured name may match others than itself, except by dots."""
     return any(mark in name for mark in PATTERN_MARKS)
 
 
@@ -47,11 +47,11 @@ class TopicRules:
     """An immutable set of patterns."""
 
     names: tuple[str, ...] = ()
-    """The configured names behind the patterns, in order of arrival."""
+    """The configured names of the patterns, in order of arrival."""
     _patterns: tuple[re.Pattern[str], ...] = ()
 
     def accepts(self, topic: str) -> bool:
-        """Tell whether a topic is safe and matches a pattern as a whole."""
+        """Return whether a topic is safe and matches a pattern as a whole."""
         return is_safe_topic(topic) and any(
             pattern.fullmatch(topic) for pattern in self._patterns
         )
@@ -78,7 +78,7 @@ def compile_topic_pattern(name: str) -> re.Pattern[str]:
     """
     first, *rest = name.split("*")
     if rest and not _REGEX_MARKS.intersection(name):
-        # Between two stars stands text of fixed length, so its first occurrence is as
+        # The text between two stars has a fixed length, so its first occurrence is as
         # good as any later one: forbidding a second try makes matching linear, where
         # a stranger's topic could otherwise cost length ** stars steps.
         *middle, last = rest

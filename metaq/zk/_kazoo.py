@@ -6,19 +6,19 @@ objects) to the event loop through `call_soon_threadsafe`; all state of this mod
 touched on the loop alone. kazoo keeps a session alive, or begins a new one, for as
 long as its connection thread lives. That thread ends by itself in two cases (an
 answer that it cannot read, and refused credentials), and does not always say so.
-Because a broker never gives up on ZooKeeper, `_check_client` looks after it while
-there is no connection, and replaces a dead client. `_client_version` tells late reports
-of a replaced client from those of the present one.
+Because a broker never gives up on ZooKeeper, `_check_client` checks that thread while
+there is no connection, and replaces a dead client. `_client_version` distinguishes late
+reports of a replaced client from those of the present one.
 
-A session is believed in for LIFE of its time-out after the sending of the last beat
-that was answered, whatever kazoo thinks of its connection; then the client is replaced.
-The server counts from when a request arrives, which is later: so a client knows that it
-lost its session before others can see its nodes go. kazoo by itself needs up to a whole
-time-out to see that a network went silent, and longer while requests are sent into it.
-The time-out is the one that the server chose (`_kazoo_client.py`), whatever was asked
-for: a server that allows less would give a member's partitions away while it still
-believed in its session. A beat is a question of ours every BEAT of the time-out; one at
-a time, because requests hold kazoo's own pings up, and those find a dead connection.
+A session counts as alive for LIFE of its time-out after the last answered beat was
+sent, even if kazoo still reports a connection; then the client is replaced. The server
+counts from the arrival of a request, which is later: so a client knows that it lost its
+session before others see its nodes go. kazoo alone needs up to a whole time-out to
+notice a silent network, and longer while requests are sent. The time-out is the one
+that the server chose (`_kazoo_client.py`), not the requested one: a server that allows
+less would give a member's partitions away while the member still relied on its session.
+A beat is a request of ours every BEAT of the time-out; one at a time, because requests
+delay kazoo's own pings, which find a dead connection.
 
 That also ends a state that a client cannot detect: a server that came back without its
 data refuses clients that have seen a later transaction than it has, for ever, without a
@@ -73,7 +73,7 @@ from metaq.zk.session import (
 from metaq.zk.watch import Watch
 from metaq.zk.znodes import Node
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # A dead client is replaced slowly: its cause is likely to be there still.
 REVIVE_DELAY_S: Final = 5.0
@@ -200,7 +200,7 @@ class KazooCoordinator:
             self._close = begin_closer(client)
             client.start_async()
         except (OSError, RuntimeError) as error:
-            log.warning(
+            _log.warning(
                 "zookeeper client not started, tried again: hosts=%s error=%s",
                 self._hosts,
                 error,
@@ -292,14 +292,14 @@ class KazooCoordinator:
             self._schedule_check(self._revive_delay_s)
 
     def _replace(self, reason: str) -> None:
-        log.warning("zookeeper client replaced, %s: hosts=%s", reason, self._hosts)
+        _log.warning("zookeeper client replaced, %s: hosts=%s", reason, self._hosts)
         assert self._loop is not None
         close, self._close = self._close, close_nothing
         self._client = make_client(self._hosts, self._session_timeout_s)
         self._client_version += 1
         self._is_beating = False
         self._apply(SessionEvent.EXPIRED)
-        # Behind the listeners: what is theirs may go to others with the session.
+        # After the listeners: what is theirs may go to others with the session.
         patience_s = self.status.timeout_s or self._session_timeout_s
         self._loop.call_soon(close, CloseOrder(lambda: None, patience_s))
         self._begin()
@@ -338,7 +338,7 @@ class KazooCoordinator:
         closed = asyncio.Event()
         self._close(CloseOrder(lambda: self._post(closed.set), 0.0))
         if not await wait_set(closed, self._remaining_s(deadline_s)):
-            log.warning("zookeeper session not closed in time, it will expire")
+            _log.warning("zookeeper session not closed in time, it will expire")
         self._apply(SessionEvent.EXPIRED)
 
     # -- requests ---------------------------------------------------------------------

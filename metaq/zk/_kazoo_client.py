@@ -21,7 +21,7 @@ from kazoo.retry import KazooRetry
 
 from metaq.errors import ConfigError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RECONNECT_DELAY_S_MIN: Final = 0.1
 RECONNECT_DELAY_S_MAX: Final = 5.0
@@ -37,13 +37,13 @@ KAZOO_KNOWN: Final = "kazoo>=2.10,<2.12"
 
 @dataclass(frozen=True, slots=True)
 class CloseOrder:
-    """Word to the thread that closes a client."""
+    """Request to the thread that closes a client."""
 
     post_closed: Callable[[], None]
-    """Called on that thread, behind the close."""
+    """Called on that thread, after the close."""
     patience_s: float
-    """Seconds that a client without a connection has to come by one: its session lives
-    on at a server that was away, with all its nodes, and can be ended then."""
+    """Seconds to wait for a client to reconnect: its session may live on, with all its
+    nodes, at a server that was away, and can be ended then."""
 
 
 Close: TypeAlias = Callable[[CloseOrder | None], None]
@@ -124,11 +124,11 @@ def close_nothing(order: CloseOrder | None) -> None:
 def begin_closer(client: Any) -> Close:
     """Begin the thread that will close a client; return what has it do that, once.
 
-    It stops the client, which ends the session of one that is connected, and frees its
-    sockets; without an order it ends and leaves the client alone. kazoo's stop blocks
+    It stops the client, which ends the session of a connected one, and frees its
+    sockets; without an order it ends and does not touch the client. kazoo's stop blocks
     until its threads are gone, which an unreachable server can delay by ten seconds and
-    more. A daemon thread cannot hold our exit up; and one that has begun is there also
-    where memory for another one is not.
+    more. A daemon thread cannot delay our exit; and it begins now, because later there
+    may be no memory for it.
 
     Raises:
         RuntimeError: no thread can begin.
@@ -144,8 +144,8 @@ def begin_closer(client: Any) -> Close:
                 _wait_connected(client, order.patience_s)
             client.stop()
             client.close()
-        except Exception:  # top of a thread, and kazoo raises plain Exception
-            log.warning("zookeeper client did not close cleanly", exc_info=True)
+        except Exception:  # noqa: BLE001  # top of a thread, and kazoo raises plain Exception
+            _log.warning("zookeeper client did not close cleanly", exc_info=True)
         order.post_closed()
 
     threading.Thread(target=close, name="zk-close", daemon=True).start()
@@ -154,15 +154,15 @@ def begin_closer(client: Any) -> Close:
 
 def _wait_connected(client: Any, patience_s: float) -> None:
     """Wait until a client is connected again, or hears that its session is over."""
-    has_news = threading.Event()
+    is_decided = threading.Event()
 
     def on_state(state: KazooState) -> None:
         if state != KazooState.SUSPENDED:
-            has_news.set()
+            is_decided.set()
 
     client.add_listener(on_state)
     if not client.connected:
-        has_news.wait(patience_s)
+        is_decided.wait(patience_s)
 
 
 def _repeated(hosts: str) -> str:
@@ -183,9 +183,9 @@ def _client_log() -> logging.Logger:
 
 
 def _watch_greetings(client: Any) -> None:
-    """Have `client.greeted_timeout_ms` tell the time-out that the server chose.
+    """Set `client.greeted_timeout_ms` to the time-out that the server chooses.
 
-    kazoo goes by it and keeps it to itself, so it is read off the greeting on its way.
+    kazoo does not expose it, so it is read from the greeting.
 
     Raises:
         ConfigError: this kazoo greets in another way than those that were tried.

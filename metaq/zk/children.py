@@ -21,7 +21,7 @@ from metaq.zk.errors import PayloadError
 from metaq.zk.session import Cancel, Coordinator, SessionState
 from metaq.zk.znodes import Node
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 64
 """Requests of one reader that are in flight together."""
@@ -65,7 +65,7 @@ async def read_values(
                 values[name] = decode(node.data)
             except PayloadError as error:
                 where = printable(f"{path}/{name}")
-                log.warning("node left out: path=%s error=%s", where, error)
+                _log.warning("node left out: path=%s error=%s", where, error)
     return values
 
 
@@ -150,7 +150,7 @@ class ValuesWatch(Generic[T]):
                 value = self._decode(data)
             except PayloadError as error:
                 where = printable(f"{self._path}/{name}")
-                log.warning("node left out: path=%s error=%s", where, error)
+                _log.warning("node left out: path=%s error=%s", where, error)
         self._values[name] = value
         self._on_change()
 

@@ -14,7 +14,7 @@ do clients.
 
     Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
 
-Source: client spec 4.
+Source: docs/metaq-1.4/client.md 4.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from metaq.zk.paths import (
 from metaq.zk.session import Cancel, Coordinator
 from metaq.zk.znodes import decode_address, decode_partition_count, decode_registration
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 PARTITIONS_MAX: Final = 100_000
 """Partitions of one topic on one broker; a node that promises more is not believed."""
@@ -294,7 +294,7 @@ class ClusterWatch:
         if new == old and old.version:
             return
         self._snapshot = replace(new, version=old.version + 1)
-        log.info(
+        _log.info(
             "cluster changed: version=%d brokers=%d topics=%d",
             self._snapshot.version,
             len(self._snapshot.brokers),

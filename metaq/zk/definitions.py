@@ -61,7 +61,7 @@ class TopicDefinition:
     """Properties that are not known here, ready for JSON."""
 
     def names(self, broker_id: BrokerId) -> bool:
-        """Tell whether a broker is to serve the topic."""
+        """Return whether a broker is to serve the topic."""
         return self.brokers is None or broker_id in self.brokers
 
     @property
@@ -80,7 +80,7 @@ class Effect(enum.Enum):
     REFUSED = "refused"
     """It cannot serve the topic like that; the text says why."""
     DELETING = "deleting"
-    """It has not removed its data yet; the text tells the reason."""
+    """It has not removed its data yet; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,9 @@ class TopicStatus:
     text: str = ""
     """See `Effect`."""
     takes_puts: bool = True
-    """False where `acceptPublish` is, and so producers are not told of the topic."""
+    """False if `acceptPublish` is, so that producers do not see the topic."""
     gives_gets: bool = True
-    """False where `acceptSubscribe` is, and so consumers are not told of it."""
+    """False if `acceptSubscribe` is, so that consumers do not see it."""
 
 
 def encode_definition(definition: TopicDefinition) -> bytes:

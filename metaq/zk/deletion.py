@@ -1,10 +1,10 @@
 """Deletion of a topic: the brokers that still have it, and its last traces.
 
-Each broker that has the topic removes its data, registers without it, which takes its
-record away, and then deletes its status. When no broker has it any more, the offsets of
-groups are deleted, for a new topic of that name begins at offset 0; then the empty
-parents, and the definition last: while it exists the topic cannot be made anew, and a
-broker that comes back finds that it is to be deleted.
+Each broker that has the topic removes its data, registers without it, which removes its
+record, and then deletes its status. When no broker has it any more, the offsets of
+groups are deleted, because a new topic of that name begins at offset 0; then the empty
+parents, and the definition last: while it exists the topic cannot be created again, and
+a broker that comes back finds that it is to be deleted.
 
 Every step may be repeated, and be taken by several brokers at once.
 """

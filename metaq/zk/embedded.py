@@ -12,8 +12,8 @@ listening socket on loopback. Three promises:
   unsafe beside threads.
 * It grows only so far: its log rolls, old snapshots are purged.
 
-It runs with `<data_dir>` as its working directory, so that no path, whatever
-characters it has, needs to be written into Java's property files. Files there:
+It runs with `<data_dir>` as its working directory, so that no path, with unusual
+characters perhaps, is written into Java's property files. Files there:
 `zoo.cfg` and the two logging configurations, written at each start; `zookeeper.log`,
 the server's log; `zookeeper.out`, Java's output; `data/`, its data.
 """

@@ -55,6 +55,6 @@ class BrokerIdTakenError(CoordinationError):
 class MemberTakenError(CoordinationError):
     """Another consumer is registered under our name, or a dead one still is.
 
-    The node of a process that was killed disappears with its session, so trying again
-    for longer than the session time-out tells the two apart.
+    The node of a killed process disappears with its session, so trying again for longer
+    than the session time-out distinguishes the two.
     """

@@ -5,12 +5,13 @@ Both live and die with the session, so a member that hangs or is cut off loses i
 partitions by itself; and both carry the member's name, by which MetaQ's consumers know
 whose they are.
 
-A name is not enough, because one member may leave nodes of several sessions behind: a
+A name is not enough, because nodes of several sessions of one member may exist: a
 session that ended for us may live on in ZooKeeper for up to its time-out, and a node of
-it that looks like ours disappears when that time is over. So a node counts as ours when
-it carries our name *and* belongs to the present session. One of an earlier session is
-waited for: a request that deletes it may hit the claim that another member has just
-made in its place, and no request of ZooKeeper's tells the two apart (decision 0042).
+it that looks like ours disappears when that time is over. So a node counts as ours if
+it carries our name *and* belongs to the present session. We wait until one of an
+earlier session disappears: a request that deletes it may hit the claim that another
+member has just made instead, and no request of ZooKeeper distinguishes the two
+(docs/decisions/0042).
 
     node holds    of session            register        claim           release
     our payload   the present one       is registered   True            deleted
@@ -26,7 +27,7 @@ for no member writes in place; it is ours if we were registered, or had the clai
 
 Keep in step: `offsets.py` (which commits for owners only), this package's README.
 
-Source: client spec 4, 14.1, 14.4 and 14.6.
+Source: docs/metaq-1.4/client.md 4, 14.1, 14.4 and 14.6.
 """
 
 import logging
@@ -49,7 +50,7 @@ from metaq.zk.znodes import (
     encode_owner,
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # Two members that create and delete the same node alternate this often at most.
 TAKE_TRIES: Final = 3
@@ -206,7 +207,7 @@ class GroupMembership:
                 " and a broken session keeps its name for up to its time-out"
             )
         self._registered_session_version = status.session_version
-        log.info(
+        _log.info(
             "member registered: member=%s session_version=%d",
             self._member,
             status.session_version,
@@ -298,7 +299,7 @@ class GroupMembership:
         )
         self._unanswered.discard(partition)
         if other is not None:
-            log.debug(
+            _log.debug(
                 "partition has another owner: partition=%s owner=%s session=%x",
                 partition,
                 other.data.decode(errors="replace"),
@@ -312,8 +313,8 @@ class GroupMembership:
     async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
         """Release a partition; its offset has been committed.
 
-        Right also after a claim that failed (`unanswered_claims`). Without an error the
-        partition is ours no more, whatever is returned.
+        Right also after a claim that failed (`unanswered_claims`). If it raises
+        nothing, the partition is no longer ours.
 
         Returns:
             Whether there was a node of ours to delete.
@@ -393,7 +394,7 @@ class GroupMembership:
             if not is_present or not (node.data in mine or is_overwritten):
                 return status, node
             if is_overwritten:
-                log.warning("node overwritten by others, made again: path=%s", path)
+                _log.warning("node overwritten by others, made again: path=%s", path)
             await self._coordinator.delete(path, deadline_s=deadline_s)
         raise NodeChangedError(
             f"take {path}: created and deleted by others, {TAKE_TRIES} times"

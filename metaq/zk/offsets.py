@@ -1,8 +1,8 @@
 """Committed offsets of a group in ZooKeeper, and the right to write them.
 
 Theory of operation: an offset node is persistent, and every MetaQ consumer may write
-it. A member that was cut off and comes back late would so throw the group back to where
-*it* was. `commit_offset` does not:
+it. So a member that was cut off and comes back late would set the group back to where
+*it* was. `commit_offset` prevents that:
 
     1. the session must be the one that the partition was claimed under;
     2. the version of the offset node is read, and *then* the owner node, which must be
@@ -10,13 +10,13 @@ it. A member that was cut off and comes back late would so throw the group back 
     3. the offset is written only if its node still has that version.
 
 A member that lost the partition between 2 and 3 fails at 3 as soon as the next owner
-has committed once; before that, a late commit throws no owner back, for it is not
-behind the offset where the next owner began. If the version changed while we own the
+has committed once; before that, a late commit sets no owner back, because its offset is
+not below the one where the next owner began. If the version changed while we own the
 partition (a tool, or ourselves, when an answer got lost), the commit goes back to 2.
 
 Keep in step: `groups.py`, `znodes.py`.
 
-Source: client spec 4, 13 and 14.6.
+Source: docs/metaq-1.4/client.md 4, 13 and 14.6.
 """
 
 from typing import Final

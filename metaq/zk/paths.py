@@ -1,13 +1,13 @@
 """Every path of MetaQ's tree in ZooKeeper, both directions.
 
-Theory of operation: `TEMPLATES` is the only place where path text is written down.
-Builders fill a template in, `NodePaths.parse` matches a path against all of them, and
-the table in this package's README is checked against it. A `{name}` stands for exactly
-one step of the path; `FIELD_PATTERNS` has the allowed texts.
+Theory of operation: path text is written down only in `TEMPLATES`. Builders fill a
+template in, `NodePaths.parse` matches a path against all of them, and the table in this
+package's README is checked against it. A `{name}` is exactly one step of the path;
+`FIELD_PATTERNS` has the allowed texts.
 
 Keep in step: `README.md` of this package, `znodes.py` (payloads).
 
-Source: broker spec 3.1, 3.2 and 3.6, client spec 4.
+Source: docs/metaq-1.4/broker.md 3.1, 3.2 and 3.6, docs/metaq-1.4/client.md 4.
 """
 
 import enum
@@ -26,7 +26,7 @@ DEFAULT_ROOT: Final = "/meta"
 NUMBER: Final = r"\d{1,20}"
 """A number in a name; int() is never fed thousands of digits, which it refuses."""
 
-# Made once: a producer may be told the partition of each message.
+# Compiled once: a producer may name the partition of each message.
 _PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
 
 

@@ -4,24 +4,24 @@ Theory of operation: a `BrokerSnapshot` says who a broker is and which topics it
 `desired_groups` turns it into nodes, in groups: the broker's own nodes first, then one
 group per topic, in MetaQ's order of registration. For each group the shell
 (`registry.py`) reads the present nodes, asks `plan_group` for the steps, and takes them
-in order. Steps are only planned for differences, so that the plan for a tree that is
-as it should be is empty, and doing everything again after any failure is always right.
+in order. Steps are planned only for differences, so the plan for a correct tree is
+empty, and repeating everything after any failure is always right.
 
-How a node is looked after (`Upkeep`) follows from how others watch it: readers of a
-topic watch the children of its parent, so a changed count must disappear and come
-back; followers watch the data of the checksum, so it is changed in place. What the
-catalog records of a broker stays when the broker withdraws: it is written before the
-nodes that it outlives, and deleted with a topic that the broker does not have any more.
+How a node is maintained (`Upkeep`) depends on how others watch it: readers of a topic
+watch the children of its parent, so a changed count must disappear and come back;
+followers watch the data of the checksum, so it is changed in place. The catalog's
+records of a broker stay when the broker withdraws: they are written before the nodes
+that they outlive, and deleted with a topic that the broker no longer has.
 
-An ephemeral node of another session is never left alone: it is a dead process's, about
-to vanish, or another broker took our id. Below `ids/N` the address tells which: our own
-address is a former life of ours and is replaced; another one raises BrokerIdTakenError,
-because two brokers with one id would mix two logs into one. Once that node is ours, so
-is every other node of role N, whatever it says.
+An ephemeral node of another session is never kept: it belongs to a dead process and is
+about to disappear, or another broker took our id. Below `ids/N` the address decides:
+our own address is an earlier run of ours and is replaced; another one raises
+BrokerIdTakenError, because two brokers with one id would mix two logs into one. Once
+that node is ours, so is every other node of role N, with any content.
 
 Keep in step: `paths.py`, `registry.py`.
 
-Source: broker spec 3.2 to 3.5 and rows 11 and 12 of its section 12.
+Source: docs/metaq-1.4/broker.md 3.2 to 3.5 and rows 11 and 12 of its section 12.
 """
 
 import enum
@@ -45,7 +45,7 @@ from metaq.zk.znodes import (
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedTopic:
-    """A topic as the world shall see it."""
+    """A topic as clients are to see it."""
 
     name: str
     """Topic name."""
@@ -59,7 +59,7 @@ class AdvertisedTopic:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """All that a broker tells the world at one moment."""
+    """Everything that a broker advertises at one moment."""
 
     role: BrokerRole
     """Copy and broker of the snapshot."""

@@ -23,7 +23,7 @@ so however many new topics appear at once, there is one pass for all of them.
 
 Keep in step: `plan.py`.
 
-Source: broker spec 3.3 to 3.5, rows 11 and 12 of its section 12.
+Source: docs/metaq-1.4/broker.md 3.3 to 3.5, rows 11 and 12 of its section 12.
 """
 
 import asyncio
@@ -57,19 +57,19 @@ from metaq.zk.plan import (
 )
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 OPERATION_TIMEOUT_S: Final = 5.0
 BACKOFF: Final = Backoff(first_s=0.1, max_s=10.0)
 """Between passes that fail."""
-# How often everything is compared, whatever the watches have told.
+# How often everything is compared, also without an event of the watches.
 CHECK_INTERVAL_S: Final = 60.0
 # Nodes that others delete together are put back together; and two processes that write
 # one node, each over the other, do so this often at most.
 REPAIR_DELAY_S: Final = 0.5
 GROUPS_AT_ONCE: Final = 32
-"""Topics that are registered side by side: thousands one after the other take minutes,
-for each waits for several answers."""
+"""Topics that are registered concurrently: thousands in sequence take minutes, because
+each waits for several answers."""
 STEPS_AT_ONCE: Final = 1024
 """Steps of a withdrawal that are sent back to back. While a broker is gone and its
 topics are not, Java's consumers log an error for each partition."""
@@ -226,7 +226,7 @@ class BrokerRegistry:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
                 await self._first
         except TimeoutError:
-            log.warning(
+            _log.warning(
                 "registration pending; the broker serves and registers later:"
                 " broker=%s session=%s error=%s",
                 snapshot.role,
@@ -249,7 +249,7 @@ class BrokerRegistry:
         self._snapshot = snapshot
         self._wanted, refused = desired_groups(snapshot, self._paths)
         for topic in sorted(set(refused) - set(self._refused)):
-            log.error("topic not registered, zookeeper refuses its name %r", topic)
+            _log.error("topic not registered, zookeeper refuses its name %r", topic)
         self._refused = refused
         if self._state is not RegistrationState.REFUSED:
             self._state = RegistrationState.PENDING
@@ -273,9 +273,9 @@ class BrokerRegistry:
                     return
                 await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
         except (CoordinationError, TimeoutError) as error:
-            log.warning("withdrawal incomplete, the session ends it: error=%s", error)
+            _log.warning("withdrawal incomplete, the session ends it: error=%s", error)
         else:
-            log.info("withdrawn: topics=%d", len(groups) - 1)
+            _log.info("withdrawn: topics=%d", len(groups) - 1)
         self._applied.clear()
 
     async def stop(self) -> None:
@@ -301,12 +301,12 @@ class BrokerRegistry:
     def _on_status(self, status: SessionStatus) -> None:
         if status.state is SessionState.CONNECTED:
             self._failures_in_a_row = 0
-            log.info(
+            _log.info(
                 "zookeeper session connected: session_version=%d",
                 status.session_version,
             )
         else:
-            log.warning(
+            _log.warning(
                 "zookeeper session %s: session_version=%d; puts and gets go on",
                 status.state.value,
                 status.session_version,
@@ -330,7 +330,7 @@ class BrokerRegistry:
     async def _pass(self) -> float | None:
         """Bring ZooKeeper in step once; return after how many seconds to do it again.
 
-        None stands for "when something happens".
+        None: after the next event.
         """
         status, wanted = self._coordinator.status, self._wanted
         if self._snapshot is None:
@@ -394,7 +394,7 @@ class BrokerRegistry:
         del self._unsure[group.topic]
         if count and is_repair:
             self._repair_count += count
-            log.warning(
+            _log.warning(
                 "registration repaired, others had changed it: topic=%s steps=%d",
                 group.topic,
                 count,
@@ -438,7 +438,7 @@ class BrokerRegistry:
                 if is_there:
                     for step in plan_record_removal(path):
                         await self._take(step, deadline_s)
-                    log.info("record of a topic that is gone removed: path=%s", path)
+                    _log.info("record of a topic that is gone removed: path=%s", path)
 
     async def _apply(self, group: DesiredGroup, status: SessionStatus) -> int:
         """Bring one group in step; return how many steps it took."""
@@ -466,7 +466,7 @@ class BrokerRegistry:
         A node that appeared between reading and creating is NodeExistsError: the pass
         fails, and the next one reads again.
         """
-        log.debug("step: verb=%s path=%s", step.verb.value, step.path)
+        _log.debug("step: verb=%s path=%s", step.verb.value, step.path)
         coordinator, path, data = self._coordinator, step.path, step.data
         match step.verb:
             case Verb.CREATE_EPHEMERAL:
@@ -536,7 +536,7 @@ class BrokerRegistry:
                 return
         else:
             if not self._missing:
-                log.warning("a node of ours was changed by others: %s", wanted.path)
+                _log.warning("a node of ours was changed by others: %s", wanted.path)
             self._missing[wanted.path] = topic
             if self._state is RegistrationState.REGISTERED:
                 self._state = RegistrationState.PENDING
@@ -572,7 +572,7 @@ class BrokerRegistry:
         if self._state is not RegistrationState.REGISTERED:
             self._state = RegistrationState.REGISTERED
             assert self._snapshot is not None
-            log.info(
+            _log.info(
                 "registered: broker=%s address=%s topics=%d session_version=%d",
                 self._snapshot.role,
                 self._snapshot.address,
@@ -587,7 +587,7 @@ class BrokerRegistry:
         if self._state is not RegistrationState.REFUSED:
             self._state = RegistrationState.PENDING
         if str(error) != self._last_error:
-            log.warning("registration failed, tried again: error=%s", error)
+            _log.warning("registration failed, tried again: error=%s", error)
         self._last_error = str(error)
         self._failures_in_a_row += 1
         return BACKOFF.delay_s(self._failures_in_a_row)
@@ -595,12 +595,12 @@ class BrokerRegistry:
     def _on_taken(self, error: BrokerIdTakenError) -> float | None:
         self._failure_count += 1
         if self._state is not RegistrationState.REFUSED:
-            log.error("%s", error)
+            _log.error("%s", error)
         self._state = RegistrationState.REFUSED
         self._last_error = str(error)
         is_waited_for = self._first is not None and not self._first.done()
         if is_waited_for and self._clock.monotonic_s() >= self._takeover_until_s:
-            # The start fails with this; nothing must be registered behind its back.
+            # The start fails with this; nothing must be registered after that.
             assert self._first is not None
             self._first.set_exception(error)
             self._snapshot = None
@@ -641,4 +641,4 @@ class BrokerRegistry:
 def _report_failure(task: asyncio.Task[None]) -> None:
     """Log an error that is a bug of ours; known ones never leave the task."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("task failed: name=%s", task.get_name(), exc_info=error)
+        _log.error("task failed: name=%s", task.get_name(), exc_info=error)

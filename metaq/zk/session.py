@@ -1,15 +1,14 @@
 """A ZooKeeper session as the rest of the package sees it.
 
-Theory of operation: ZooKeeper tells a client three different things that are easily
-mixed up, and the right reactions are opposites.
+Theory of operation: ZooKeeper reports three different states to a client that are
+easily confused, and the right reactions are opposites.
 
     CONNECTED   the session is alive and this process talks to it
     SUSPENDED   no connection; the session, with all its ephemeral nodes and owners,
                 may still be there. Assume nothing new, give nothing up.
     LOST        there is no session. Every ephemeral node of the last one is gone, or
-                will be without our doing anything. A session whose server was not
-                heard of for nearly its time-out counts as lost, for whatever reason:
-                so its end is known here before others can see it.
+                will go by itself. A session whose server did not answer for nearly its
+                time-out counts as lost, so its end is known here before others see it.
 
 `SessionTracker` turns reports of the client library into these states. Each *new*
 session gets the next version; coming back to the same session keeps it. The creator of
@@ -147,7 +146,7 @@ class Coordinator(Protocol):
     """Interface to ZooKeeper; all of it from one event loop.
 
     Lifecycle: `start` once, then use, then `stop` once; its creator owns it. `start`
-    does not wait for a connection: a status callback tells.
+    does not wait for a connection: status callbacks report it.
 
     Deadlines are absolute times of the clock the coordinator was made with. Unless a
     method says otherwise it raises:
@@ -239,7 +238,7 @@ class Coordinator(Protocol):
 
         Args:
             path: the node.
-            version: `Node.version` as it was read; None: whatever it has.
+            version: `Node.version` as it was read; None: any.
             deadline_s: when to give up.
 
         Returns:

@@ -2,8 +2,8 @@
 
 Theory of operation: ZooKeeper's watches fire once and say nothing but "look again".
 `Watch` reads with a watch set, delivers the snapshot if it differs from the last one,
-and reads again whenever it is told to: when the watch fired, and on every reconnect.
-Events in between do not matter, and firing twice costs one read.
+and reads again when the watch fires and on every reconnect. Events in between do not
+matter, and firing twice costs one read.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.retry import Backoff
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BACKOFF: Final = Backoff(first_s=0.5, max_s=5.0)
 """Between reads that fail."""
@@ -33,10 +33,8 @@ class Watch(Generic[T]):
     ) -> None:
         """Prepare a watch; nothing is read before `refresh`.
 
-        Args:
-            path: for names and logs.
-            read: reads a snapshot, None for a missing node, and arms the watch.
-            callback: called on the loop with each snapshot that differs.
+        `read` returns a snapshot, None for a missing node, and arms the watch;
+        `callback` gets each snapshot that differs, on the loop.
         """
         self._path = path
         self._read = read
@@ -76,9 +74,9 @@ class Watch(Generic[T]):
             except (SessionSuspendedError, SessionLostError):
                 # The next CONNECTED refreshes every watch; it may have come already.
                 continue
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # top of a task
                 is_ours = isinstance(error, CoordinationError)
-                log.warning(
+                _log.warning(
                     "watch failed: path=%s error=%s",
                     self._path,
                     error if is_ours else repr(error),

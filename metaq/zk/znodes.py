@@ -20,7 +20,7 @@ other writers exist; any other payload is a PayloadError.
 
 Keep in step: `paths.py`, this package's README.
 
-Source: broker spec 3.2 and 3.6, client spec 4.
+Source: docs/metaq-1.4/broker.md 3.2 and 3.6, docs/metaq-1.4/client.md 4.
 """
 
 import json
@@ -89,7 +89,7 @@ def encode_address(address: BrokerAddress) -> bytes:
 
 
 def decode_address(data: bytes) -> BrokerAddress:
-    """Read a broker's address; a `?slaveId=K` behind it is dropped.
+    """Read a broker's address; a `?slaveId=K` after it is dropped.
 
     Raises:
         PayloadError: not `meta://host:port` with a port from 1 to 65535 and a host

@@ -30,7 +30,7 @@ from metaq.broker.control import Control
 from metaq.broker.health import Figures
 from metaq.broker.orders import ENDS, ORDERS, perform
 from metaq.broker.status import BrokerStatus
-from metaq.config.load import Reload, TopicsDiff
+from metaq.config.load import Reload
 from metaq.config.settings import BrokerConfig, default_data_path
 from metaq.errors import AdminError, ConfigError, TransactionError
 from metaq.fs import SystemFileSystem
@@ -58,10 +58,11 @@ class Actions:
     async def reload(self) -> Reload:
         if self.reload_error is not None:
             raise self.reload_error
-        diff = TopicsDiff(added=(self.reload_added,), removed=("r",), changed=("c",))
         return Reload(
             config=BrokerConfig(),
-            topics=diff,
+            added=(self.reload_added,),
+            removed=("r",),
+            changed=("c",),
             needs_restart=("[system] brokerId: 0 -> 1",),
         )
 

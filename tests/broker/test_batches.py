@@ -201,7 +201,7 @@ def test_whoever_joined_a_batch_that_fails_is_told(fs: FaultyFileSystem) -> None
         assert [(each.status, each.opaque) for each in refused] == [(500, 5), (500, 6)]
         assert all("no room" in each.text for each in refused)
         fs.set_capacity(1 << 40)
-        assert peer.session.owed == 0
+        assert peer.session.unanswered_count == 0
         assert broker.context.load.in_flight_bytes == 0
         assert [each.offset for each in receipts(await peer.ask(mput(2, 7)))] == [42]
         assert await end_of(peer) == 84

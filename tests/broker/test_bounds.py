@@ -17,7 +17,7 @@ import pytest
 from metaq.broker import acks
 from metaq.broker.acks import LIGHT_BYTES, append_batch
 from metaq.broker.handlers.stats import LOGS_PER_STEP
-from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_behind_sockets
+from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_after_sockets
 from metaq.broker.waiters import Waiter, Waiters
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.net.channel import RECEIVE_BYTES, RECEIVE_FRAME_BYTES
@@ -390,7 +390,7 @@ def test_no_memory_to_append_a_batch_leaves_nothing_in_flight(data_dir: Path) ->
                     opaque=1,
                     finish=(),
                 )
-            assert not peer.session.owed
+            assert not peer.session.unanswered_count
             assert not broker.context.load.in_flight_bytes
 
     run(data_dir, scenario)
@@ -461,7 +461,7 @@ def test_between_two_pieces_the_sockets_are_served() -> None:
 
     async def main() -> None:
         loop, is_over = asyncio.get_running_loop(), asyncio.Event()
-        turns = Turns(partial(call_behind_sockets, loop))
+        turns = Turns(partial(call_after_sockets, loop))
         ours, theirs = socket.socketpair()
 
         def work() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.defined_topics import Outcome, take_in
+from metaq.broker.defined_topics import Outcome, decide
 from metaq.config.load import parse_config
 from metaq.config.settings import BrokerConfig
 from metaq.model import BrokerId
@@ -36,7 +36,7 @@ def decided(
     removed: tuple[str, ...] = (),
 ) -> Outcome:
     lies_there = {} if found is None else {topic: found}
-    return take_in(
+    return decide(
         lies_there if is_read else None,
         {} if before is None else {topic: before},
         config,

@@ -310,7 +310,7 @@ def test_a_long_read_is_taken_in_bounded_steps(tmp_path: Path) -> None:
             buffer = Received(data)
             assert [hot.take(buffer), hot.has_more] == [TAKEN_MAX, True]
             assert [hot.take(buffer), hot.has_more] == [LONG_RUN - TAKEN_MAX, False]
-            await until(lambda: not peer.session.owed)
+            await until(lambda: not peer.session.unanswered_count)
             assert log.statistics().append_count == before + 2
             broker.context.topics.close_partitions("test", start=0, end=0)
             assert take_all(hot, data) == []
@@ -478,7 +478,7 @@ def test_long_reads_of_every_form_are_taken(tmp_path: Path) -> None:
             for form in ({"checksum": -1}, {"partition": -1}):
                 steps = [TAKEN_MAX, LONG_RUN - TAKEN_MAX]
                 assert take_all(hot, put(**form) * LONG_RUN) == steps
-                await until(lambda: not peer.session.owed)
+                await until(lambda: not peer.session.unanswered_count)
             logs = broker.context.topics.logs()
             assert [log.record_count for log in logs] == [1 + LONG_RUN] * 2
 

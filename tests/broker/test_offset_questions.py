@@ -35,7 +35,7 @@ def test_other_commands_overtake_a_question(data_dir: Path) -> None:
             busy.submit(gate.wait, 30)
             await peer.send(COUNT + HELLO)
             assert (await peer.read_some()).startswith(b"result 200 ")
-            assert peer.session.owed == 1
+            assert peer.session.unanswered_count == 1
             gate.set()
             assert await peer.read_some() == b"result 200 1 2\r\n4"
 

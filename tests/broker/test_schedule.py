@@ -129,12 +129,12 @@ def test_an_expression_fires_when_quartz_would(
          "not supported")),
         ("0 0 6 LW * ?", ("day-of-month 'LW': the weekday nearest to a day (W) is not "
          "supported")),
-        ("0 0 6 L-3 * ?", ("day-of-month 'L-3': L must stand alone; L-n is not "
+        ("0 0 6 L-3 * ?", ("day-of-month 'L-3': L must be alone; L-n is not "
          "supported")),
-        ("0 0 6 1,L * ?", ("day-of-month '1,L': L must stand alone; L-n is not "
+        ("0 0 6 1,L * ?", ("day-of-month '1,L': L must be alone; L-n is not "
          "supported")),
-        ("0 0 6 ? * 6L,2", "day-of-week '6L,2': L and # must stand alone"),
-        ("0 0 6 ? * 2#1,6#3", "day-of-week '2#1,6#3': L and # must stand alone"),
+        ("0 0 6 ? * 6L,2", "day-of-week '6L,2': L and # must be alone"),
+        ("0 0 6 ? * 2#1,6#3", "day-of-week '2#1,6#3': L and # must be alone"),
         ("0 0 6 ? * 6#6", "day-of-week '6#6': expected 1..5 after '#', got 6"),
         ("0 0 6 ? * 9#1", "day-of-week '9#1': expected 1..7, got 9"),
         ("0 0 6 30,31 2 ?", "day-of-month '30,31': none of the months has such a day"),

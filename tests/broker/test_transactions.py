@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.health import describe_health
+from metaq.broker.orders import perform
 from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
 from metaq.clock import SystemClock
@@ -188,6 +189,9 @@ def test_a_transaction_runs_out_of_time(data_dir: Path) -> None:
     run(scenario())
 
 
+END = {"command": "end_transaction", "as": "commit"}
+
+
 def test_an_operator_ends_what_is_in_doubt(data_dir: Path) -> None:
     """By command; the coordinator that comes back is told by its code, until FORGET."""
 
@@ -196,19 +200,19 @@ def test_an_operator_ends_what_is_in_doubt(data_dir: Path) -> None:
             for words in (command(XID, b"BEGIN"), put(XID, b"decided")):
                 await good(peer, words)
             await good(peer, command(XID, b"PREPARE"))
-            (view,) = broker.control.transactions()
+            (view,) = broker.context.transactions.views()
             assert (view.key, view.state) == (XID.decode(), "prepared")
             assert (view.put_count, view.partitions) == (1, ("test-0",))
             with pytest.raises(TransactionError, match="has not been started"):
-                await broker.control.end_transaction("XID:9:::uq", "commit")
-            await broker.control.end_transaction(XID.decode(), "commit")
+                await perform(broker.control, {**END, "key": "XID:9:::uq"})
+            await perform(broker.control, {**END, "key": XID.decode()})
             assert b"decided" in await stored(peer)
             answer = await peer.ask(command(XID, b"COMMIT_TWO_PHASE"))
             assert b"XAException:code=7,msg=XA transaction" in answer
             assert await good(peer, command(b"null", b"RECOVER")) == XID
             await good(peer, command(XID, b"FORGET"))
             assert await good(peer, command(b"null", b"RECOVER")) == b""
-            assert broker.control.transactions() == []
+            assert not broker.context.transactions.views()
 
     run(scenario())
 

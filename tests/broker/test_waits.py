@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker import session
+from metaq.broker.orders import perform
 from metaq.fs import FileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.protocol import texts
@@ -140,7 +141,8 @@ def test_closing_the_partition_ends_its_waits(data_dir: Path) -> None:
         async with Peer(broker) as reader:
             await reader.ask(PUT)
             await begin(broker, reader, b"get test g 0 25 1024 9 wait=30000\r\n")
-            broker.control.close_partitions("test", start=0, end=0)
+            order = {"command": "close_partitions", "topic": "test", "end": 0}
+            await perform(broker.control, order)
             answer = await reader.read_some()
             assert answer == b"result 403 30 9\r\nPartition[0-0] has been closed"
 

@@ -76,4 +76,4 @@ def test_a_reload_keeps_what_is_defined_and_tells_of_the_file_alone() -> None:
     defined = {"orders": define_topic("orders", 9, {}, system=config.system)}
     outcome = reload_config(replace(config, defined=defined), INI + b"[topic=new]\n")
     assert outcome.config.defined == defined
-    assert (outcome.topics.added, outcome.topics.removed) == (("new",), ())
+    assert (outcome.added, outcome.removed) == (("new",), ())

@@ -76,7 +76,7 @@ def test_gbk_is_read_when_the_bytes_are_not_utf8() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a=1", "s.ini:1: 'a=1' stands before any section"),
+        ("a=1", "s.ini:1: 'a=1' is before the first section"),
         ("[s]\n\nnonsense", "s.ini:3: expected key=value, got 'nonsense'"),
         ("[s]\n=1", "s.ini:2: expected key=value, got '=1'"),
         ("[s", r"s.ini:1: expected \[section\], got '\[s'"),

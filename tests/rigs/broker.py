@@ -126,7 +126,7 @@ class Peer:
                 if self.is_closed():
                     return await self.reader.read(-1)
                 seen = self.session.channel
-                is_idle = not self.session.owed and not seen.queued_bytes
+                is_idle = not self.session.unanswered_count and not seen.queued_bytes
                 is_idle = is_idle and not self.session.is_paused
                 if is_idle and seen.received_bytes == self._sent:
                     break

@@ -1,9 +1,9 @@
-"""`get`: the rows of the table in broker spec 1.5, in its order.
+"""`get`: the rows of the table in docs/metaq-1.4/broker.md 1.5, in its order.
 
 What MetaQ calls the maximal offset is the high watermark here: no reader sees a byte
 that a crash could take back (section 12, row 24). A get at the end of a log, or of a
-log that no put has made yet, may wait for data (`wait=<ms>`); when the wait is over,
-for whatever reason, the same rows are gone through once more.
+log that no put has made yet, may wait for data (`wait=<ms>`); after the wait the same
+rows are applied once more.
 """
 
 from dataclasses import dataclass
@@ -67,24 +67,30 @@ def handle_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> N
     Raises:
         WireError: no bytes; the text is the answer.
     """
-    found = _find(command, context)
-    if isinstance(found, _End):
-        if not _wait(command, found, answerer, context):
-            count_get(context, command, is_miss=True, is_failure=found.log is not None)
-            raise found.error
-        return
-    count_get(context, command)
-    _send(command, found, answerer, context, is_fresh=False)
+    _answer(command, answerer, context, has_waited=False)
 
 
 def finish_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
     """Answer a get whose wait is over; like `handle_get`, but it never waits."""
+    _answer(command, answerer, context, has_waited=True)
+
+
+def _answer(
+    command: Get, answerer: GetAnswerer, context: BrokerContext, *, has_waited: bool
+) -> None:
     found = _find(command, context)
     if isinstance(found, _End):
+        if not has_waited and _wait(command, found, answerer, context):
+            return
         count_get(context, command, is_miss=True, is_failure=found.log is not None)
         raise found.error
     count_get(context, command)
-    _send(command, found, answerer, context, is_fresh=True)
+    answerer.send_range(
+        encode_value_line(found.size_bytes, command.opaque),
+        found,
+        explain=partial(_explain, command, context),
+        is_fresh=has_waited,
+    )
 
 
 def _find(command: Get, context: BrokerContext) -> FileRange | _End:
@@ -104,12 +110,12 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
     if command.max_size <= 0:  # 3
         count_get(context, command)
         raise BadRequestError(texts.invalid_max_size(command.max_size))
-    offset, size_bytes = Offset(command.offset), _cap(command, context)
+    offset, limit = Offset(command.offset), context.config.system.transfer_bytes_max
     try:
         if log.log_start_offset <= offset < log.high_watermark or any(
             each.covers(offset) for each in log.damage
         ):  # 5
-            return log.read(offset, size_bytes)
+            return log.read(offset, SizeBytes(min(command.max_size, limit)))
     except (StorageError, ClosedError) as error:  # 9
         count_get(context, command, is_failure=True)
         raise ServerError(_text_of(error, command, log, context)) from error
@@ -130,17 +136,11 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
     nothing = NotFoundError(texts.nothing_at(offset))
     if offset == end:  # 6
         return _End(log, nothing)
-    is_told = context.config.system.update_consumer_offsets
-    if offset == MAX_OFFSET or is_told:  # 7
+    if offset == MAX_OFFSET or context.config.system.update_consumer_offsets:  # 7
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
         raise MovedError(str(end))
     count_get(context, command, is_miss=True, is_failure=True)
     raise nothing  # 8
-
-
-def _cap(command: Get, context: BrokerContext) -> SizeBytes:
-    limit = context.config.system.transfer_bytes_max
-    return SizeBytes(min(command.max_size, limit))
 
 
 def _wait(
@@ -165,22 +165,6 @@ def _wait(
     return True
 
 
-def _send(
-    command: Get,
-    found: FileRange,
-    answerer: GetAnswerer,
-    context: BrokerContext,
-    *,
-    is_fresh: bool,
-) -> None:
-    answerer.send_range(
-        encode_value_line(found.size_bytes, command.opaque),
-        found,
-        explain=partial(_explain, command, context),
-        is_fresh=is_fresh,
-    )
-
-
 def _explain(command: Get, context: BrokerContext, error: BaseException) -> bytes:
     """Return the answer to a get that was counted, and whose file cannot be read."""
     topic, partition = command.topic, command.partition
@@ -197,7 +181,7 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
         if log.state in {LogState.OPEN, LogState.STOPPED}:
             log.on_damage(error.damage)
         if not error.damage.covers(Offset(command.offset)):
-            # What lies before the damage is there for the next get.
+            # The bytes before the damage are there for the next get.
             detail = f"file ends within the range: file={error.damage.path}"
             text = texts.put_failed(context.address, topic, partition, detail)
     return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
@@ -210,8 +194,8 @@ def _text_of(
     context: BrokerContext,
 ) -> str:
     """Return the text of a 500; damage is named for programs, too."""
-    is_told = isinstance(error, StorageError | ClosedError)
-    detail = str(error) if is_told else "the disk cannot read it"
+    is_known = isinstance(error, StorageError | ClosedError)
+    detail = str(error) if is_known else "the disk cannot read it"
     text = texts.put_failed(context.address, command.topic, command.partition, detail)
     if isinstance(error, CorruptRecordError) and log is not None:
         offset, end = command.offset, log.high_watermark
@@ -227,7 +211,7 @@ def count_get(
     is_failure: bool = False,
     is_moved: bool = False,
 ) -> None:
-    """Count a get by its outcome (broker spec 1.5, statistics)."""
+    """Count a get by its outcome (docs/metaq-1.4/broker.md 1.5, statistics)."""
     counters = context.counters
     counters.cmd_get += 1
     counters.get_miss += is_miss

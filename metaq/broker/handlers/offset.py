@@ -1,10 +1,11 @@
-"""`offset`: where reading can start (broker spec 1.6), and questions about the log.
+"""`offset`: where reading can start, and questions about the log.
 
-An `offset` may carry a question in the place of its own (docs/protocol.md,
-*Questions*). The answer needs span indexes, and records where a question cuts a span,
-so it is found by the upkeep threads and sent when it is there; other commands overtake
-it. The work sees the log as it was when the question came: immutable segments and two
-offsets.
+An `offset` may carry a question instead (docs/protocol.md, *Questions*). The answer
+needs span indexes, and records where a question cuts a span, so the upkeep threads find
+it, and other commands overtake it. They see the log as it was when the question came:
+immutable segments and two offsets.
+
+Source: docs/metaq-1.4/broker.md 1.6.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ BOUNDARIES_MAX: Final = 10_000
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Bytes counted for a query in the in-flight bounds: more than its longest answer."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _require_boundaries(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> Non
 
 
 def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> bytes:
-    """Return the bytes that answer a question, whatever became of the work."""
+    """Return the bytes that answer a question, or its error."""
     error = done.exception()
     match error:
         case None:
@@ -180,6 +181,6 @@ def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> by
             text = str(error)
         case _:
             context.counters.error_count += 1
-            log.error("offset question failed", exc_info=error)
+            _log.error("offset question failed", exc_info=error)
             text = texts.INTERNAL_ERROR
     return encode_result(Status.SERVER_ERROR, text.encode(), opaque)

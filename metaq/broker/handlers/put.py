@@ -1,12 +1,14 @@
-"""`put` in the general path, and `mput`: every form, every refusal (broker spec 1.4).
+"""`put` in the general path, and `mput`: every form, every refusal.
+
+Source: docs/metaq-1.4/broker.md 1.4.
 
 Order of the checks of a put: closed partition, topic, partition range, checksum, then
 the log itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail
 that names what is wrong; MetaQ sends no detail there.
 
-A put that is stored comes this way only where it is the first one of its partition, or
-was cut by the end of a read: `hot_puts.py` takes the rest, and answers no refusal. Keep
-both in step.
+A put that is stored takes this path only if it is the first one of its partition, or
+was cut by the end of a read: `hot_puts.py` handles the rest, and answers no refusal.
+Keep both in step.
 
 An mput is many records, one command, one sync, one answer (docs/protocol.md). All or
 none: framing, the checksum of the batch and the checksum of every record are verified
@@ -14,9 +16,9 @@ before the first id is given out, in steps where the batch is large. A record wh
 checksum is wrong would look like rot later, and a Java broker that recovers the log
 would cut it there.
 
-A batch that its producer sends again is answered with the receipt of the first time;
-it is recognised by its numbers, before anything else of it is looked at. One that names
-a transaction goes to that and to the journal, like a put that does.
+A batch that its producer sends again is answered with the receipt of the first time; it
+is recognised by its numbers, before any other check. A batch that names a transaction
+goes to it and to the journal, like such a put.
 """
 
 from collections.abc import Generator, Sequence
@@ -133,16 +135,10 @@ def handle_mput(
 ) -> Generator[None]:
     """Append a batch in steps; it is answered when it is stored.
 
-    Between the steps others may be served. What a step has found out is asked again
-    where it may have changed: a batch may come a second time on another connection.
-    The ids are given out in the last step, and written into the records on the storage
-    thread.
-
-    Args:
-        command: its payload is not looked at.
-        pieces: the payload, cut anywhere.
-        answerer: the session.
-        context: what the broker consists of.
+    Others may be served between the steps, so what may have changed is checked again: a
+    batch may come a second time on another connection. The last step assigns the ids;
+    the storage thread writes them into the records. `pieces` are the payload, cut
+    anywhere.
 
     Raises:
         WireError: refused, and nothing was appended; the text is the answer.
@@ -199,7 +195,7 @@ def _put_in_transaction(
             context, error, topic=topic, partition=partition, count=count
         ) from error
     first_id = context.ids.reserve(count)
-    # Their order is that of the commit, so others may take ids in between.
+    # The commit decides their order, so others may take ids in between.
     yield from stamp_in_steps(parts, first_id)
     assert command.transaction is not None, "of a transaction"
     key, journalled = format_key(command.transaction).encode(), list[bytes]()
@@ -208,7 +204,7 @@ def _put_in_transaction(
             some = positions[start : start + JOURNAL_STEP_COUNT]
             journalled += encode_batch(log_id, key, command.opaque, records, some)
             yield
-    # Another connection may have ended it meanwhile, or closed the partition.
+    # Another connection may have ended it since, or closed the partition.
     transaction = find_transaction(command, answerer, context, count=count)
     put_run(
         context.transactions,

@@ -1,15 +1,15 @@
 """`stats` and `version`: what this broker holds, and what it can do.
 
-`version` is the heartbeat as well (broker spec 1.7).
+`version` is the heartbeat as well (docs/metaq-1.4/broker.md 1.7).
 
-`stats` are text snapshots, line by line as MetaQ writes them (broker spec 7.1). Every
-body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does not
-have come last, where its tools do not look: `durability` says what an acknowledgement
-means, `closed_partitions` how many are closed and which, `set` what was set over the
-file.
+`stats` are text snapshots, line by line as MetaQ writes them (docs/metaq-1.4/broker.md
+7.1). Every body except that of `config` is between `STATS` and `END`. Lines that MetaQ
+does not have come last, where its tools ignore them: `durability` explains what an
+acknowledgement means, `closed_partitions` counts and names the closed ones, `set` shows
+the overrides of the file.
 
 A broker may have thousands of logs, so their statistics are gathered in steps, and
-others are served in between; a log is told as it was at its step.
+other commands are served in between; each log is shown as it was at its step.
 """
 
 import os
@@ -74,9 +74,7 @@ def handle_stats(
 def describe_durability(topic: TopicConfig, logs: Iterable[LogStatistics] = ()) -> str:
     """Return in words what an acknowledgement of this topic means.
 
-    Args:
-        topic: its settings.
-        logs: that it has; one that is open keeps its mode whatever a reload says.
+    Its `logs` keep the mode that they were opened with: a reload does not change it.
     """
     is_group_commit = topic.unflush_threshold <= 0
     # Then the other mode syncs each write as well.

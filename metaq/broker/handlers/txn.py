@@ -1,15 +1,17 @@
 """`transaction`, `transactions` and `sync`.
 
-Commands are carried out by the coordinator (`txn/coordinator.py`); END is never
-answered, whatever becomes of it. `sync` is how a leader replicates to a follower; a
-broker that is no follower answers 503 in MetaQ's own words (broker spec 1.2, rule 9;
-5.4, 5.5).
+The coordinator (`txn/coordinator.py`) carries out the commands; END is never answered.
+A leader replicates to a follower by `sync`; a broker that is no follower answers 503 in
+MetaQ's own words.
+
+Source: docs/metaq-1.4/broker.md 1.2 (rule 9), 5.4, 5.5.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import assert_never
 
-from metaq.broker.acks import Answerer, refuse_put, verify_checksum
+from metaq.broker.acks import Answerer, refuse_put, require_checksum
 from metaq.broker.context import BrokerContext
 from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
 from metaq.errors import (
@@ -33,6 +35,7 @@ from metaq.protocol.commands import (
     TransactionType,
 )
 from metaq.protocol.transaction_ids import decode_keys, format_key
+from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import BrokerTransaction
@@ -66,41 +69,24 @@ def _handle(
     if isinstance(command.transaction, NullTransactionId):
         raise ServerError(texts.no_transaction(kind.value))
     key = format_key(command.transaction)
-    match kind:
-        case TransactionType.BEGIN:
-            transactions.begin(key, answerer, command.timeout_s, command.session_id)
-            return b""
-        case TransactionType.PREPARE:
-            _later(
-                command,
-                answerer,
-                lambda verdict: transactions.prepare(
-                    key, answerer, verdict.on_voted, verdict.on_done
-                ),
-            )
-        case TransactionType.COMMIT_ONE_PHASE | TransactionType.COMMIT_TWO_PHASE:
-            is_two_phase = kind is TransactionType.COMMIT_TWO_PHASE
-            _later(
-                command,
-                answerer,
-                lambda verdict: transactions.commit(
-                    key, answerer, verdict.on_done, is_two_phase=is_two_phase
-                ),
-            )
-        case TransactionType.ROLLBACK:
-            _later(
-                command,
-                answerer,
-                lambda verdict: transactions.rollback(key, answerer, verdict.on_done),
-            )
-        case TransactionType.FORGET:
-            _later(
-                command,
-                answerer,
-                lambda verdict: transactions.forget(key, verdict.on_done),
-            )
-        case _:  # pragma: no cover
-            assert_never(kind)
+    if kind is TransactionType.BEGIN:
+        transactions.begin(key, answerer, command.timeout_s, command.session_id)
+        return b""
+    with _answered_later(command, answerer) as later:
+        match kind:
+            case TransactionType.PREPARE:
+                transactions.prepare(key, answerer, later.on_voted, later.on_done)
+            case TransactionType.COMMIT_ONE_PHASE | TransactionType.COMMIT_TWO_PHASE:
+                is_two_phase = kind is TransactionType.COMMIT_TWO_PHASE
+                transactions.commit(
+                    key, answerer, later.on_done, is_two_phase=is_two_phase
+                )
+            case TransactionType.ROLLBACK:
+                transactions.rollback(key, answerer, later.on_done)
+            case TransactionType.FORGET:
+                transactions.forget(key, later.on_done)
+            case _:  # pragma: no cover
+                assert_never(kind)
     return None
 
 
@@ -115,43 +101,31 @@ def handle_commit_together(
     try:
         ids = decode_keys(command.payload, command.count)
         keys = [format_key(each) for each in ids]
-        _later(
-            command,
-            answerer,
-            lambda verdict: context.transactions.commit_together(
-                keys, verdict.on_outcomes
-            ),
-        )
+        with _answered_later(command, answerer) as later:
+            context.transactions.commit_together(keys, later.on_outcomes)
     except RemoteProtocolError as error:
         raise ServerError(str(error)) from error
     except TransactionError as error:
         raise refusal_of(error) from error
 
 
-def _later(
-    command: TransactionCommand | CommitTogether,
-    answerer: Answerer,
-    begin: Callable[[TransactionAnswer], None],
-) -> None:
-    """Begin what is answered when it is done; what it raises is answered now."""
-    verdict = TransactionAnswer(answerer, command)
+@contextmanager
+def _answered_later(
+    command: TransactionCommand | CommitTogether, answerer: Answerer
+) -> Iterator[TransactionAnswer]:
+    """Begin a command that is answered when it is done; an error is answered now."""
+    later = TransactionAnswer(answerer, command)
     try:
-        begin(verdict)
+        yield later
     except (TransactionError, MemoryError):
-        verdict.give_up()
+        later.give_up()
         raise
 
 
 def find_transaction(
     command: Put | Mput, answerer: Answerer, context: BrokerContext, *, count: int = 1
 ) -> BrokerTransaction:
-    """Return the transaction that a command puts to.
-
-    Args:
-        command: names a transaction.
-        answerer: the session that asks.
-        context: parts of the broker.
-        count: messages of the command.
+    """Return the transaction that a command with `count` messages puts to.
 
     Raises:
         WireError: it or the partition takes none; the text is the answer.
@@ -166,7 +140,7 @@ def find_transaction(
     if partition == RANDOM_PARTITION:
         raise ServerError(texts.invalid_transactional_partition(partition))
     try:
-        # What there is not is told in bare words, as MetaQ does.
+        # A missing topic or partition is refused in bare words, as by MetaQ.
         context.topics.open_for_put(topic, partition)
     except ForbiddenError as error:
         raise refuse_put(
@@ -186,7 +160,7 @@ def handle_transactional_put(
     topic, partition, payload = command.topic, command.partition, command.payload
     tx = find_transaction(command, answerer, context)
     try:
-        verify_checksum(payload, command.checksum)
+        require_checksum(checksum(payload), command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
     except (ServerError, StorageError, ClosedError) as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
