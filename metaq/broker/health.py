@@ -3,7 +3,7 @@
 `find_problems` alone decides about health. A *failing* alarm means that puts or gets of
 some partition are refused, or wait, until an operator acts; a *warning* means that
 everything is served, and that an operator should look. `docs/operations.md` explains
-the remedy for each alarm; `tests/broker/test_health_operations_page.py` compares the two.
+the remedy for each alarm, and `tests/broker/test_health_operations_page.py` compares.
 """
 
 import enum

@@ -194,7 +194,8 @@ class Topics:
         self.version += 1
 
     def _range_of(self, topic: str, start: int, end: int | None) -> range:
-        self._require_configured(topic)
+        if topic not in self._config.topic_names:
+            raise AdminError(f"topic '{topic}' is not in the configuration")
         count = self._config.topic(topic).partition_count
         last = count - 1 if end is None else end
         if not 0 <= start <= last < count:
@@ -202,10 +203,6 @@ class Topics:
                 f"topic '{topic}' has partitions 0..{count - 1}, got {start}..{last}"
             )
         return range(start, last + 1)
-
-    def _require_configured(self, topic: str) -> None:
-        if topic not in self._config.topic_names:
-            raise AdminError(f"topic '{topic}' is not in the configuration")
 
     def _count_of(self, topic: str) -> int:
         if not self._accepts(topic):

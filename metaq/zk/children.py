@@ -42,11 +42,7 @@ async def read_values(
 ) -> dict[str, T]:
     """Return name → value of a node's children, names ascending; {} without the node.
 
-    Args:
-        coordinator: whom to ask.
-        path: the parent.
-        decode: payload → value; raises PayloadError.
-        deadline_s: for all of it together.
+    `decode` raises PayloadError; the deadline is for all reads together.
 
     Raises:
         CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
@@ -84,14 +80,10 @@ class ValuesWatch(Generic[T]):
         *,
         wants: Callable[[str], bool] = bool,
     ) -> None:
-        """Begin to watch.
+        """Begin to watch the children of `path`, which does not have to exist.
 
-        Args:
-            coordinator: whom to ask.
-            path: the parent; it does not have to exist.
-            decode: payload → value; raises PayloadError.
-            on_change: called on the loop after every piece of news.
-            wants: which names matter; all without it.
+        `decode` raises PayloadError; `on_change` is called on the loop after each
+        change; `wants` returns whether a name matters.
 
         Raises:
             NodeNameError: ZooKeeper does not accept the path.
@@ -103,18 +95,14 @@ class ValuesWatch(Generic[T]):
         self._wants = wants
         self._values: dict[str, T | None] = {}
         self._children: dict[str, Cancel] = {}
-        self._has_names = False
-        self._cancel = coordinator.watch_children(path, self._on_names)
-
-    @property
-    def has_names(self) -> bool:
+        self.has_names = False
         """Whether the list of children was read at least once."""
-        return self._has_names
+        self._cancel = coordinator.watch_children(path, self._on_names)
 
     @property
     def is_complete(self) -> bool:
         """Whether every named child was read."""
-        return self._has_names and self._children.keys() == self._values.keys()
+        return self.has_names and self._children.keys() == self._values.keys()
 
     @property
     def values(self) -> dict[str, T]:
@@ -132,7 +120,7 @@ class ValuesWatch(Generic[T]):
             cancel()
 
     def _on_names(self, names: tuple[str, ...] | None) -> None:
-        self._has_names = True
+        self.has_names = True
         wanted = set(filter(self._wants, names or ()))
         for name in self._children.keys() - wanted:
             self._children.pop(name)()
@@ -164,12 +152,9 @@ class Settler:
         is_complete: Callable[[], bool],
         publish: Callable[[], None],
     ) -> None:
-        """Prepare it; nothing happens before `note`.
+        """Prepare it; `publish` is called on the loop once for each burst.
 
-        Args:
-            coordinator: where the changes come from.
-            is_complete: whether everything that is known of was read.
-            publish: called on the loop once for each burst.
+        `is_complete` returns whether every known node was read.
         """
         self._coordinator = coordinator
         self._is_complete = is_complete
@@ -178,7 +163,7 @@ class Settler:
         self._patience: asyncio.TimerHandle | None = None
 
     def note(self) -> None:
-        """Take note of a change."""
+        """Note a change."""
         loop = asyncio.get_running_loop()
         if self._settling is None:
             self._settling = loop.call_later(SETTLE_S, self._on_settled)
@@ -202,7 +187,7 @@ class Settler:
         if self._coordinator.status.state is SessionState.CONNECTED:
             self._end()
         else:
-            # The rest is not barred, it cannot be asked for.
+            # Nothing forbids the rest: ZooKeeper cannot be asked now.
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
 

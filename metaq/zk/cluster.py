@@ -50,21 +50,16 @@ _Counted: TypeAlias = ValuesWatch[int]
 
 
 def _decode_count(data: bytes) -> int:
-    count = decode_registration(data).partition_count
-    if count > PARTITIONS_MAX:
-        raise PayloadError(
-            f"topic registration: expected at most {PARTITIONS_MAX} partitions,"
-            f" got {count}"
-        )
-    return count
+    return _require_few(decode_registration(data).partition_count)
 
 
 def _decode_recorded(data: bytes) -> int:
-    count = decode_partition_count(data)
+    return _require_few(decode_partition_count(data))
+
+
+def _require_few(count: int) -> int:
     if count > PARTITIONS_MAX:
-        raise PayloadError(
-            f"recorded partitions: expected at most {PARTITIONS_MAX}, got {count}"
-        )
+        raise PayloadError(f"expected at most {PARTITIONS_MAX} partitions, got {count}")
     return count
 
 
@@ -105,17 +100,12 @@ class ClusterWatch:
     def __init__(
         self, coordinator: Coordinator, paths: NodePaths, *, clock: Clock
     ) -> None:
-        """Prepare a watch; nothing is read before `start`.
-
-        Args:
-            coordinator: whom to ask.
-            paths: where MetaQ's root is.
-            clock: gives meaning to deadlines.
-        """
+        """Prepare a watch; nothing is read before `start`."""
         self._coordinator = coordinator
         self._paths = paths
         self._clock = clock
-        self._snapshot = ClusterSnapshot()
+        self.snapshot = ClusterSnapshot()
+        """The present snapshot; version 0 while nothing is known."""
         self._listeners: list[SnapshotCallback] = []
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -124,11 +114,6 @@ class ClusterWatch:
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
         self._topics: dict[str, dict[NodeKind, _Counted]] = {}
         self._settler = Settler(coordinator, self._is_complete, self._publish)
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """The present snapshot; version 0 while nothing is known."""
-        return self._snapshot
 
     def start(self) -> None:
         """Begin to watch the brokers."""
@@ -204,14 +189,14 @@ class ClusterWatch:
         """
         try:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                while not self._is_closed and self._snapshot.version <= version:
+                while not self._is_closed and self.snapshot.version <= version:
                     await self._changed.wait()
         except TimeoutError:
             raise CoordinationTimeoutError(
                 f"cluster: expected one after version {version}, got none in time"
             ) from None
         self._require_open()
-        return self._snapshot
+        return self.snapshot
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names of all topics there are, served or recorded, asked now.
@@ -277,7 +262,7 @@ class ClusterWatch:
         )
 
     def _publish(self) -> None:
-        old, brokers = self._snapshot, self._read_brokers()
+        old, brokers = self.snapshot, self._read_brokers()
         new = replace(
             old,
             brokers=MappingProxyType(brokers),
@@ -293,18 +278,18 @@ class ClusterWatch:
         )
         if new == old and old.version:
             return
-        self._snapshot = replace(new, version=old.version + 1)
+        self.snapshot = replace(new, version=old.version + 1)
         _log.info(
             "cluster changed: version=%d brokers=%d topics=%d",
-            self._snapshot.version,
-            len(self._snapshot.brokers),
-            len(self._snapshot.topics),
+            self.snapshot.version,
+            len(self.snapshot.brokers),
+            len(self.snapshot.topics),
         )
         self._changed.set()
         self._changed = asyncio.Event()
         for callback in tuple(self._listeners):
             # One callback's failure must not keep the others from being called.
-            asyncio.get_running_loop().call_soon(callback, self._snapshot)
+            asyncio.get_running_loop().call_soon(callback, self.snapshot)
 
     def _read_brokers(self) -> dict[BrokerId, BrokerCopies]:
         brokers = {}

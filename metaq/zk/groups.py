@@ -127,30 +127,19 @@ class GroupMembership:
     ) -> None:
         """Prepare a membership; nothing is written before `register`.
 
-        Args:
-            coordinator: the session that membership and ownership are bound to.
-            paths: where MetaQ's root is.
-            group: name of the group.
-            consumer_id: unique among all consumers of the group, wherever they run.
+        Membership and ownership are bound to the coordinator's session. The consumer id
+        is unique among all consumers of the group, on all machines.
         """
         self._coordinator = coordinator
         self._paths = paths
-        self._group = group
-        self._member = member_name(group, consumer_id)
+        self.group = group
+        """Name of the group."""
+        self.member = member_name(group, consumer_id)
+        """Our name in the group, also the payload of the owner nodes."""
         self._registered_session_version = 0
         self._payloads: set[bytes] = set()
         self._claims: dict[TopicPartition, int] = {}
         self._unanswered: set[TopicPartition] = set()
-
-    @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self._group
-
-    @property
-    def member(self) -> str:
-        """Our name in the group, also the payload of the owner nodes."""
-        return self._member
 
     @property
     def claims(self) -> frozenset[TopicPartition]:
@@ -191,7 +180,7 @@ class GroupMembership:
                 try again for longer than the session time-out.
         """
         data = encode_member_topics(sorted(set(topics)))
-        path = self._paths.member(self._group, self._member)
+        path = self._paths.member(self.group, self.member)
         # Before the request: its outcome may never be known.
         self._payloads.add(data)
         mine = frozenset(self._payloads)
@@ -200,7 +189,7 @@ class GroupMembership:
         )
         if other is not None:
             raise MemberTakenError(
-                f"member {self._member} of group {self._group}: expected to register"
+                f"member {self.member} of group {self.group}: expected to register"
                 f" with topics {data.decode()!r}, found topics"
                 f" {other.data.decode(errors='replace')!r} of session"
                 f" {other.owner_session_id:#x}; consumer ids are unique in a group,"
@@ -209,14 +198,14 @@ class GroupMembership:
         self._registered_session_version = status.session_version
         _log.info(
             "member registered: member=%s session_version=%d",
-            self._member,
+            self.member,
             status.session_version,
         )
         return status.session_version
 
     async def unregister(self, *, deadline_s: float) -> None:
         """Leave the group; a node that is not ours stays. Claims are not released."""
-        path = self._paths.member(self._group, self._member)
+        path = self._paths.member(self.group, self.member)
         await self._delete_ours(
             path,
             self._payloads,
@@ -227,13 +216,13 @@ class GroupMembership:
 
     async def is_registered(self, *, deadline_s: float) -> bool:
         """Return whether our node is there, of the present session, asked now."""
-        path = self._paths.member(self._group, self._member)
+        path = self._paths.member(self.group, self.member)
         return await self._is_ours(path, self._payloads, deadline_s)
 
     async def members(self, *, deadline_s: float) -> Members:
         """Return who is in the group now, and with which topics."""
         return await read_members(
-            self._coordinator, self._paths, self._group, deadline_s=deadline_s
+            self._coordinator, self._paths, self.group, deadline_s=deadline_s
         )
 
     def watch_members(self, on_members: MembersCallback) -> Cancel:
@@ -257,7 +246,7 @@ class GroupMembership:
         settler = Settler(self._coordinator, lambda: watch.is_complete, publish)
         watch = ValuesWatch(
             self._coordinator,
-            self._paths.members(self._group),
+            self._paths.members(self.group),
             decode_member_topics,
             settler.note,
         )
@@ -284,11 +273,11 @@ class GroupMembership:
         session_version = self._coordinator.status.session_version
         if session_version != self._registered_session_version:
             raise SessionLostError(
-                f"member {self._member}: expected a registration under session version"
+                f"member {self.member}: expected a registration under session version"
                 f" {session_version}, got {self._registered_session_version}"
             )
-        data = encode_owner(self._member)
-        path = self._paths.owner(self._group, partition)
+        data = encode_owner(self.member)
+        path = self._paths.owner(self.group, partition)
         self._unanswered.add(partition)
         status, other = await self._take(
             path,
@@ -319,10 +308,10 @@ class GroupMembership:
         Returns:
             Whether there was a node of ours to delete.
         """
-        path = self._paths.owner(self._group, partition)
+        path = self._paths.owner(self.group, partition)
         is_deleted = await self._delete_ours(
             path,
-            {encode_owner(self._member)},
+            {encode_owner(self.member)},
             deadline_s,
             has_session=self._claims.get(partition, 0),
         )
@@ -332,20 +321,20 @@ class GroupMembership:
 
     async def owns(self, partition: TopicPartition, *, deadline_s: float) -> bool:
         """Return whether a partition is ours under the present session, asked now."""
-        path = self._paths.owner(self._group, partition)
-        return await self._is_ours(path, {encode_owner(self._member)}, deadline_s)
+        path = self._paths.owner(self.group, partition)
+        return await self._is_ours(path, {encode_owner(self.member)}, deadline_s)
 
     def watch_owner(
         self, partition: TopicPartition, on_change: Callable[[], None]
     ) -> Cancel:
         """Call `on_change` on the loop when an owner node does not have our name."""
-        wanted = encode_owner(self._member)
+        wanted = encode_owner(self.member)
 
         def on_data(data: bytes | None) -> None:
             if data != wanted:
                 on_change()
 
-        path = self._paths.owner(self._group, partition)
+        path = self._paths.owner(self.group, partition)
         return self._coordinator.watch_data(path, on_data)
 
     # -- nodes of ours ----------------------------------------------------------------
@@ -361,16 +350,11 @@ class GroupMembership:
     ) -> tuple[SessionStatus, Node | None]:
         """Make a node ours, of the present session and with this payload.
 
-        Args:
-            path: the node.
-            data: the wanted payload.
-            mine: payloads of ours that are replaced by it, in the present session.
-            deadline_s: when to give up.
-            has_session: version of the session under which we had the node; 0: none.
+        It replaces our payloads `mine` in the present session. `has_session` is the
+        version of the session under which we had the node; 0: none.
 
         Returns:
-            The session it belongs to, and the foreign node in its place, if there is
-            one.
+            The session that the node belongs to, and the foreign node, if there is one.
         """
         for _ in range(TAKE_TRIES):
             status = self._coordinator.status

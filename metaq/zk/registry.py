@@ -158,15 +158,10 @@ class BrokerRegistry:
     ) -> None:
         """Prepare a registry.
 
-        Args:
-            coordinator: the session to register under.
-            paths: where MetaQ's root is.
-            clock: gives meaning to deadlines.
-            takeover_wait_s: how long `register` waits for a node of another address
-                under our id to vanish. A broker that may come back on another port
-                (`metaq local` with port 0) passes a little more than the session
-                time-out, others refuse to start at once.
-            check_interval_s: time between two looks at everything.
+        For `takeover_wait_s` a node of another address under our id may disappear
+        before `register` fails. A broker that may come back on another port (`metaq
+        local` with port 0) passes a little more than the session time-out; others
+        refuse to start at once.
         """
         self._coordinator = coordinator
         self._check_interval_s = check_interval_s
@@ -205,12 +200,7 @@ class BrokerRegistry:
         self._task.add_done_callback(_report_failure)
 
     async def register(self, snapshot: BrokerSnapshot, *, deadline_s: float) -> bool:
-        """Register, and wait until it is done.
-
-        Args:
-            snapshot: the nodes to register.
-            deadline_s: when to stop waiting, on the clock's monotonic scale. The
-                registration itself is never given up.
+        """Register, and wait until it is done; after the deadline it goes on.
 
         Returns:
             True when everything is in ZooKeeper, False when the deadline came first.
@@ -263,7 +253,7 @@ class BrokerRegistry:
         """
         is_registered = self._session_version != 0 and bool(self._applied)
         self._state = RegistrationState.WITHDRAWN
-        await self._end_task()
+        await self.stop()
         if not is_registered:
             return
         groups = [g for g in self._wanted if g.topic in self._applied]
@@ -277,10 +267,6 @@ class BrokerRegistry:
         else:
             _log.info("withdrawn: topics=%d", len(groups) - 1)
         self._applied.clear()
-
-    async def stop(self) -> None:
-        """End the background task; ZooKeeper is not touched. Harmless when repeated."""
-        await self._end_task()
 
     def statistics(self) -> RegistrationStatistics:
         """Return a snapshot of state and counters."""
@@ -624,7 +610,8 @@ class BrokerRegistry:
         found = await self._coordinator.get(claims[0].path, deadline_s=deadline_s)
         return found is not None and found.owner_session_id == status.session_id
 
-    async def _end_task(self) -> None:
+    async def stop(self) -> None:
+        """End the background task; ZooKeeper is not touched. Harmless when repeated."""
         if self._forget is not None:
             self._forget()
             self._forget = None

@@ -104,27 +104,17 @@ class SessionTracker:
     """The session's state machine; pure, owned by one coordinator."""
 
     def __init__(self) -> None:
-        self._status = SessionStatus(SessionState.LOST, session_version=0, session_id=0)
-
-    @property
-    def status(self) -> SessionStatus:
+        self.status = SessionStatus(SessionState.LOST, session_version=0, session_id=0)
         """The present snapshot."""
-        return self._status
 
     def apply(
         self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
     ) -> SessionStatus | None:
-        """Take in a report of the client library.
+        """Apply a report of the client library; return the new snapshot if it differs.
 
-        Args:
-            event: the report.
-            session_id: for ESTABLISHED, the session that is connected now.
-            timeout_s: for ESTABLISHED, its time-out.
-
-        Returns:
-            The new snapshot, or None when nothing changed.
+        ESTABLISHED has the session that is connected now, and its time-out.
         """
-        old = self._status
+        old = self.status
         state = TRANSITIONS[old.state, event]
         session_version, number = old.session_version, old.session_id
         if event is SessionEvent.ESTABLISHED:
@@ -132,8 +122,8 @@ class SessionTracker:
             session_version, number = session_version + is_new, session_id
         else:
             timeout_s = old.timeout_s
-        self._status = SessionStatus(state, session_version, number, timeout_s)
-        return self._status if self._status != old else None
+        self.status = SessionStatus(state, session_version, number, timeout_s)
+        return self.status if self.status != old else None
 
 
 StatusCallback = Callable[[SessionStatus], None]

@@ -7,8 +7,7 @@ import select
 import socket
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -142,28 +141,6 @@ async def exchange(path: Path, data: bytes) -> list[dict[str, object]]:
     answers = [json.loads(line) async for line in reader]
     writer.close()
     return answers
-
-
-@contextmanager
-def listening(path: Path, answer: bytes | None) -> Iterator[None]:
-    """Something that is no broker: it says `answer`, or nothing, to one caller."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(path / SOCKET_NAME))
-        sock.listen()
-
-        def serve() -> None:
-            peer, _ = sock.accept()
-            with peer:
-                peer.recv(100)
-                if answer is None:
-                    peer.recv(100)  # until the caller gives up
-                else:
-                    peer.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join()
 
 
 async def refuse_all(_: object) -> Figures:
@@ -518,43 +495,6 @@ def test_a_stop_does_not_wait_for_clients(data_dir: Path) -> None:
         assert server.failure is None
 
     asyncio.run(run())
-
-
-# -- the client
-
-
-def test_no_broker_is_one_sentence(data_dir: Path, tmp_path: Path) -> None:
-    """No socket, a stale one and no directory are all told alike."""
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(data_dir / SOCKET_NAME))
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for path in (data_dir, empty, tmp_path / "absent", tmp_path / ("x" * 120)):
-        with pytest.raises(AdminError, match="no broker runs on the data directory"):
-            call_admin(path, {"command": "status"}, timeout_s=TIMEOUT_S)
-
-
-def test_an_answer_that_does_not_come_is_told(data_dir: Path) -> None:
-    """The call ends in time and says that the outcome is unknown."""
-    with (
-        listening(data_dir, None),
-        pytest.raises(AdminError, match=r"did not answer within 0\.02 s; it may still"),
-    ):
-        call_admin(data_dir, {"command": "reload"}, timeout_s=0.02)
-
-
-@pytest.mark.parametrize("answer", [b"", b"hello\n", b"[]\n", b"{}\n", b"[" * 9000])
-def test_what_is_no_broker_is_recognised(data_dir: Path, answer: bytes) -> None:
-    """Foreign bytes become an AdminError."""
-    with listening(data_dir, answer), pytest.raises(AdminError, match="is no broker"):
-        call_admin(data_dir, {"command": "status"}, timeout_s=TIMEOUT_S)
-
-
-def test_a_request_that_is_too_long_is_not_sent(data_dir: Path) -> None:
-    """The bound is told before a request is sent."""
-    request = {"command": "open_partitions", "topic": "t" * REQUEST_BYTES_MAX}
-    with pytest.raises(AdminError, match="request is too long"):
-        call_admin(data_dir, request, timeout_s=TIMEOUT_S)
 
 
 def test_a_client_that_reads_nothing_is_let_go(data_dir: Path) -> None:

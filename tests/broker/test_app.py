@@ -20,9 +20,6 @@ from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.definitions import COPY_NAME
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.registration import (
-    advertised_host,
-    find_unknown_hosts,
-    listening_host,
     make_snapshot,
 )
 from metaq.clock import SystemClock
@@ -570,12 +567,6 @@ def test_the_snapshot_lists_configured_topics_first(tmp_path: Path) -> None:
     assert snapshot.config_checksum == crc32(config.data)
 
 
-def test_a_host_is_found_when_none_is_configured(tmp_path: Path) -> None:
-    """hostName wins; else an address that is not empty."""
-    assert advertised_host(make_config(tmp_path)) == "127.0.0.1"
-    assert advertised_host(make_config(tmp_path, text=NO_HOST))
-
-
 def test_a_broker_that_advertises_loopback_unasked_warns(
     data_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -616,43 +607,6 @@ def test_a_host_name_that_cannot_be_resolved_is_named_at_the_start(
 
     run(scenario())
     assert caplog.text.count("which this machine cannot resolve") == 1
-
-
-def test_each_unknown_host_is_named_with_its_setting(tmp_path: Path) -> None:
-    """One sentence each, with the resolver's reason."""
-
-    def resolve(host: str, _: None) -> None:
-        if host != "localhost":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    assert find_unknown_hosts(make_config(tmp_path, text=UNKNOWN), resolve) == [
-        f"{setting} names the host '{host}', which this machine cannot resolve:"
-        " Name or service not known"
-        for setting, host in (
-            ("[system] hostName", "brokre..example"),
-            ("[zookeeper] zk.zkConnect", "zoo.example"),
-        )
-    ]
-    assert find_unknown_hosts(make_config(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    ("host", "wanted"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("::1", "::1"),
-        ("localhost", "127.0.0.1"),
-        ("192.0.2.7", ""),
-        ("broker.example.org", ""),
-        ("", ""),
-    ],
-)
-def test_who_is_told_loopback_is_listened_to_on_loopback(
-    tmp_path: Path, host: str, wanted: str
-) -> None:
-    """A broker for this machine lets no other machine in."""
-    text = CONFIG.replace("hostName=127.0.0.1\n", f"hostName={host}\n" if host else "")
-    assert listening_host(make_config(tmp_path, text=text)) == wanted
 
 
 def test_a_local_broker_is_not_reached_from_outside(data_dir: Path) -> None:
