@@ -1,18 +1,18 @@
 """Single puts, one on each of many connections, appended together.
 
-Theory of operation. Most clients have one put under way each. Every one of them is a
-read and a reply of its own; to be an append, a ticket and a request to the storage
-thread besides would cost several times as much. So what the hot path finds alone in a
-read is gathered here, and appended when the loop has been through all sockets that were
-readable: one run for each log, with one ticket, whatever connections its puts came on.
+Theory of operation. Most clients have one put in flight each. Each needs its own read
+and reply; its own append, ticket and request to the storage thread would cost several
+times as much. So puts that the hot path finds alone in a read are gathered here, and
+appended when the loop has served all readable sockets: one run for each log, with one
+ticket, for the puts of all connections.
 
     each socket        read, parse, check, gather      session.py, hot_puts.py
     end of the pass    ids, headers, append            of each log
     when it is stored  reply, reply, reply, ...        of all connections
 
 Ids and offsets are given out when the run is appended, so they have the order of the
-log; a put that comes another way meanwhile is before it or behind it. A connection has
-one put in a run at most, so there is no order to keep within.
+log; a put that takes another path is before or after the run. A connection has at most
+one put in a run, so no order has to be kept within it.
 """
 
 import logging

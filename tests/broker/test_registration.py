@@ -1,4 +1,4 @@
-"""What a broker advertises and listens to, and hosts that have no address."""
+"""Advertised and listening addresses, and hosts that have no address."""
 
 import socket
 from pathlib import Path
