@@ -135,10 +135,10 @@ def test_an_offset_behind_the_log_end_has_no_lag(broker: AnyBroker) -> None:
     first, second = with_context(broker, work).partitions
     assert (first.committed, first.lag, second.lag) == (460, None, None)
     assert first.problem is not None
-    assert f"test/0-0: offset 460 lies behind the log end {10 * RECORD_BYTES}:" in (
+    assert f"test/0-0: offset 460 is beyond the log end {10 * RECORD_BYTES}:" in (
         first.problem
     )
-    assert "test/0-1: offset 9 lies behind the log end 0:" in str(second.problem)
+    assert "test/0-1: offset 9 is beyond the log end 0:" in str(second.problem)
 
 
 def test_members_may_write_anything(broker: AnyBroker) -> None:

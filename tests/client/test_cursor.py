@@ -103,7 +103,7 @@ def test_a_record_whose_rest_never_comes_is_an_error() -> None:
     cursor = PartitionCursor(PARTITION, Offset(0))
     with pytest.raises(CorruptRecordError, match="rest of its 1020 bytes does not"):
         feed(cursor, [Fetched(log[:100]), NothingThere()] * (FRUITLESS_MAX + 1))
-    assert (cursor.fetch_offset, cursor.behind_damage) == (0, 100)
+    assert (cursor.fetch_offset, cursor.after_damage) == (0, 100)
 
 
 def with_length(length: int, payload: bytes = b"bad") -> bytes:
@@ -130,13 +130,13 @@ def test_whatever_length_a_record_says_the_others_come(
     for _ in range(200):
         start, size = cursor.fetch_offset, min(cursor.size_bytes, transfer_max)
         data = log[start : start + size]
-        if not data and start == len(log) and not cursor.is_amid:
+        if not data and start == len(log) and not cursor.is_incomplete:
             break
         try:
             outcome = Fetched(data) if data else NothingThere()
             found += [message.data for message in cursor.on_reply(outcome)]
         except CorruptRecordError:
-            cursor.seek(cursor.behind_damage)
+            cursor.seek(cursor.after_damage)
     else:
         pytest.fail("it did not come to the end")
     good = payloads[:rotten] + payloads[rotten + 1 :]
@@ -156,7 +156,7 @@ def test_a_record_that_is_too_large_is_no_damage(behind: bytes) -> None:
     """It ends where another one begins, or the log, or a segment."""
     cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes_max=500)
     feed(cursor, [Fetched(LARGE[:400])])
-    assert (cursor.fetch_offset, cursor.is_amid) == (7 + 1019, True)
+    assert (cursor.fetch_offset, cursor.is_incomplete) == (7 + 1019, True)
     with pytest.raises(NoProgressError, match=r"record of 1020 bytes \(at most 500"):
         feed(cursor, [Fetched(b"\0" + behind)])
     assert cursor.fetch_offset == 7
@@ -173,8 +173,8 @@ def test_a_length_that_leads_nowhere_is_damage(answer: GetOutcome) -> None:
     feed(cursor, [Fetched(bad + record(b"good"))])
     with pytest.raises(CorruptRecordError, match="does not end where it says"):
         feed(cursor, [answer])
-    assert (cursor.offset, cursor.behind_damage) == (7, 7 + len(bad))
-    cursor.seek(cursor.behind_damage)
+    assert (cursor.offset, cursor.after_damage) == (7, 7 + len(bad))
+    cursor.seek(cursor.after_damage)
     (message,) = cursor.on_reply(Fetched(record(b"good")))
     assert message.data == b"good"
 
@@ -222,7 +222,7 @@ def test_without_a_good_record_reading_goes_on_behind_the_damage(
     rest = record(b"good" * 20)[:10]
     with pytest.raises(CorruptRecordError, match="no good record"):
         feed(cursor, [Fetched(damaged + rest)] * 10)
-    assert cursor.behind_damage == 7 + behind
+    assert cursor.after_damage == 7 + behind
 
 
 def test_an_attribute_block_that_is_cut_is_damage_too() -> None:
@@ -300,7 +300,7 @@ def test_the_search_behind_a_huge_length_ends_soon(filler: bytes) -> None:
 
     with pytest.raises(CorruptRecordError, match=BOTH_NUMBERS):
         feed(cursor, answers())
-    assert 0 < cursor.behind_damage < 8 * FETCH_BYTES
+    assert 0 < cursor.after_damage < 8 * FETCH_BYTES
 
 
 def test_bytes_that_are_searched_are_no_progress() -> None:

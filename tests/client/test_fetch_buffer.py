@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 from hypothesis import given
@@ -141,7 +141,7 @@ def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
     buffer.put(batch(ZERO, 3, 3))
     current = CurrentBatch(buffer)
     current.hold(take(buffer))
-    messages = current.messages()
+    messages = chain.from_iterable(current.pieces())
     assert int(next(messages).data) == 0
     assert buffer.fence(ZERO) == BEGIN
     assert list(messages) == []
@@ -175,7 +175,7 @@ def test_committing_what_was_taken_away_is_refused() -> None:
     buffer.put(batch(ZERO, 0, 3))
     current = CurrentBatch(buffer)
     current.hold(take(buffer))
-    next(current.messages())
+    next(chain.from_iterable(current.pieces()))
     buffer.fence(ZERO)
     with pytest.raises(OwnershipLostError, match="t/0-0"):
         current.confirm()
@@ -188,7 +188,7 @@ def test_revoking_waits_for_the_message_being_handled() -> None:
         buffer.put(batch(ZERO, 0, 3))
         current = CurrentBatch(buffer)
         current.hold(take(buffer))
-        messages = current.messages()
+        messages = chain.from_iterable(current.pieces())
         next(messages)
         revoking = asyncio.ensure_future(buffer.revoke(ZERO, timeout_s=5))
         await asyncio.sleep(0)
@@ -303,7 +303,7 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
     stops = iter(breaks)
     while True:
         stop = next(stops, 10**9)
-        for count, message in enumerate(current.messages(), 1):
+        for count, message in enumerate(chain.from_iterable(current.pieces()), 1):
             seen.append(int(message.data))
             assert buffer.handled()[ZERO].offset == (len(seen) - 1) * STEP
             if count == stop:
@@ -323,7 +323,7 @@ def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> N
     current = CurrentBatch(buffer)
     current.hold(take(buffer))
     assert numbers(current.some(3)) == [0, 1, 2]
-    loop = current.messages()
+    loop = chain.from_iterable(current.pieces())
     for number in (3, 4):
         assert numbers([next(loop)]) == [number]
         assert buffer.handled()[ZERO].offset == number * STEP
@@ -336,7 +336,7 @@ def test_a_loop_goes_on_behind_what_was_handed_out_meanwhile() -> None:
         buffer.put(batch(ZERO, first, 3))
     current = CurrentBatch(buffer)
     current.hold(take(buffer))
-    loop = current.messages()
+    loop = chain.from_iterable(current.pieces())
     assert numbers([next(loop)]) == [0]
     assert numbers(current.some(1)) == [1]
     assert numbers([next(loop)]) == [2]
@@ -462,11 +462,11 @@ def test_each_handled_message_is_told_once() -> None:
     buffer.add(ZERO, BEGIN)
     buffer.put(batch(ZERO, 0, 4))
     first = take(buffer)
-    buffer.tell_handled()
+    buffer.report_handled()
     assert told == []
     hand_out(first, 3)
-    buffer.tell_handled()
-    buffer.tell_handled()
+    buffer.report_handled()
+    buffer.report_handled()
     assert told == [0, 1]
     first.confirm()
     buffer.done(first)

@@ -15,8 +15,8 @@ from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
     Lag,
-    Sight,
-    Standing,
+    Observation,
+    ReadStatus,
     Watchdog,
     may_be_stuck,
 )
@@ -63,7 +63,7 @@ class Bench:
         )
         self.fetch_buffer.add(ZERO, BEGIN)
         self.ends: Any = (Offset(0), Offset(100))
-        self.standing: Standing | None = Standing(Offset(0), None)
+        self.status: ReadStatus | None = ReadStatus(Offset(0), None)
         self.while_asked: Callable[[], None] = lambda: None
         self.questions = 0
         context: Any = SimpleNamespace(clock=self.clock)
@@ -72,7 +72,7 @@ class Bench:
             self.fetch_buffer,
             group="g",
             bound_s=BOUND_S,
-            standing_of=lambda _partition: self.standing,
+            status_of=lambda _partition: self.status,
             on_stuck=lambda _error: None,
         )
         monkeypatch.setattr(progress, "log_range", self._log_range)
@@ -193,10 +193,10 @@ def test_a_place_behind_the_log_end_is_told_until_it_is_left(
     bench.fetch_buffer.add(ZERO, replace(BEGIN, offset=Offset(460)))
     assert bench.looks_until_alarm() is None
     (problem,) = bench.dog.problems()
-    assert "0-0: it is read at offset 460, behind the log end 100" in problem
+    assert "0-0: it is read at offset 460, beyond the log end 100" in problem
     bench.ends = None
     assert bench.looks_until_alarm() is None
-    assert "behind the log end 0" in bench.dog.problems()[0]
+    assert "beyond the log end 0" in bench.dog.problems()[0]
     assert len(caplog.records) == 1
     bench.ends = (Offset(0), Offset(460))
     bench.look()
@@ -227,7 +227,7 @@ def test_gets_that_fail_again_and_again_are_no_progress(
     bench: Bench, error: MetaqError
 ) -> None:
     """Whatever they fail with: the broker says that there is data, and none comes."""
-    bench.standing = Standing(Offset(0), error)
+    bench.status = ReadStatus(Offset(0), error)
     count = bench.looks_until_alarm()
     assert count is not None
     assert BOUND_S <= count * BOUND_S / 4 <= 1.5 * BOUND_S
@@ -237,7 +237,7 @@ def test_a_question_cut_by_a_malformed_answer_to_a_get_clears_nobody(
     bench: Bench,
 ) -> None:
     """Both share a connection; what the broker said before still holds."""
-    bench.standing = Standing(Offset(0), ConnectionLostError("malformed reply"))
+    bench.status = ReadStatus(Offset(0), ConnectionLostError("malformed reply"))
     for _ in range(4):
         assert bench.look() is None
     bench.ends = ConnectionLostError("malformed reply")
@@ -245,14 +245,14 @@ def test_a_question_cut_by_a_malformed_answer_to_a_get_clears_nobody(
 
 
 def test_the_error_tells_the_last_answer_of_the_broker(bench: Bench) -> None:
-    bench.standing = Standing(Offset(0), ServerError("the disk cannot read it"))
+    bench.status = ReadStatus(Offset(0), ServerError("the disk cannot read it"))
     for _ in range(4):
         assert bench.look() is None
     assert str(bench.look()).endswith("; the last get failed: the disk cannot read it")
 
 
 def test_a_partition_that_an_operator_closed_is_no_alarm(bench: Bench) -> None:
-    bench.standing = Standing(Offset(0), ForbiddenError("closed"))
+    bench.status = ReadStatus(Offset(0), ForbiddenError("closed"))
     assert bench.looks_until_alarm() is None
 
 
@@ -288,31 +288,30 @@ def test_a_partition_is_stuck_beside_one_that_flows(bench: Bench) -> None:
 
 def test_a_part_of_a_large_message_is_progress(bench: Bench) -> None:
     for count in range(20):
-        bench.standing = Standing(Offset(count), None)
+        bench.status = ReadStatus(Offset(count), None)
         assert bench.look() is None
 
 
-QUIET = Sight(
-    progress_s=0.0,
-    standing=Standing(Offset(0), None),
+QUIET = Observation(
+    status=ReadStatus(Offset(0), None),
     is_taken=False,
     is_buffered=False,
     has_room=True,
     has_waiters=True,
     is_wanted=True,
 )
-REFUSED = Standing(Offset(0), ServerError("no"))
-CLOSED = Standing(Offset(0), ForbiddenError("closed"))
+REFUSED = ReadStatus(Offset(0), ServerError("no"))
+CLOSED = ReadStatus(Offset(0), ForbiddenError("closed"))
 
 
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
         ({}, True),
-        ({"standing": REFUSED}, True),
-        ({"standing": CLOSED}, False),
+        ({"status": REFUSED}, True),
+        ({"status": CLOSED}, False),
         ({"is_taken": True}, False),
-        ({"is_taken": True, "standing": REFUSED}, False),
+        ({"is_taken": True, "status": REFUSED}, False),
         ({"is_buffered": True}, True),
         ({"is_buffered": True, "has_waiters": False}, False),
         ({"has_waiters": False}, True),
@@ -326,18 +325,16 @@ def test_what_stands_still_and_should_not(change: dict[str, Any], wanted: bool) 
 
 
 @given(
-    standing=st.sampled_from([QUIET.standing, REFUSED]),
+    status=st.sampled_from([QUIET.status, REFUSED]),
     has_room=st.booleans(),
     is_buffered=st.booleans(),
 )
 def test_a_worker_that_waits_with_nothing_taken_is_never_overlooked(
-    standing: Standing, has_room: bool, is_buffered: bool
+    status: ReadStatus, has_room: bool, is_buffered: bool
 ) -> None:
     """Refusals and full buffers are no excuse."""
-    sight = replace(
-        QUIET, standing=standing, has_room=has_room, is_buffered=is_buffered
-    )
-    assert may_be_stuck(sight)
+    seen = replace(QUIET, status=status, has_room=has_room, is_buffered=is_buffered)
+    assert may_be_stuck(seen)
 
 
 def test_progress_clears_the_suspicion(bench: Bench) -> None:
@@ -425,9 +422,9 @@ def test_health_tells_of_a_place_behind_the_log_end(
         consumer.seek(ZERO, Offset(1_000_000))
         assert consumer.receive(1.2) is None
         (problem,) = consumer.health().problems
-        assert "test/0-0: it is read at offset 1000000, behind the log end" in problem
+        assert "test/0-0: it is read at offset 1000000, beyond the log end" in problem
         assert not consumer.health().is_ok
-        assert caplog.text.count("behind its log end") == 1
+        assert caplog.text.count("beyond its log end") == 1
         consumer.seek(ZERO, Offset(0))
         assert consumer.receive(30).data == b"m"
         wait_until(lambda: consumer.health().is_ok)

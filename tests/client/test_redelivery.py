@@ -119,7 +119,7 @@ def test_the_first_of_a_kind_is_a_warning_with_traceback(lines: Any) -> None:
         failure(KeyError),
         other_place(),
     ):
-        told.tell("handler failed", error, is_last=False)
+        told.write("handler failed", error, is_last=False)
     assert [(one.levelname, bool(one.exc_info)) for one in lines.records] == [
         ("WARNING", True),
         ("DEBUG", False),
@@ -131,8 +131,8 @@ def test_the_first_of_a_kind_is_a_warning_with_traceback(lines: Any) -> None:
 def test_a_message_that_is_given_up_is_never_told_in_a_whisper(lines: Any) -> None:
     """Its traceback stands further up."""
     told = FailureLog(LOG)
-    told.tell("handler failed", failure(ValueError), is_last=False)
-    told.tell("handler failed", failure(ValueError), is_last=True)
+    told.write("handler failed", failure(ValueError), is_last=False)
+    told.write("handler failed", failure(ValueError), is_last=True)
     assert lines.records[1].levelname == "WARNING"
     assert not lines.records[1].exc_info
 
@@ -142,7 +142,7 @@ def test_kinds_without_end_are_told_with_an_end(lines: Any) -> None:
     told = FailureLog(LOG)
     for number in range(KINDS_MAX + 5):
         kind = type(f"Error{number}", (Exception,), {})
-        told.tell("handler failed", failure(kind), is_last=False)
+        told.write("handler failed", failure(kind), is_last=False)
     assert sum(bool(one.exc_info) for one in lines.records) == KINDS_MAX
 
 

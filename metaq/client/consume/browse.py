@@ -1,13 +1,13 @@
-"""Look at topics, partitions and messages without a group: nothing is committed.
+"""Read topics, partitions and messages without a group: nothing is committed.
 
-    which_partitions --> for each: [begin, log end as it is now) --> gets --> messages
+    which partitions --> for each: [begin, present log end) --> gets --> messages
 
 Reading up to the end goes partition by partition, in the order of their numbers, with
-one get ahead of the caller, and ends where each log ended when reading began. Following
-goes on for ever; it is a consumer whose offsets live in memory. Both follow the log
-when its start moves on.
+one get ahead of the caller, and ends at the log ends of the time when reading began.
+Following never ends; it is a consumer whose offsets are kept in memory. Both continue
+at the log start when retention moves it.
 
-Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
+Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from metaq.protocol.commands import NO_GROUP, Stats
 from metaq.retry import retry
 
 FOLLOW_COUNT_MAX: Final = 10_000
-"""Most messages that a follower hands over at a time."""
+"""Most messages that a follower yields at a time."""
 STATS_FRAME: Final = frozenset({"STATS", "END"})
 """Lines around the lines of a `stats` reply."""
 _ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
@@ -62,11 +62,11 @@ class GetResult:
     """Result of one `get`."""
 
     messages: list[Message]
-    """Whole messages in order; none at the end of the log, or when the offset moved."""
+    """Messages in order; none at the end of the log, or when the offset moved."""
     next_offset: Offset
     """Offset of the next get."""
     is_moved: bool
-    """The offset lay outside the log, and `next_offset` is its start or its end."""
+    """The offset was outside the log, and `next_offset` is its start or its end."""
 
 
 async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[str, ...]:
@@ -118,14 +118,14 @@ async def get_at(
     *,
     deadline_s: float,
 ) -> GetResult:
-    """Return the messages at an offset; more gets than one only for a large message.
+    """Return the messages at an offset; only a large message needs several gets.
 
     Args:
         context: the client's parts.
         partition: the partition to read.
         offset: a record boundary, or any offset outside the log.
-        max_bytes: how much is asked for, at least; 1 or more.
-        deadline_s: when to give up.
+        max_bytes: size of the get, at least; 1 or more.
+        deadline_s: absolute.
 
     Raises:
         CorruptRecordError: the record at `offset` is damaged.
@@ -141,32 +141,24 @@ async def get_at(
         fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
     )
     gets = LogGets(partition, partial(connect, context, partition))
-    is_doubted = False
+    is_searched = False
     while True:
-        is_amid = cursor.is_amid
+        is_incomplete = cursor.is_incomplete
         outcome, messages = await _step(context, gets, cursor, deadline_s)
-        is_end = isinstance(outcome, NothingThere) and not is_amid
-        if is_end and not gets.names_damage and not is_doubted:
-            # It may be a gap: MetaQ 1.4 answers there as it does at the end.
-            is_doubted = True
+        is_end = isinstance(outcome, NothingThere) and not is_incomplete
+        if is_end and not gets.names_damage and not is_searched:
+            # It may be a gap, for which MetaQ 1.4 has the answer of the log end.
+            is_searched = True
             cursor.search_gap()
             continue
         if is_end and not messages:
-            return await _end_at(context, cursor, deadline_s)
-        is_moved = isinstance(outcome, MovedTo) and not is_amid
+            break
+        is_moved = isinstance(outcome, MovedTo) and not is_incomplete
         if messages or is_moved:
             return GetResult(messages, cursor.offset, is_moved)
-
-
-async def _end_at(
-    context: ClientContext, cursor: PartitionCursor, deadline_s: float
-) -> GetResult:
-    """Return the result of a get without data: at the end of the log, or behind it."""
-    end = await nearest_offset(
-        context, cursor.partition, MAX_OFFSET, deadline_s=deadline_s
-    )
+    end = await nearest_offset(context, partition, MAX_OFFSET, deadline_s=deadline_s)
     if end is None:
-        await _require_known(context, [cursor.partition], deadline_s)
+        await _require_known(context, [partition], deadline_s)
         end = Offset(0)
     is_moved = cursor.offset > end
     return GetResult([], end if is_moved else cursor.offset, is_moved)
@@ -175,15 +167,9 @@ async def _end_at(
 async def _require_known(
     context: ClientContext, partitions: Collection[TopicPartition], deadline_s: float
 ) -> None:
-    """Tell partitions that no put was made to from such as there are not.
+    """Raise NoBrokerError if no broker serves one of a topic's partitions.
 
-    Args:
-        context: the client's parts.
-        partitions: of one topic.
-        deadline_s: when to give up.
-
-    Raises:
-        NoBrokerError: no broker serves one of them.
+    A partition without puts has no log either, but it is served.
     """
     (topic,) = {one.topic for one in partitions}
     known = await known_partitions(context, topic, deadline_s=deadline_s)
@@ -202,7 +188,7 @@ _Step: TypeAlias = tuple[GetOutcome, list[Message]]
 async def _step(
     context: ClientContext, gets: LogGets, cursor: PartitionCursor, deadline_s: float
 ) -> _Step:
-    """Get once; after a refusal that may hide damage, until that is known.
+    """Get once; after a refusal that may hide damage, search for it.
 
     Raises:
         CorruptRecordError, NoProgressError: as the cursor says.
@@ -248,29 +234,28 @@ async def stats_of(
         for address in (copies.leader, *copies.followers.values())
         if address is not None
     ]
-
     found = await all_of(
         stats_of_broker(context, address, item, deadline_s=deadline_s)
         for address in addresses
     )
     return {
-        str(address).removeprefix(SCHEME): told
-        for address, told in zip(addresses, found, strict=True)
-        if told is not None
+        str(address).removeprefix(SCHEME): statistics
+        for address, statistics in zip(addresses, found, strict=True)
+        if statistics is not None
     }
 
 
 async def stats_of_broker(
     context: ClientContext, address: BrokerAddress, item: str, *, deadline_s: float
 ) -> dict[str, str] | None:
-    """Return name → value of one broker; None when it refuses the question.
+    """Return name → value of one broker; None when it refuses the request.
 
     Raises:
         MetaqError: it cannot be asked.
     """
     connection = await context.pool.get(address, deadline_s=deadline_s)
-    question = Stats(item, connection.next_opaque())
-    reply = await connection.call(question, deadline_s=deadline_s)
+    command = Stats(item, connection.next_opaque())
+    reply = await connection.call(command, deadline_s=deadline_s)
     try:
         return parse_stats(require_ok(reply).text)
     except WireError:
@@ -278,11 +263,11 @@ async def stats_of_broker(
 
 
 def parse_stats(text: str) -> dict[str, str]:
-    """Return the lines of a `stats` reply as name → value; "" where there is none.
+    """Return the lines of a `stats` reply as name → value; "" without a value.
 
-    A name ends at the first space, but for lines of which there are several: it is
-    `TOPIC part NUMBER` in those of `offsets`, and `set KEY` in what was set over the
-    file.
+    A name ends at the first space, except in lines that occur several times: there it
+    is `TOPIC part NUMBER` (of `offsets`) or `set KEY` (of settings that override the
+    file).
     """
     found = {}
     for line in text.splitlines():
@@ -329,7 +314,7 @@ async def browse_topic(
         batches = _follow(context, listed, start)
     left_s = timeout
     if timeout is not None:
-        # The first messages have what finding the topic has left of their time.
+        # Finding the topic counts for the time of the first messages.
         left_s = max(0.0, deadline_s - context.clock.monotonic_s())
     async with contextlib.aclosing(batches):
         what = f"browsing topic {topic}"
@@ -347,13 +332,13 @@ async def _read_all(
     is_named: bool,
 ) -> AsyncGenerator[list[Message], None]:
     deadline_s = context.deadline_s(timeout)
-    # All ends first: later puts are not waited for in any partition.
+    # All ends first: later puts are left out in every partition.
     ranges = await all_of(
         log_range(context, one, deadline_s=deadline_s) for one in partitions
     )
     for partition, ends in zip(partitions, ranges, strict=True):
         if ends is None:
-            # Those of the topic were known a moment ago.
+            # The topic's own partitions were known a moment ago.
             if is_named:
                 await _require_known(context, [partition], context.deadline_s(timeout))
             continue
@@ -374,8 +359,8 @@ async def _read_ahead(
     """Yield the messages before the cursor's end; one get is ahead of the caller.
 
     It is a task: its reply is decoded while the caller blocks. Its error is raised when
-    the caller comes to it; after one that may pass it is asked again first, since the
-    outage may be over by then.
+    the caller asks for its messages. If the error is retriable the get is sent again
+    first, since the outage may be over by then.
     """
     gets = LogGets(cursor.partition, partial(connect, context, cursor.partition))
 
@@ -399,7 +384,7 @@ async def _read_ahead(
             if messages:
                 yield messages
     finally:
-        # Without waiting: the end of an event loop closes all generators at once.
+        # Do not wait: the end of an event loop closes all generators at once.
         if ahead is not None and not ahead.cancel() and not ahead.cancelled():
             ahead.exception()
 

@@ -1,9 +1,10 @@
 """A consumer: partitions that are ours → fetched, handed out, committed.
 
-The async world's consumer, and the core of the sync one. It owns no decision about
-which partitions it reads (`assignments.py`), no partition (`subscription_state.py`), no
-byte of the wire (`fetcher.py`) and no message (`fetch_buffer.py`); it is where these
-meet. Source: client spec 10 to 13.
+The async world's consumer, and the core of the sync one. It connects other parts, which
+decide which partitions it reads (`assignments.py`), own the partitions
+(`subscription_state.py`), the wire (`fetcher.py`) and the messages (`fetch_buffer.py`).
+
+Source: docs/metaq-1.4/client.md 10 to 13.
 """
 
 import asyncio
@@ -30,7 +31,6 @@ from metaq.client.consume.progress import (
     Lag,
     Unserved,
     Watchdog,
-    judge,
     lags_of,
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
@@ -46,18 +46,18 @@ from metaq.model import Message, Offset, TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class AsyncConsumer:
     """A member of a group, or a reader of fixed partitions.
 
     Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
-    is entered. Everything is called on the client's event loop; what waits raises
+    is entered. Everything is called on the client's event loop; calls that wait raise
     `ClosedError` on another one.
 
-    Delivery: at least once. A message counts as handled when the next one is asked
-    for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
+    Delivery: at least once. A message counts as handled when the next one is requested,
+    or by `commit`; handled offsets are committed every `commit_interval_s`, when
     partitions are revoked, and on `close`. With None only `commit` commits. Messages
     handled since the last commit are delivered again, after a crash too.
 
@@ -79,7 +79,7 @@ class AsyncConsumer:
 
         Args:
             context: the client's parts.
-            group: consumer group; names commits and gets.
+            group: consumer group; part of commits and gets.
             topics: the subscribed topics.
             source: source of our partitions; owned from now on.
             store: store of offsets; owned from now on.
@@ -110,7 +110,7 @@ class AsyncConsumer:
         """Batch held by the iterator."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
-        self._unlisten = context.metadata.add_listener(self._on_news)
+        self._unlisten = context.metadata.add_listener(self._on_snapshot)
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
         self._handling: Handling | None = None
@@ -125,15 +125,15 @@ class AsyncConsumer:
         """Join the group and begin to fetch; `async with` calls it.
 
         Args:
-            timeout: seconds that all of it may take; None leaves each question its
-                `request_timeout_s`, and a name that a dead process left behind
+            timeout: seconds for all of it; None: each request has `request_timeout_s`,
+                and the name of a process that died is waited for up to
                 `session_timeout_s`.
 
         Raises:
-            ClosedError: it was started before, or closed meanwhile.
-            RequestTimeoutError: the time is over; it is closed then, and its group
-                left as soon as ZooKeeper answers.
-            MetaqError: it could not join, or not read its offsets; it is closed then.
+            ClosedError: it was started before, or closed during the call.
+            RequestTimeoutError: the time is over; it is closed, and leaves its group
+                as soon as ZooKeeper answers.
+            MetaqError: it could not join, or not read its offsets; it is closed.
 
         Cancellation: it is closed.
         """
@@ -160,25 +160,23 @@ class AsyncConsumer:
                 self.fetch_buffer,
                 group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                standing_of=self._subscription.standing_of,
+                status_of=self._subscription.status_of,
                 on_stuck=self._fail,
             )
             self._spawn(self._watchdog.run(), "watchdog")
 
     async def _start_source(self) -> None:
         await self._source.start(self._subscription)
-        # A topic that is watched already brings no news.
-        self._look_at(self._context.metadata.snapshot)
+        # For a topic that is watched already there is no event.
+        snapshot = self._context.metadata.snapshot
+        self._unserved.update(snapshot, self.group, self.assignment())
         if self.is_closed:
             await self._source.stop()
             raise ClosedError(f"{self} is closed")
 
-    def _on_news(self, snapshot: ClusterSnapshot) -> None:
-        self._look_at(snapshot)
-        self._subscription.on_cluster()
-
-    def _look_at(self, snapshot: ClusterSnapshot) -> None:
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group, self.assignment())
+        self._subscription.on_cluster()
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -186,14 +184,13 @@ class AsyncConsumer:
         self._tasks.append(task)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            log.error("%s failed", task.get_name(), exc_info=error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)
             self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
 
     def _fail(self, error: MetaqError) -> None:
-        """Fetch no more; the iterator raises the error behind the fetched messages."""
-        log.error("consumer of group %s stops: %s", self.group, error)
+        """Stop fetching; the iterator raises the error after the fetched messages."""
+        _log.error("consumer of group %s stops: %s", self.group, error)
         self._subscription.stop_fetching()
         self.fetch_buffer.fail(error)
 
@@ -216,31 +213,29 @@ class AsyncConsumer:
         """Revoke the partitions, commit handled messages, and leave the group.
 
         The message being handled counts as handled only if `commit` was called or the
-        next one asked for. A loop in another task or thread is given `revoke_timeout_s`
-        to do that. With `commit_interval_s=None` nothing is committed, but a `commit`
-        under way is waited for. A second call waits for the first.
+        next one requested. A loop in another task or thread has `revoke_timeout_s` to
+        do that. With `commit_interval_s=None` nothing is committed, but a running
+        `commit` is waited for. A second call waits for the first.
 
         Args:
-            timeout: seconds that all of it may take, half of which at most for the
-                message being handled. At the end nothing more is waited for: messages
-                without a commit are delivered again, and the group left as soon as
-                ZooKeeper answers, with the session at the latest. None leaves the last
-                commit and the leaving `request_timeout_s` each, and the store
-                `close_timeout_s`.
+            timeout: seconds for all of it, at most half of them for the message being
+                handled. After that nothing is waited for: messages without a commit are
+                delivered again, and the group is left as soon as ZooKeeper answers, at
+                the latest at the end of the session. None: the last commit and leaving
+                the group have `request_timeout_s` each, the store `close_timeout_s`.
 
         Raises:
-            ClosedError: it is of another event loop; it is not closed.
+            ClosedError: it belongs to another event loop; it is not closed.
 
         Cancellation: the partitions are revoked at once, and the group is left;
         messages without a commit are delivered again.
         """
         self._require_loop()
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
-        if self._state is ConsumerState.CLOSED:
+        if self.is_closed:
             await wait_set(self._ended, timeout)
             return
-        if deadline_s is not None:
-            self._subscription.end_by(deadline_s)
+        self._subscription.end_s = deadline_s
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
@@ -310,7 +305,7 @@ class AsyncConsumer:
                         self.current_batch.hold(await self.fetch_buffer.take_async())
                 except ClosedError:
                     return
-                # Fetching shares this loop, and a full buffer never waits.
+                # Fetching runs on this loop too, and a full buffer never waits.
                 await asyncio.sleep(0)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
@@ -328,7 +323,7 @@ class AsyncConsumer:
     async def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[Message]:
-        """Return messages of one partition, in order, as many as are there.
+        """Return available messages of one partition, in order.
 
         Args:
             count_max: most messages, 1 or more.
@@ -336,11 +331,11 @@ class AsyncConsumer:
 
         Returns:
             1 to `count_max` messages; none when the time is over. All of them count
-            as handled when more are asked for, or by `commit`.
+            as handled when more are requested, or by `commit`.
 
         Raises:
             ConfigError: `count_max` is below 1.
-            ClientError: another task reads at the moment.
+            ClientError: another task is reading.
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
         self.require_started()
@@ -367,29 +362,28 @@ class AsyncConsumer:
         retry: RetryPolicy = DEFAULT_POLICY,
         timeout: float | None = None,
     ) -> None:
-        """Have every message handled, until the consumer is closed or the time over.
+        """Call the handler for every message, until `close` or the end of the time.
 
         A message counts as handled when its handler has returned. Messages of one
-        partition are handled one after the other, in order; a message that fails is
-        handled again as `retry` says, and its partition waits for it meanwhile. With
+        partition are handled one by one, in order; a message that fails is handled
+        again as `retry` says, and its partition waits for it. With
         `commit_interval_s=None` nothing is committed until `commit` is called, in a
-        handler or beside it.
+        handler or elsewhere.
 
         Args:
-            handler: takes one message; an exception is a failure.
-            concurrency: how many messages are handled at once, 1 or more; no more
-                than there are partitions.
+            handler: handles one message; an exception is a failure.
+            concurrency: how many messages are handled at once, 1 or more; of each
+                partition one.
             retry: policy for failures.
-            timeout: seconds until it returns, handlers that are at work then given
-                `revoke_timeout_s` to end, and dead letters half a second; the consumer
-                goes on, and may be run again.
+            timeout: seconds until it returns; then running handlers have
+                `revoke_timeout_s` to end, and dead letters half a second. The consumer
+                stays open, and may be run again.
                 None: until another task or thread calls `close`.
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
-            RequestTimeoutError: the disk did not open the local retry store in this
-                time.
-            MetaqError: the consumer has failed, is run already, or is not started.
+            RequestTimeoutError: the local retry store could not be opened in time.
+            MetaqError: the consumer has failed, is running already, or is not started.
 
         Cancellation: the handlers are cancelled, and their messages are delivered
         again.
@@ -405,12 +399,7 @@ class AsyncConsumer:
         )
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
-        """Prepare the common part of the workers of a `run`, for both worlds.
-
-        Raises:
-            ConfigError: there would be no worker.
-            ClientError: it is not started, or another `run` is under way.
-        """
+        """Make the state that the workers of a `run` share, for both worlds."""
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         if self._state is ConsumerState.NEW:
             raise ClientError(f"{self} is not started")
@@ -433,10 +422,10 @@ class AsyncConsumer:
     # -- offsets ----------------------------------------------------------------------
 
     async def commit(self, timeout: float | None = None) -> None:
-        """Commit all that was handed out, the last message included; durable then.
+        """Commit all messages handed out, the last one included; durable on return.
 
         In a `run`: all messages whose handlers have returned. Partitions that are not
-        ours any more are passed over.
+        ours any more are left out.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
@@ -444,7 +433,7 @@ class AsyncConsumer:
         Raises:
             OwnershipLostError: the partition of the message being handled belongs to
                 another member now; the others are committed.
-            RequestTimeoutError: the time is over; as for the next line.
+            RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again.
         """
@@ -466,7 +455,7 @@ class AsyncConsumer:
         offset: Offset,
         timeout: float | None = None,
     ) -> None:
-        """Go on at another offset; fetched messages of the partition are dropped.
+        """Continue at another offset; fetched messages of the partition are dropped.
 
         Args:
             partition: one that is assigned.
@@ -476,21 +465,19 @@ class AsyncConsumer:
 
         Raises:
             ClosedError: the partition is not ours.
-            RequestTimeoutError: the loop did not come to it, and does not any more.
+            RequestTimeoutError: the loop did not run it in time, and will not.
         """
         self._require_loop()
         check_timeout(timeout)
-        # A caller that gave up before the loop came to it has cancelled it by now.
+        # A caller that gave up before the loop ran this has cancelled it by now.
         await asyncio.sleep(0)
         self._move(partition, offset)
 
     def _move(self, partition: TopicPartition, offset: Offset) -> None:
         check_offset("offset", offset)
         self._subscription.require_assigned(partition)
-        if (
-            self.current_batch.batch is not None
-            and self.current_batch.batch.partition == partition
-        ):
+        batch = self.current_batch.batch
+        if batch is not None and batch.partition == partition:
             self.current_batch.drop()
         self._subscription.move(partition, offset)
 
@@ -508,27 +495,27 @@ class AsyncConsumer:
         limit_s = self._context.limit_s(timeout)
         asking = self._subscription.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
-        # No await between: an assignment may end, and half would be moved.
+        # No await in this loop: an assignment may end, and only half would be moved.
         for partition, offset in offsets.items():
             self._move(partition, offset)
-        self._subscription.take_back()
+        self._subscription.drop_handled_ids()
 
-    # -- how it is doing --------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that are read now."""
         return self._subscription.partitions
 
     async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
-        """Return how far handling is behind the end of each partition's log.
+        """Return the distance of handling from the end of each partition's log.
 
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Returns:
-            Of each partition that is read, `UNKNOWN_LAG` behind its log end; and of
-            each one that is away, with nothing known of it: those that brokers have
-            recorded, and those of which the group has committed an offset.
+            The lag of each partition that is read, and `UNKNOWN_LAG` of each one that
+            is read beyond its log end, or is away: those that brokers have recorded,
+            and those of which the group has committed an offset.
 
         Raises:
             MetaqError: a broker, or ZooKeeper, cannot be asked.
@@ -555,6 +542,7 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition, without a request; cheap."""
+        fetch_buffer, state = self.fetch_buffer, self._state
         problems = self._subscription.problems() + self._unserved.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
@@ -563,13 +551,22 @@ class AsyncConsumer:
             problems += self._watchdog.problems()
         if self._handling is not None:
             problems += self._handling.problems()
-        return judge(
-            self._state,
-            self.fetch_buffer,
-            is_settled=self._source.unsettled_since_s is None,
+        if state is ConsumerState.RUNNING:
+            if fetch_buffer.error is not None:
+                state = ConsumerState.FAILED
+                problems.append(str(fetch_buffer.error))
+            elif self._source.unsettled_since_s is not None:
+                state = ConsumerState.JOINING
+        now_s = self._context.clock.monotonic_s()
+        buffers = fetch_buffer.statistics()
+        last_s = max((one.progress_s for one in buffers.values()), default=now_s)
+        return Health(
+            state=state,
+            is_ok=state is ConsumerState.RUNNING and not problems,
+            partition_count=len(buffers),
+            idle_s=now_s - last_s,
             uncommitted_count=self._subscription.uncommitted_count,
-            problems=problems,
-            now_s=self._context.clock.monotonic_s(),
+            problems=tuple(problems),
         )
 
     def statistics(self) -> ConsumerStatistics:

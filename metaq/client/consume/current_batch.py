@@ -1,20 +1,19 @@
 """The batch that an iterator holds, and which of its messages are handled.
 
 One task or thread at a time reads a consumer, sync or async. Its loop and its `receive`
-both hand messages out of here, and take turns. A second reader would count messages of
-the first one as handled, and is refused where it shows.
+both hand out messages of this batch, and take turns. A second reader would count
+messages of the first one as handled, so it is refused when it is detected.
 
-A message is handled when the next one is asked for. Ending the loop does not tell that
-the last one is handled, so it stays current: the next loop over the same consumer
-counts it, `commit` counts it, a clean end of the `with` block counts it, and an
-exception does not.
+A message is handled when the next one is requested. The end of the loop does not mean
+that the last message is handled, so it stays current: the next loop over the same
+consumer counts it, `commit` counts it, a clean end of the `with` block counts it, and
+an exception does not.
 """
 
 import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
@@ -34,14 +33,9 @@ class CurrentBatch:
     """Batch held by one consumer's iterator. Used by one thread at a time."""
 
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
-        """Start without a batch.
-
-        Args:
-            fetch_buffer: where batches come from and go back to.
-        """
         self._fetch_buffer = fetch_buffer
         self.batch: FetchedBatch | None = None
-        """The batch that messages are handed out of."""
+        """The batch whose messages are handed out."""
         self._loopers: list[Looper] = []
         self._taking = threading.Lock()
 
@@ -49,11 +43,7 @@ class CurrentBatch:
 
     @contextmanager
     def loop_of(self, who: Looper) -> Iterator[None]:
-        """Note inside the block that a loop runs, and its owner.
-
-        Raises:
-            ClientError: another one runs.
-        """
+        """Register a running loop for the time of the block; refuse a second one."""
         self.require_free_for(who)
         self._loopers.append(who)
         try:
@@ -62,7 +52,7 @@ class CurrentBatch:
             self._loopers.remove(who)
 
     def is_free_for(self, who: Looper) -> bool:
-        """Return whether no loop of another task or thread may be at work.
+        """Return whether no other task or thread may run a loop.
 
         A loop left open by a task or thread that has ended does not count: a task that
         breaks out of `async for` ends before its iterator does.
@@ -70,21 +60,13 @@ class CurrentBatch:
         return all(one is who or _has_ended(one) for one in self._loopers)
 
     def require_free_for(self, who: Looper) -> None:
-        """Refuse a second reader.
-
-        Raises:
-            ClientError: a loop of another task or thread may be at work.
-        """
+        """Raise ClientError if another task or thread may run a loop."""
         if self._loopers and not self.is_free_for(who):
             raise ClientError(TWO_READERS)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Wait for a batch, and hold it, inside the block.
-
-        Raises:
-            ClientError: another task or thread does.
-        """
+        """Reserve the wait for a batch for this block; ClientError if it is taken."""
         if not self._taking.acquire(blocking=False):
             raise ClientError(TWO_READERS)
         try:
@@ -99,12 +81,11 @@ class CurrentBatch:
         assert self.batch is None
         self.batch = batch
 
-    def messages(self) -> Iterator[Message]:
-        """Hand out the rest of the batch, then give it back."""
-        return chain.from_iterable(self.pieces())
-
     def pieces(self) -> Iterator[Iterator[Message]]:
-        """Do the same in pieces: another one where `some` has handed out meanwhile."""
+        """Hand out the rest of the batch, then give it back.
+
+        It comes in one piece, and in more if `some` hands out messages in between.
+        """
         while (batch := self.batch) is not None:
             yield batch.begin()
             is_over = batch.is_stopped or batch.handed == len(batch.messages)
@@ -126,8 +107,8 @@ class CurrentBatch:
         """Count the messages handed out as handled.
 
         Raises:
-            OwnershipLostError: the partition was taken away meanwhile; another member
-                will be handed these messages.
+            OwnershipLostError: the partition was lost; another member will get these
+                messages.
         """
         batch = self.batch
         if batch is None:
@@ -146,16 +127,16 @@ class CurrentBatch:
             self.batch.confirm()
 
     def drop(self) -> None:
-        """Give the batch back for good: a loop that still runs goes to the next one."""
+        """Give the batch back for good: a running loop continues with the next one."""
         if self.batch is not None:
             self.batch.stop()
         self.release()
 
     def recover(self) -> None:
-        """Give back what an interrupt may have kept from the caller.
+        """Repair the state after Ctrl-C inside this module or the buffer.
 
-        Ctrl-C has come while this module or the buffer was at work. What they were
-        about to hand out is handed out again, and perhaps the message before it.
+        Messages that were about to be handed out are handed out again, and perhaps the
+        message before them.
         """
         self.batch = None
         if self._taking.locked():

@@ -1,7 +1,7 @@
 """Dead letters: the message, with its origin and the error in headers. Pure.
 
-A dead letter has data, attribute, key and headers of the message, and these headers
-behind them, UTF-8 texts:
+A dead letter has the data, attribute, key and headers of the message, and after them
+these headers, UTF-8 texts:
 
     dead-letter.origin      test/0-3@4096            topic, partition, offset
     dead-letter.id          123
@@ -11,9 +11,9 @@ behind them, UTF-8 texts:
     dead-letter.at_ms       1700000000000            when it was given up
     dead-letter.traceback   Traceback (most ...      may be missing
 
-Those of Spark's source have the first three: with a time in it, a letter that is sent
-once more would be another one. A dead letter that is given up in its turn has those of
-its last origin alone.
+Dead letters of Spark's source have the first three: they must be equal when they are
+sent again, so they have no time. A dead letter that is given up itself has only the
+headers of its last origin.
 """
 
 import traceback
@@ -25,7 +25,7 @@ from metaq.errors import LocalProtocolError
 from metaq.model import HeaderPairs, Message, MessageId, Millis, Offset, TopicPartition
 
 PREFIX: Final = "dead-letter."
-"""Start of the names of all headers that are added."""
+"""Prefix of the names of all headers that are added."""
 
 ERROR_CHARS_MAX: Final = 200
 """Longer names of errors are cut."""
@@ -34,7 +34,7 @@ TEXT_CHARS_MAX: Final = 1000
 """Longer texts of errors are cut: headers are part of the message's size."""
 
 TRACEBACK_CHARS_MAX: Final = 4000
-"""Length to which longer tracebacks are cut; the end is kept: last calls and error."""
+"""Longer tracebacks are cut; the end is kept, with the last calls and the error."""
 
 
 class Origin(NamedTuple):
@@ -47,13 +47,13 @@ class Origin(NamedTuple):
     id: MessageId
     """Its id."""
     error: str
-    """Type of the last error, by its name; "" where Spark's source has found it bad."""
+    """Name of the last error's type; "" in dead letters of Spark's source."""
     text: str
     """Text of the last error, cut to `TEXT_CHARS_MAX`."""
     group: str = ""
     """The consumer group that could not handle it; "" for Spark's source."""
     attempts: int = 1
-    """Number of times that the handler had it."""
+    """Number of times that it was handed to the handler."""
     at_ms: Millis | None = None
     """When it was given up, in milliseconds since 1970 (UTC)."""
     traceback: str = ""
@@ -64,7 +64,8 @@ class Origin(NamedTuple):
 def origin_of(
     message: Message, *, group: str, error: BaseException, attempts: int, at_ms: Millis
 ) -> Origin:
-    """Return the origin that the headers of a dead letter tell."""
+    """Return the origin for the headers of a dead letter."""
+    calls = traceback.format_exception(error) if error.__traceback__ else ()
     return Origin(
         partition=message.partition,
         offset=message.offset,
@@ -74,23 +75,12 @@ def origin_of(
         text=str(error)[:TEXT_CHARS_MAX],
         attempts=attempts,
         at_ms=at_ms,
-        traceback=_traceback_of(error),
+        traceback="".join(calls)[-TRACEBACK_CHARS_MAX:],
     )
 
 
-def _traceback_of(error: BaseException) -> str:
-    if error.__traceback__ is None:
-        return ""
-    return "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
-
-
 def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
-    """Return the headers of a dead letter.
-
-    Args:
-        own: headers of the message.
-        origin: where it lies, and why it is given up.
-    """
+    """Return the headers of a dead letter: the message's `own`, and its origin."""
     fields = {
         "origin": f"{origin.partition}@{origin.offset}",
         "id": str(origin.id),
@@ -112,15 +102,15 @@ def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
 
 
 def read_origin(message: Message) -> Origin | None:
-    """Return where a dead letter comes from; None for any other message."""
+    """Return the origin of a dead letter; None for any other message."""
     fields = {
         name.removeprefix(PREFIX): value.decode(errors="replace")
         for name, value in message.header_pairs
         if name.startswith(PREFIX)
     }
     try:
-        place, _, offset = fields["origin"].rpartition("@")
-        topic, _, partition = place.rpartition("/")
+        source, _, offset = fields["origin"].rpartition("@")
+        topic, _, partition = source.rpartition("/")
         error, has_type, text = fields["cause"].partition(": ")
         if "group" not in fields or not has_type:
             error, text = "", fields["cause"]
@@ -141,20 +131,18 @@ def read_origin(message: Message) -> Origin | None:
 
 
 class DeadLetterSelector:
-    """Chooses partitions of dead letters.
+    """A producer's selector for dead letters, which keeps their order.
 
-    Those with a key go by it, the others by the partition that they come from, so that
-    they stay in order.
+    It chooses by the key; without a key, by the partition of the failed message.
     """
 
     def __init__(self) -> None:
-        """Begin without a topic."""
         self._by_key = KeyHash()
 
     def __call__(
         self, topic: str, partitions: Sequence[TopicPartition], message: OutgoingMessage
     ) -> TopicPartition:
-        """Return one of the partitions; a selector of a producer."""
+        """Return one of the partitions."""
         key = message.key
         if key is None:
             key = dict(message.headers)[PREFIX + "origin"].rpartition(b"@")[0]

@@ -1,11 +1,11 @@
 """Bytes of the log → messages, verified, as many per call as a get brought. Pure.
 
-The hot path of every consumer, flat on purpose. One pass takes the records apart and
-checks them; what it finds waits as columns, and a message is made when it is handed
-out. Seven thousand tuples that wait are a megabyte, which the garbage collector walks
-through; one that is made, used and dropped stays in the cache of the core.
+The hot path of every consumer, flat on purpose. One pass parses and checks the records
+into columns, and a message is made when it is handed out. Seven thousand waiting tuples
+are a megabyte for the garbage collector to traverse; a tuple that is made, used and
+dropped stays in the core's cache.
 
-Source: client spec 3.3 and 3.4.
+Source: docs/metaq-1.4/client.md 3.3 and 3.4.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ from metaq.record.scan import ScanResult, scan_records
 
 # `Message._make` without its check of the length: half of the cost of a message.
 MAKE: Final = tuple.__new__
-"""Makes a message of the class and its fields."""
+"""Makes a message from the class and its fields."""
 
 
 class FetchedMessages(Sequence[Message]):
-    """Messages of one partition in order, each made when it is asked for."""
+    """Messages of one partition in order, each made when it is read."""
 
     __slots__ = ("columns",)
 
@@ -34,7 +34,6 @@ class FetchedMessages(Sequence[Message]):
         """One list for each field of a message, all of one length."""
 
     def __len__(self) -> int:
-        """Return the number of messages."""
         return len(self.columns[0])
 
     @overload
@@ -53,10 +52,10 @@ class FetchedMessages(Sequence[Message]):
 
 
 def take_apart(messages: Sequence[Message]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Return an iterator over the fields of messages, and one that it moves along.
+    """Return an iterator over the fields of messages, and one that advances with it.
 
-    The first has the fields of one message after the other, for `MAKE`. The second
-    counts: `length_hint` of it is how many are left.
+    The first yields the fields of each message, for `MAKE`. `length_hint` of the second
+    is the number of messages left.
     """
     if not isinstance(messages, FetchedMessages):
         rows = iter(messages)
@@ -68,17 +67,17 @@ def take_apart(messages: Sequence[Message]) -> tuple[Iterator[Any], Iterator[Any
 def decode_messages(
     data: bytes, partition: TopicPartition, offset: Offset
 ) -> tuple[FetchedMessages, ScanResult | CorruptRecordError]:
-    """Return the whole, valid records from the start of `data` on, and why it ended.
+    """Return the complete, valid records at the start of `data`, and what ends them.
 
     Args:
-        data: bytes of the log; the last record may be cut short anywhere.
-        partition: where they lie.
+        data: bytes of the log; the last record may be cut anywhere.
+        partition: partition of the log.
         offset: offset of the first byte, a record boundary.
 
     Returns:
-        The messages in order, and the end of the walk: clean, incomplete or corrupt,
-        its position counted from the start of `data`; or the error of a record whose
-        checksum is right and whose attribute block is not.
+        The messages in order, and the end of the scan: clean, incomplete or corrupt,
+        its position relative to `data`; or the error of a record whose checksum is
+        right and whose attribute block is not.
     """
     ids: list[int] = []
     payloads: list[bytes] = []

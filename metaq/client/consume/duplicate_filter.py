@@ -3,19 +3,20 @@
     fetched --> seen? --no--> buffer --> handled --> add
                   `---yes--> counted as handled
 
-Theory of operation. The cache may lie behind a network, so nothing here calls it on
-the event loop: calls go through one thread, one at a time, and end at a deadline.
-While a batch is asked about, nothing more is fetched of its partition: batches keep
-their order, and waiting batches are bounded. Handled ids are noted by any thread and
-added by one task, all gathered ones in one call.
+Theory of operation. The cache may be a network service, so it is never called on the
+event loop: one thread makes one call at a time, and a call ends at a deadline. While
+the ids of a batch are checked, its partition is not fetched: batches keep their order,
+and waiting batches are bounded. Any thread notes handled ids; one task adds them, all
+noted ones in one call.
 
-A message's id is added once it is handled: when its batch is given back where commits
-go by themselves, by the next commit where they are left to the user. So a rollback
-finds none of its messages in the cache, unless commits go by themselves.
+With periodic commits the id of a handled message is added when its batch is given back;
+if only the user commits, by the next commit. In the second case the messages of a
+rollback are not in the cache.
 
-    Invariant: at most one batch of a partition is asked about.
-    Invariant: the cache is never waited for beyond its deadline, and its failure
-    delivers. Source: client spec 11.3.
+    Invariant: at most one batch of a partition is being checked.
+    Invariant: a call of the cache has a deadline; if it fails, messages are delivered.
+
+Source: docs/metaq-1.4/client.md 11.3.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -34,19 +35,19 @@ from metaq.clock import Clock
 from metaq.model import Message, MessageId, TopicPartition
 from metaq.stats import counter
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 WAITING_COUNT_MAX: Final = 100_000
-"""Ids that wait for a commit, or for the cache: those of more than one full buffer of
-messages of middle size. More are forgotten, and counted."""
+"""Bound on the ids that wait for a commit or for the cache: more than one full buffer
+of medium-sized messages. Further ids are dropped and counted."""
 
 NO_MEMORY_S: Final = 0.2
-"""Before a batch that found no memory is delivered, seconds."""
+"""Pause before a batch that found no memory is checked again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DuplicateStatistics:
     """Counters of one consumer's cache of ids."""
 
@@ -64,14 +65,14 @@ class DuplicateStatistics:
         "metaq_consumer_duplicate_ids_forgotten_total",
         "Ids that were not added to `duplicate_ids`.",
     )
-    """The cache failed, or too many were waiting."""
+    """The cache failed, or too many ids were waiting."""
 
 
 class DuplicateFilter:
-    """Use of its cache of ids by one consumer.
+    """One consumer's use of its cache of ids.
 
-    Lifecycle: made on the loop, `close`. Concurrency: on the loop, except `on_handled`,
-    which any thread calls, and `statistics`.
+    Lifecycle: made on the loop, `close`. Concurrency: on the loop, except `on_handled`
+    and `statistics`, which any thread calls.
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class DuplicateFilter:
         waits_for_commit: bool,
         on_room: Callable[[], None],
     ) -> None:
-        """Prepare; nothing is asked yet.
+        """Prepare; nothing is checked yet.
 
         Args:
-            ids: the cache; not closed.
+            ids: the cache; owned and closed by the user.
             group: consumer group.
-            clock: for deadlines.
-            timeout_s: bound on one call of the cache, its turn included.
+            clock: clock of the client.
+            timeout_s: bound on one call of the cache, the wait for its turn included.
             waits_for_commit: handled ids wait for `acknowledge`.
-            on_room: called on the loop when a partition may be fetched again for which
-                `is_asking` said no.
+            on_room: called on the loop when a batch was checked: its partition may be
+                fetched again.
         """
         self._ids = ids
         self._group = group
@@ -114,24 +115,20 @@ class DuplicateFilter:
         self._adding: asyncio.Task[None] | None = None
         self._is_failing = False
         self._is_closed = False
-        self._skipped_count = 0
-        self._failure_count = 0
-        self._forgotten_count = 0
+        self._counts = DuplicateStatistics()
 
     # -- before delivery --------------------------------------------------------------
 
     def is_asking(self, partition: TopicPartition) -> bool:
-        """Return whether a batch of the partition is asked about."""
+        """Return whether a batch of the partition is being checked."""
         return partition in self._asking
 
     def sift(
         self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
     ) -> None:
-        """Have a batch delivered without messages handled before.
+        """Remove handled messages from a batch, then deliver it on the loop.
 
-        Args:
-            batch: owned from now on; `stop` of its partition drops it.
-            deliver: called on the loop, now or later, with the same batch.
+        `deliver` is called now or later; `stop` of the partition drops the batch.
         """
         if batch.partition in self._passing:
             deliver(batch)
@@ -148,8 +145,8 @@ class DuplicateFilter:
                 await self._deliver_rest(batch, deliver)
                 break
             except MemoryError:
-                # Nothing behind the batch is fetched before it is delivered.
-                log.exception("duplicate ids: group=%s: no memory", self._group)
+                # Nothing more of the partition is fetched before it is delivered.
+                _log.exception("duplicate ids: group=%s: no memory", self._group)
                 await asyncio.sleep(NO_MEMORY_S)
         del self._asking[batch.partition]
         self._on_room()
@@ -163,15 +160,15 @@ class DuplicateFilter:
         if found:
             asked = zip(batch.messages, keys, strict=True)
             batch.messages = [message for message, key in asked if key not in found]
-            self._skipped_count += len(keys) - len(batch.messages)
+            self._counts.skipped_count += len(keys) - len(batch.messages)
         deliver(batch)
 
     def let_pass(self, partition: TopicPartition) -> None:
-        """Check a partition no more until `stop`: all messages were asked for."""
+        """Deliver a partition without checks until `stop`: a seek requested that."""
         self._passing.add(partition)
 
     def stop(self, partition: TopicPartition) -> None:
-        """Drop batches being checked; the partition is not read from here on."""
+        """Drop the batch being checked: the partition is not read any more."""
         self._passing.discard(partition)
         task = self._asking.pop(partition, None)
         if task is not None:
@@ -180,12 +177,12 @@ class DuplicateFilter:
     # -- after handling ---------------------------------------------------------------
 
     def on_handled(self, messages: Sequence[Message]) -> None:
-        """Take over that messages are handled; from any thread, never blocks."""
+        """Note handled messages; from any thread, never blocks."""
         with self._lock:
-            room = max(0, WAITING_COUNT_MAX - self._waiting_count)
-            taken = [message.id for message in messages[:room]]
+            limit = max(0, WAITING_COUNT_MAX - self._waiting_count)
+            taken = [message.id for message in messages[:limit]]
             self._waiting_count += len(taken)
-            self._forgotten_count += len(messages) - len(taken)
+            self._counts.forgotten_count += len(messages) - len(taken)
             if self._waits_for_commit:
                 self._handled += taken
                 return
@@ -195,14 +192,14 @@ class DuplicateFilter:
             self._loop.call_soon_threadsafe(self._begin_adding)
 
     def acknowledge(self) -> None:
-        """Add handled ids: they are committed."""
+        """Add the handled ids: they are committed."""
         with self._lock:
             self._ready += self._handled
             self._handled.clear()
         self._begin_adding()
 
     def discard(self) -> None:
-        """Drop handled ids that were not added: a rollback takes them back."""
+        """Drop handled ids that were not added: their messages are rolled back."""
         with self._lock:
             self._handled.clear()
             self._ready.clear()
@@ -217,25 +214,22 @@ class DuplicateFilter:
             )
 
     async def _add(self) -> None:
-        while ids := self._take_ready():
+        while self._ready:
+            with self._lock:
+                ids, self._ready = self._ready, []
+                self._waiting_count -= len(ids)
             if not await self._call(partial(self._add_all, ids)):
                 with self._lock:
-                    self._forgotten_count += len(ids)
+                    self._counts.forgotten_count += len(ids)
 
     def _add_all(self, ids: Sequence[MessageId]) -> bool:
         self._ids.add([key_of(self._group, message_id) for message_id in ids])
         return True
 
-    def _take_ready(self) -> list[MessageId]:
-        with self._lock:
-            taken, self._ready = self._ready, []
-            self._waiting_count -= len(taken)
-        return taken
-
     async def close(self) -> None:
-        """Add handled ids; bounded by the time-out of two calls; never raises.
+        """Add the ready ids within the time-out of two calls; never raises.
 
-        Cancellation: ids that were not added are forgotten.
+        Cancellation: ids that were not added are dropped.
         """
         self._begin_adding()
         self._is_closed = True
@@ -250,16 +244,16 @@ class DuplicateFilter:
     # -- the cache --------------------------------------------------------------------
 
     async def _call(self, work: Callable[[], T]) -> T | None:
-        """Return the result of a call of the cache; None when it fails."""
+        """Return the result of a call of the cache; None if it failed."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         try:
             result = await self._thread.run(work, deadline_s=deadline_s)
-        except Exception as error:  # noqa: BLE001  # whatever the user's store raises
-            self._failure_count += 1
-            # Once for each outage: the counter tells how long it goes on.
+        except Exception as error:  # noqa: BLE001  # any error of the user's store
+            self._counts.failure_count += 1
+            # An error once for each outage; the counter shows how long it lasts.
             level = logging.DEBUG if self._is_failing else logging.ERROR
             self._is_failing = True
-            log.log(
+            _log.log(
                 level,
                 "duplicate ids failed, messages may be delivered again: group=%s: %r",
                 self._group,
@@ -271,8 +265,4 @@ class DuplicateFilter:
 
     def statistics(self) -> DuplicateStatistics:
         """Return a snapshot of the counters."""
-        return DuplicateStatistics(
-            skipped_count=self._skipped_count,
-            failure_count=self._failure_count,
-            forgotten_count=self._forgotten_count,
-        )
+        return replace(self._counts)

@@ -2,25 +2,26 @@
 
     fetcher --put--> [buffer of a partition] --take--> worker --done--> handled offset
 
-Theory of operation. One buffer per assigned partition. A buffer is with one worker at a
-time, so a partition is handled in order whatever the number of workers; buffers with
-batches wait in line and take turns. Batches cross, never single messages: the
-lock is taken once per batch, and the batch that a worker holds counts its messages.
+Theory of operation. There is one buffer per assigned partition. A buffer is with one
+worker at a time, so a partition is handled in order for any number of workers; buffers
+with batches wait in a queue and take turns. Batches are passed on, never single
+messages: the lock is taken once per batch, and the batch that a worker holds counts its
+messages.
 
 A message counts as *handled* when the worker asks for the next one
-(`current_batch.py`), or says so (`FetchedBatch.confirm`). `handled` tells the offset
-behind the last handled message of each partition, for a commit.
+(`current_batch.py`), or calls `FetchedBatch.confirm`. `handled` returns the offset
+after the last handled message of each partition, for a commit.
 
-A buffer goes in one of two ways. `revoke` stops the batch that is taken, waits until
-its worker gives it back (bounded), and returns the handled offset. `fence` does not
-wait. Either way the buffer is gone: what its worker reports later changes nothing, and
-a commit of it is refused (`is_current`). A buffer may be given back *paused*: its
-worker is free for others, and nothing of it is handed out before `resume`.
+A buffer is removed in one of two ways. `revoke` stops the batch that is taken, waits
+until its worker gives it back (bounded), and returns the handled offset. `fence` does
+not wait. Then the buffer is gone: later reports of its worker change nothing, and a
+commit of its batch is refused (`is_current`). A buffer may be given back *paused*: its
+worker is free for others, and none of its messages is handed out before `resume`.
 
     Invariant: a batch that is taken belongs to exactly one worker.
     Invariant: handled offsets of a buffer never go back.
     Invariant: buffered bytes are those of batches that were put and not taken.
-    Invariant: a buffer in line has a batch, and no worker holds one of it.
+    Invariant: a queued buffer has a batch, and no worker holds one of its batches.
 
 Concurrency: everything may be called from any thread unless it says otherwise.
 """
@@ -29,7 +30,7 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from itertools import islice
@@ -40,11 +41,11 @@ from metaq.client.consume.decode import MAKE, take_apart
 from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
-from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
+from metaq.model import GroupOffset, Message, Offset, TopicPartition
 from metaq.stats import gauge
 
 PARTITION_BATCHES_MAX: Final = 2
-"""Batches fetched ahead per partition: one to take while the next one arrives."""
+"""Batches prefetched per partition: one to take while the next one arrives."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,31 +55,31 @@ class FetchedBatch:
     partition: TopicPartition
     """Partition of the batch."""
     messages: Sequence[Message]
-    """May be empty: filtered away, and only `next_offset` tells of them."""
+    """Empty if all were filtered: then only `next_offset` matters."""
     next_offset: Offset
-    """Offset behind the last of them, filtered ones included."""
+    """Offset after the last of them, filtered ones included."""
     size_bytes: int
     """Bytes of the log they came from."""
     held: int = 1
     """Number of the last messages handed out that are still being handled."""
     confirmed: int = 0
-    """Messages that were confirmed as handled."""
-    told: int = 0
-    """Messages that `on_handled` was told of."""
+    """Number of messages that were confirmed as handled."""
+    reported: int = 0
+    """Number of messages that were passed to `on_handled`."""
     is_stopped: bool = False
-    """Hand out no more: the partition is being taken away, or read elsewhere."""
+    """Hand out no more: the partition is being revoked, or read elsewhere."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)
 
     @property
     def handed(self) -> int:
-        """Messages that were handed out."""
+        """Number of messages that were handed out."""
         left = self._left
         return 0 if left is None else len(self.messages) - length_hint(left)
 
     def begin(self) -> Iterator[Message]:
-        """Hand out the rest, one by one; what was handed out before is handled.
+        """Hand out the rest, one by one; messages handed out before are handled.
 
         No interpreted instruction runs per message: `_left` counts, and the iterator
         ends when its gate is emptied, by the next `begin` or from another thread.
@@ -89,24 +90,24 @@ class FetchedBatch:
         self.held = 1
         self._gate.clear()
         self._gate = [Message] * length_hint(self._left)
-        if self.is_stopped:  # looked at last: `stop` may come at any point
+        if self.is_stopped:  # checked last: `stop` may come at any point
             self._gate.clear()
         return map(MAKE, self._gate, self._rows)
 
     def take(self, count_max: int) -> list[Message]:
-        """Hand out up to so many at once; what was handed out before is handled."""
+        """Hand out up to `count_max`; messages handed out before are handled."""
         rest = self.begin()
         self.held = count_max
         return list(islice(rest, count_max))
 
     def stop(self) -> None:
-        """Hand out no more, to a loop that is under way either."""
+        """Hand out no more, not even to a running loop."""
         self.is_stopped = True
         self._gate.clear()
 
     @property
     def handled(self) -> int:
-        """Messages that are handled: all handed out but those being handled."""
+        """Number of handled messages: those handed out and not being handled."""
         return max(self.handed - self.held, self.confirmed, 0)
 
     def confirm(self) -> None:
@@ -117,7 +118,8 @@ class FetchedBatch:
 @dataclass(slots=True, eq=False)
 class _PartitionBuffer:
     partition: TopicPartition
-    handled: GroupOffset
+    before: GroupOffset
+    """Handled offset, without the messages of `taken`."""
     progress_s: float
     ready: deque[FetchedBatch] = field(default_factory=deque)
     taken: FetchedBatch | None = None
@@ -125,6 +127,16 @@ class _PartitionBuffer:
     is_paused: bool = False
     is_ending: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
+
+    def handled(self) -> GroupOffset:
+        """Return the group offset after the last handled message."""
+        batch = self.taken
+        count = 0 if batch is None else batch.handled
+        if batch is None or not count:
+            return self.before
+        last = batch.messages[count - 1]
+        is_all = count == len(batch.messages)
+        return GroupOffset(batch.next_offset if is_all else last.next_offset, last.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +157,9 @@ class PartitionBufferStatistics:
         combine=max,
     )
     is_taken: bool = False
-    """Whether a worker has a batch of it, or it is paused."""
+    """Whether a worker has one of its batches, or it is paused."""
     progress_s: float = 0.0
-    """Monotonic time at which something was last fetched, handed out or handled."""
+    """Monotonic time of the last message that was fetched, handed out or handled."""
 
 
 class FetchBuffer:
@@ -164,16 +176,16 @@ class FetchBuffer:
     ) -> None:
         """Start without buffers.
 
+        Both callbacks are called from any thread, without the lock.
+
         Args:
-            clock: for progress times.
+            clock: for `progress_s`.
             buffer_bytes_max: no further batch is fetched at or above so many
                 buffered bytes; batches in flight still come.
             buffer_count_max: the same in messages.
-            on_room: called, from any thread and outside the lock, when a buffer that
-                `has_room` refused may have room again.
-            on_handled: called, from any thread and outside the lock, with the handled
-                messages of a batch that is given back, or whose buffer is fenced; once
-                for each message.
+            on_room: called when a buffer that `has_room` refused may have room again.
+            on_handled: called with the handled messages of a batch that is given back,
+                or whose buffer is fenced; once for each message.
         """
         self._clock = clock
         self._bytes_max = buffer_bytes_max
@@ -183,15 +195,17 @@ class FetchBuffer:
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
-        self._line: deque[_PartitionBuffer] = deque()
+        self._queue: deque[_PartitionBuffer] = deque()
         self._asides: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """First error given to `fail`."""
         self._buffered_bytes = 0
         self._buffered_count = 0
         self._is_room_wanted = False
         self._waiting_count = 0
-        self._asked_s = -math.inf
+        self.asked_s = -math.inf
+        """Monotonic time of the last request for a batch; -inf before the first."""
 
     # -- the fetcher's side -----------------------------------------------------------
 
@@ -203,7 +217,7 @@ class FetchBuffer:
             self._buffers[partition] = _PartitionBuffer(partition, handled, now_s)
 
     def has_room(self, partition: TopicPartition) -> bool:
-        """Return whether one more batch may be fetched; else `on_room` will tell."""
+        """Return whether one more batch may be fetched; if not, `on_room` follows."""
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is None:
@@ -217,45 +231,42 @@ class FetchBuffer:
             return has_room
 
     def put(self, batch: FetchedBatch) -> None:
-        """Take a fetched batch; without messages it only moves the offset on.
+        """Add a fetched batch; without messages it only advances the offset.
 
-        Dropped when the buffer is gone, or about to go.
+        Dropped when the buffer is gone, or being revoked.
         """
         with self._lock:
             buffer = self._buffers.get(batch.partition)
             if buffer is None or buffer.is_ending:
                 return
             buffer.progress_s = self._clock.monotonic_s()
-            if not batch.messages:
-                self._skip_to(buffer, batch.next_offset)
-                return
-            buffer.ready.append(batch)
-            self._buffered_bytes += batch.size_bytes
-            self._buffered_count += len(batch.messages)
-            self._enqueue(buffer)
-
-    def _skip_to(self, buffer: _PartitionBuffer, offset: Offset) -> None:
-        last = buffer.ready[-1] if buffer.ready else buffer.taken
-        if last is None:
-            buffer.handled = GroupOffset(offset, buffer.handled.message_id)
-        else:
-            last.next_offset = offset
+            last = buffer.ready[-1] if buffer.ready else buffer.taken
+            if batch.messages:
+                buffer.ready.append(batch)
+                self._buffered_bytes += batch.size_bytes
+                self._buffered_count += len(batch.messages)
+                self._enqueue(buffer)
+            elif last is not None:
+                last.next_offset = batch.next_offset
+            else:
+                message_id = buffer.before.message_id
+                buffer.before = GroupOffset(batch.next_offset, message_id)
 
     def _enqueue(self, buffer: _PartitionBuffer) -> None:
-        """Put a buffer in line and wake one worker; the lock is held."""
+        """Queue a buffer if it has a batch to take; the lock is held."""
         if buffer.is_queued or buffer.taken is not None or not buffer.ready:
             return
         if buffer.is_paused or buffer.is_ending:
             return
         buffer.is_queued = True
-        self._line.append(buffer)
+        self._queue.append(buffer)
         self._wake()
 
     def _wake(self) -> None:
+        """Wake one worker; the lock is held."""
         self._arrival.notify()
         if self._sleepers:
-            sleeper = self._sleepers.pop()
-            _finish_soon(sleeper)
+            _finish_soon(self._sleepers.pop())
 
     # -- the worker's side ------------------------------------------------------------
 
@@ -268,14 +279,11 @@ class FetchBuffer:
         with self._lock:
             batch = self._take()
         if batch is not None:
-            self._tell_room()
+            self._announce_room()
         return batch
 
     def take(self, timeout_s: float | None) -> FetchedBatch | None:
-        """Wait for a batch; not on the event loop's thread.
-
-        Args:
-            timeout_s: longest wait; None waits for ever.
+        """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
             The batch, taken until `done`; None when the time is over.
@@ -290,14 +298,11 @@ class FetchBuffer:
                     self._waiting_count -= 1
                 batch = self._take()
         if batch is not None:
-            self._tell_room()
+            self._announce_room()
         return batch
 
     async def take_async(self) -> FetchedBatch:
-        """Wait for a batch, on an event loop.
-
-        Cancellation: nothing is taken.
-        """
+        """Wait for a batch, on an event loop. Cancellation: nothing is taken."""
         loop = asyncio.get_running_loop()
         while True:
             batch = self.take_nowait()
@@ -314,7 +319,7 @@ class FetchBuffer:
             except BaseException:
                 with self._lock:
                     self._sleepers.discard(sleeper)
-                    if self._line or self._asides:
+                    if self._queue or self._asides:
                         # The wake-up may have been meant for this one: pass it on.
                         self._wake()
                 raise
@@ -324,50 +329,48 @@ class FetchBuffer:
                     self._waiting_count -= 1
 
     def _has_something(self) -> bool:
-        return bool(self._line or self._asides) or self._error is not None
+        return bool(self._queue or self._asides) or self.error is not None
 
     def _take(self) -> FetchedBatch | None:
-        """Take the next batch in line; the lock is held."""
-        self._asked_s = self._clock.monotonic_s()
+        """Take the next batch in the queue; the lock is held."""
+        self.asked_s = self._clock.monotonic_s()
         if self._asides:
             return self._asides.popleft()
-        if self._line:
-            buffer = self._line.popleft()
+        if self._queue:
+            buffer = self._queue.popleft()
             buffer.is_queued = False
-            # Taken before it leaves the line: see `recover`.
+            # Taken before it is removed from `ready`: see `recover`.
             batch = buffer.taken = buffer.ready[0]
             buffer.ready.popleft()
-            buffer.progress_s = self._asked_s
+            buffer.progress_s = self.asked_s
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)
             return batch
-        if self._error is not None:
-            # Others that wait shall hear it too.
+        if self.error is not None:
+            # Others that wait get it too.
             self._arrival.notify_all()
-            raise self._error
+            raise self.error
         return None
 
-    def tell_handled(self) -> None:
-        """Tell `on_handled` of the batches taken now, not when they come back."""
-        if self._on_handled is None:
-            return
+    def report_handled(self) -> None:
+        """Call `on_handled` for the batches taken now, before they come back."""
         with self._lock:
             taken = [buffer.taken for buffer in self._buffers.values()]
         for batch in taken:
             if batch is not None:
-                self._tell_handled(batch)
+                self._report_handled(batch)
 
-    def _tell_handled(self, batch: FetchedBatch) -> None:
+    def _report_handled(self, batch: FetchedBatch) -> None:
         if self._on_handled is None:
             return
         with self._lock:
             count = batch.handled
-            fresh = batch.messages[batch.told : count]
-            batch.told = max(batch.told, count)
+            fresh = batch.messages[batch.reported : count]
+            batch.reported = max(batch.reported, count)
         if fresh:
             self._on_handled(fresh)
 
-    def _tell_room(self) -> None:
+    def _announce_room(self) -> None:
         if self._is_room_wanted:
             self._is_room_wanted = False
             self._on_room()
@@ -376,14 +379,14 @@ class FetchBuffer:
         """Give a batch back; its unhandled messages are handed out again.
 
         A batch of a buffer that is gone is only counted as returned. So is a stopped
-        one, and nothing more is handed out of its buffer: its rest comes first,
-        wherever the partition is read next.
+        one, and no more messages of its buffer are handed out: the next reader of the
+        partition begins with them.
 
         Args:
             batch: the batch taken before.
             is_paused: hand out nothing of its partition before `resume`.
         """
-        self._tell_handled(batch)
+        self._report_handled(batch)
         with self._lock:
             buffer = self._buffers.get(batch.partition)
             if buffer is None or buffer.taken is not batch:
@@ -397,21 +400,21 @@ class FetchBuffer:
                 )
                 buffer.ready.appendleft(left)
                 self._buffered_count += len(rest)
-            # Behind the rest: see `recover`.
-            buffer.handled = _handled(buffer.handled, batch)
+            # After the rest was added: see `recover`.
+            buffer.before = buffer.handled()
             buffer.taken = None
             buffer.progress_s = self._clock.monotonic_s()
             self._enqueue(buffer)
             returned, buffer.returned = buffer.returned, []
-        for tell in returned:
-            tell()
-        self._tell_room()
+        for on_return in returned:
+            on_return()
+        self._announce_room()
 
     def recover(self) -> None:
-        """Put right what an interrupt may have left half done in its only reader.
+        """Repair the state after an interrupt of the only reader.
 
-        Batches that are taken are given back. `_take` and `done` have the messages of a
-        batch in one place at least, wherever Ctrl-C comes; here two places become one.
+        Batches that are taken are given back. Wherever Ctrl-C comes in `_take` and
+        `done`, a batch is in `taken`, in `ready` or in both; here duplicates go.
         """
         with self._lock:
             taken = []
@@ -433,12 +436,12 @@ class FetchBuffer:
             self._buffered_bytes = sum(batch.size_bytes for batch in ready)
             self._buffered_count = sum(len(batch.messages) for batch in ready)
             for buffer in self._buffers.values():
-                buffer.is_queued = buffer in self._line
+                buffer.is_queued = buffer in self._queue
                 self._enqueue(buffer)
         self._on_room()
 
     def resume(self, partition: TopicPartition) -> None:
-        """Hand out a paused partition again; harmless when it is not, or is gone."""
+        """Hand out a paused partition again; harmless if it is not paused, or gone."""
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is not None:
@@ -447,10 +450,7 @@ class FetchBuffer:
                 self._enqueue(buffer)
 
     def put_aside(self, batch: FetchedBatch) -> None:
-        """Hand a batch to the next worker that is free; it belongs to no buffer.
-
-        It moves no offset, and its worker gives it back to its maker.
-        """
+        """Hand a batch without a buffer to the next free worker; it moves no offset."""
         with self._lock:
             self._asides.append(batch)
             self._wake()
@@ -463,33 +463,31 @@ class FetchBuffer:
     # -- the end of a buffer ----------------------------------------------------------
 
     def fence(self, partition: TopicPartition) -> GroupOffset | None:
-        """Take a buffer away at once; return the handled offset, None without one."""
+        """Remove a buffer at once; return the handled offset, None without a buffer."""
         with self._lock:
             buffer = self._buffers.pop(partition, None)
             if buffer is None:
                 return None
-            handled = buffer.handled
             if buffer.taken is not None:
                 buffer.taken.stop()
-                handled = _handled(handled, buffer.taken)
+            handled = buffer.handled()
             self._drop_ready(buffer)
         if buffer.taken is not None:
-            self._tell_handled(buffer.taken)
-        for tell in buffer.returned:
-            tell()
-        self._tell_room()
+            self._report_handled(buffer.taken)
+        for on_return in buffer.returned:
+            on_return()
+        self._announce_room()
         return handled
 
     async def revoke(
         self, partition: TopicPartition, *, timeout_s: float
     ) -> tuple[GroupOffset | None, bool]:
-        """Take a buffer away when its worker has let go of it, or the time is over.
+        """Remove a buffer when its worker has returned it, or the time is over.
 
         Returns:
-            The handled offset, None without a buffer; and whether the worker let go.
+            The handled offset, None without a buffer; and whether it was returned.
         """
-        loop = asyncio.get_running_loop()
-        returned: asyncio.Future[None] = loop.create_future()
+        returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is None:
@@ -509,9 +507,9 @@ class FetchBuffer:
         return self.fence(partition), is_returned
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
-        """Forget a buffer's waiting batches and its place in line; the lock is held."""
+        """Drop a buffer's waiting batches, and unqueue it; the lock is held."""
         if buffer.is_queued:
-            self._line.remove(buffer)
+            self._queue.remove(buffer)
             buffer.is_queued = False
         for batch in buffer.ready:
             self._buffered_bytes -= batch.size_bytes
@@ -519,9 +517,9 @@ class FetchBuffer:
         buffer.ready.clear()
 
     def fail(self, error: MetaqError) -> None:
-        """Let every `take` raise `error` after the messages fetched before it."""
+        """Have every `take` raise `error` after the messages fetched before it."""
         with self._lock:
-            self._error = self._error or error
+            self.error = self.error or error
             self._arrival.notify_all()
             for sleeper in self._sleepers:
                 _finish_soon(sleeper)
@@ -530,13 +528,8 @@ class FetchBuffer:
     # -- state ------------------------------------------------------------------------
 
     @property
-    def error(self) -> BaseException | None:
-        """Error given to `fail`."""
-        return self._error
-
-    @property
     def buffer_count(self) -> int:
-        """Partitions that have a buffer."""
+        """Number of partitions that have a buffer."""
         return len(self._buffers)
 
     @property
@@ -545,61 +538,35 @@ class FetchBuffer:
         return self._waiting_count > 0
 
     @property
-    def asked_s(self) -> float:
-        """Monotonic time at which a batch was last asked for; -inf before the first."""
-        return self._asked_s
-
-    @property
     def has_space(self) -> bool:
-        """Whether the buffered bytes and messages leave room for more."""
+        """Whether buffered bytes and messages are below their bounds."""
         return (
             self._buffered_bytes < self._bytes_max
             and self._buffered_count < self._count_max
         )
 
     def is_current(self, batch: FetchedBatch) -> bool:
-        """Return whether a batch is taken from a buffer that is still there."""
+        """Return whether a batch is taken, and its buffer not removed."""
         buffer = self._buffers.get(batch.partition)
         return buffer is not None and buffer.taken is batch
 
-    def handled(
-        self, partitions: Collection[TopicPartition] | None = None
-    ) -> dict[TopicPartition, GroupOffset]:
-        """Return the handled offsets of all buffers or some; none of gone ones."""
+    def handled(self) -> dict[TopicPartition, GroupOffset]:
+        """Return the handled offset of every buffer."""
         with self._lock:
-            return {
-                partition: buffer.handled
-                if buffer.taken is None
-                else _handled(buffer.handled, buffer.taken)
-                for partition, buffer in self._buffers.items()
-                if partitions is None or partition in partitions
-            }
+            return {one: buffer.handled() for one, buffer in self._buffers.items()}
 
     def statistics(self) -> dict[TopicPartition, PartitionBufferStatistics]:
         """Return a snapshot of every buffer."""
-        handled = self.handled()
         with self._lock:
             return {
                 partition: PartitionBufferStatistics(
-                    handled=handled.get(partition, buffer.handled),
+                    handled=buffer.handled(),
                     buffered_count=sum(len(batch.messages) for batch in buffer.ready),
                     is_taken=buffer.taken is not None or buffer.is_paused,
                     progress_s=buffer.progress_s,
                 )
                 for partition, buffer in self._buffers.items()
             }
-
-
-def _handled(before: GroupOffset, batch: FetchedBatch) -> GroupOffset:
-    """Return the group offset behind the handled messages of a batch."""
-    count = batch.handled
-    if count == len(batch.messages):
-        last = batch.messages[-1].id if batch.messages else before.message_id
-        return GroupOffset(batch.next_offset, last)
-    if not count:
-        return before
-    last_message = batch.messages[count - 1]
-    return GroupOffset(last_message.next_offset, MessageId(last_message.id))
 
 
 def _finish_soon(future: asyncio.Future[None]) -> None:

@@ -1,7 +1,7 @@
 """From a fetched answer to the fetch buffer, without repeats and filtered messages.
 
-All fetchers of one consumer share a handler. An error that ends reading is handed to
-the consumer, which stops all fetchers: nothing behind a failure is handed out.
+All fetchers of one consumer share a handler. An error that ends reading is passed to
+the consumer, which stops all fetchers: no message after a failure is handed out.
 """
 
 import logging
@@ -15,17 +15,18 @@ from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, GroupOffset, Message, Offset, TopicPartition
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN: Final = 64 * 1024
-"""With very many partitions each get still asks for so much."""
+"""Least size of a get, for any number of partitions."""
 
 Marks = dict[tuple[str, TopicPartition], Offset]
-"""Handled offsets of messages that this process may be handed again: `skip_repeats`."""
+"""Handled offsets of messages that this process may get again, by group and partition;
+for `skip_repeats`."""
 
 
 class FetchHandler:
-    """Takes the messages of all fetchers of a consumer; on the loop's thread alone."""
+    """Receives the messages of a consumer's fetchers; on the loop's thread alone."""
 
     def __init__(
         self,
@@ -37,39 +38,30 @@ class FetchHandler:
         duplicates: DuplicateFilter | None,
         on_fatal: Callable[[MetaqError], None],
     ) -> None:
-        """Start counting.
-
-        Args:
-            fetch_buffer: gets the messages.
-            group: consumer group.
-            options: the filter, and whether repeats are skipped.
-            marks: shared by the consumers of one client.
-            duplicates: filter by the ids that the group has handled; None: none.
-            on_fatal: called when reading cannot go on.
-        """
+        """Start counting; the marks are shared by the consumers of one client."""
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._options = options
         self._marks = marks
         self._duplicates = duplicates
         self.on_fatal = on_fatal
-        """Called when a partition cannot be read on."""
+        """Called when reading cannot go on."""
         self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
         """Messages put into the fetch buffer."""
         self.filtered_count = 0
-        """Messages that the filter held back."""
+        """Messages that the filter rejected."""
         self.repeat_count = 0
-        """Messages suppressed because this process had handled them."""
+        """Messages dropped because this process had handled them."""
         self.missing_bytes = 0
-        """Bytes of the log passed over: deleted before they were read, or damaged."""
+        """Bytes of the log skipped: deleted before they were read, or damaged."""
 
-    # -- marks of handled offsets-----------------------------------------------------
+    # -- marks of handled offsets -----------------------------------------------------
 
     def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
-        """Remember handled offsets that could not be committed.
+        """Remember a handled offset that could not be committed.
 
-        Where commits are left to the user, what has none is delivered again.
+        If only the user commits, messages without a commit are delivered again.
         """
         options = self._options
         if options.skip_repeats and options.commit_interval_s is not None:
@@ -83,17 +75,17 @@ class FetchHandler:
         return self._marks.get((self._group, partition), NOTHING_HANDLED)
 
     def unmark(self, partition: TopicPartition) -> None:
-        """Forget the mark: a seek went back, or the log is another."""
+        """Forget the mark: a seek went back, or the log was replaced."""
         self._marks.pop((self._group, partition), None)
 
     def deliver_again(self, partition: TopicPartition) -> None:
-        """Hold nothing back of a partition until `stop`: all of it was asked for."""
+        """Deliver all messages of a partition until `stop`: a seek requested them."""
         self.unmark(partition)
         if self._duplicates is not None:
             self._duplicates.let_pass(partition)
 
     def stop(self, partition: TopicPartition) -> None:
-        """Deliver nothing more that was fetched of a partition."""
+        """Drop the messages of a partition whose ids are being checked."""
         if self._duplicates is not None:
             self._duplicates.stop(partition)
 
@@ -106,7 +98,7 @@ class FetchHandler:
         return self._fetch_buffer.has_room(partition)
 
     def fetch_bytes(self) -> int:
-        """Return how much a get asks for: all that may be in flight share the bound."""
+        """Return the size of a get: partitions share the bound on buffered bytes."""
         options = self._options
         share = options.buffer_bytes_max // max(1, self._fetch_buffer.buffer_count)
         return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
@@ -114,10 +106,9 @@ class FetchHandler:
     def on_messages(
         self, partition: TopicPartition, messages: Sequence[Message], size_bytes: int
     ) -> None:
-        """Take over a fetched batch."""
-        follower = messages[-1].next_offset
+        """Deliver fetched messages, one or more."""
         fresh = self._without_repeats(partition, messages)
-        batch = FetchedBatch(partition, fresh, follower, size_bytes)
+        batch = FetchedBatch(partition, fresh, messages[-1].next_offset, size_bytes)
         if self._duplicates is not None and fresh:
             self._duplicates.sift(batch, self._deliver)
         else:
@@ -128,8 +119,8 @@ class FetchHandler:
         if accepts is not None:
             try:
                 kept = [message for message in batch.messages if accepts(message)]
-            except Exception as error:
-                log.exception("message filter failed: group=%s", self._group)
+            except Exception as error:  # noqa: BLE001  # any error of the user's filter
+                _log.exception("message filter failed: group=%s", self._group)
                 text = f"{batch.partition}: message filter: {error!r}"
                 self.on_fatal(MetaqError(text))
                 return
@@ -151,9 +142,9 @@ class FetchHandler:
         return fresh
 
     def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
-        """Count and log bytes that are missing."""
+        """Count and log skipped bytes."""
         self.missing_bytes += max(0, new - old)
-        log.warning(
+        _log.warning(
             "reading goes on at another offset: group=%s partition=%s old=%d new=%d",
             self._group,
             partition,
@@ -162,18 +153,18 @@ class FetchHandler:
         )
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 
-    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
-        """Tell the log of a failed get, once for each broker and kind of error.
+    def on_failure(self, partition: TopicPartition, error: MetaqError) -> None:
+        """Log a failed get as a warning once for each broker and kind of error.
 
-        A broker that goes takes thousands of partitions along, maybe for hours;
-        `health` has them all.
+        A broker that is away may fail thousands of partitions for hours; `health`
+        reports each.
         """
         failing = self._failing.setdefault((partition.broker_id, type(error)), set())
         level = logging.DEBUG if failing else logging.WARNING
-        log.log(level, "get failed: partition=%s error=%s", partition, error)
+        _log.log(level, "get failed: partition=%s error=%s", partition, error)
         failing.add(partition)
 
-    def on_trouble_end(self, partition: TopicPartition) -> None:
-        """Forget the trouble of a partition that is read again, or no longer ours."""
+    def on_recovery(self, partition: TopicPartition) -> None:
+        """Forget the failure of a partition that is read again, or no longer ours."""
         for failing in self._failing.values():
             failing.discard(partition)

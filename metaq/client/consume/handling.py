@@ -1,19 +1,20 @@
-"""Handlers: workers over the fetch buffer, retries, and messages that none handles.
+"""Handlers: workers over the fetch buffer, retries, and messages that are given up.
 
     buffer --take--> worker --> handler returned: handled
                      |----> it raised: back to the fetch buffer, the partition paused
                      `----> given up: dead letter, kept, dropped, or the end
 
 Theory of operation. A worker holds one batch, so a partition is with one worker at a
-time and its order is kept. A message that failed goes back to the buffer with all
-behind it: no worker waits with a batch in its hand, and a partition that is taken away
-in between goes at once. The state of a failed message waits here, one per partition
-(`Trouble`). Work per handled message is done in the worker, in both worlds; a
-failure is judged on the loop (`settle`), for the sync world too.
+time and its order is kept. A message that failed goes back to the buffer with all later
+ones: no worker waits while it holds a batch, and a partition that is revoked during the
+pause is released at once. The state of a failed message is kept here, one per partition
+(`FailedMessage`). Work per handled message is done in the worker, in both worlds; the
+decision about a failure is made on the loop (`settle`), for the sync world too.
 
-A message counts as handled when its handler returned, or when it was given up *and*
-the broker or the disk has it. Cancelling a handler leaves its message unhandled.
-Source: client spec 10.2, 11.3, 12.
+A message counts as handled when its handler returned, or when it was given up *and* the
+broker or the disk has it. Cancelling a handler leaves its message unhandled.
+
+Source: docs/metaq-1.4/client.md 10.2, 11.3 and 12.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from metaq.client.cluster.context import MessageSender
 from metaq.client.consume.current_batch import current_task
 from metaq.client.consume.dead_letters import Origin, letter_headers, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
-from metaq.client.consume.local_retry_store import LocalRetryStore
+from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
 from metaq.client.consume.redelivery import (
     FailureLog,
     RetryPolicy,
@@ -46,7 +47,7 @@ from metaq.model import Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.stats import counter, gauge, total_of
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
 """Handles a message; its result is ignored, an exception is a failure."""
@@ -55,25 +56,24 @@ CONCURRENCY_MAX: Final = 10_000
 """Most workers of one run."""
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
-"""Pauses while a message cannot be given up: no broker takes the dead letter, or the
-local retry store does not take the message."""
-
+"""Pauses while a message cannot be given up: no broker accepts the dead letter, or the
+local retry store does not accept the message."""
 
 LETTER_S: Final = 0.5
-"""A dead letter that is begun at the end of a run still has so long."""
+"""Least time of a dead letter that is sent at the end of a run."""
 
 
 @dataclass(slots=True)
-class Trouble:
-    """State of the failed message that a partition waits for."""
+class FailedMessage:
+    """A message whose handler failed, and for which its partition waits."""
 
     message: Message
     attempts: int = 0
-    """Number of times that the handler had it."""
+    """Number of times that it was handed to the handler."""
     error: BaseException | None = None
     """Last error of the handler."""
     is_given_up: bool = False
-    """The handler gets it no more."""
+    """It is handed to the handler no more."""
     refusals: int = 0
     """Number of refusals after it was given up."""
     refusal: MetaqError | None = None
@@ -89,9 +89,9 @@ class Trouble:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandlingStatistics:
-    """A snapshot of the counters of one `run`, or of all of a consumer's."""
+    """Counters of one `run`, or of all of a consumer's."""
 
     handled_count: int = counter(
         "metaq_consumer_handled_messages_total",
@@ -120,17 +120,16 @@ class HandlingStatistics:
 
 
 def total_of_runs(parts: Sequence[HandlingStatistics]) -> HandlingStatistics:
-    """Return what runs, one or more, counted together; the last one's store counts."""
+    """Return the sums of one or more runs; the local retry store is the last one's."""
     return replace(total_of(parts), waiting_count=parts[-1].waiting_count)
 
 
 class Handling:
-    """One `run` of one consumer: its workers' common part, in both worlds.
+    """The state that the workers of one `run` share, in both worlds.
 
-    Lifecycle: made on the loop, `start`, work, `close`.
-
-    Concurrency: on the loop, except `is_given_up`, `give_back` and `take_replay`, which
-    workers call from any thread.
+    Lifecycle: made on the loop, `start`, work, `close`. Concurrency: on the loop,
+    except `is_given_up`, `give_back` and `take_replay`, which workers call from any
+    thread.
     """
 
     def __init__(
@@ -148,30 +147,29 @@ class Handling:
         """Prepare; call it on the loop.
 
         Args:
-            fetch_buffer: where messages come from.
+            fetch_buffer: source of the messages.
             group: consumer group.
-            topics: topics of the consumer; their messages are replayed.
+            topics: topics whose kept messages are replayed.
             policy: policy chosen by the user.
-            clock: for deadlines, and for the times in dead letters.
-            make_producer: makes the producer of dead letters, when there is one.
+            clock: clock of the client.
+            make_producer: called for the first dead letter.
             fs: the disk of the local retry store; None: this machine's.
-            before: the run before, which has ended; its messages may be stuck.
+            before: the previous run, which has ended; its messages may be stuck.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
-        self.clock = clock
-        """Clock for deadlines, and for the times in dead letters."""
+        self._clock = clock
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
-        self._failures = FailureLog(log)
+        self._failure_log = FailureLog(_log)
         self._retry_store = None
         if policy.then == "park":
             self._retry_store = LocalRetryStore(
                 fetch_buffer, group=group, topics=topics, policy=policy, fs=fs
             )
-        self._troubles: dict[TopicPartition, Trouble] = {}
+        self._failed: dict[TopicPartition, FailedMessage] = {}
         self._stuck_before = {} if before is None else before.stuck()
         self._deadline_s: float | None = None
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
@@ -180,22 +178,15 @@ class Handling:
         """Workers of `run` that wait for a batch."""
         self._is_ending = False
         self.is_closed = False
-        """The run is over; nothing works on it any more."""
+        """The run is over, and no worker uses it."""
         self.has_ended = False
         """The run is over, and its parts are closed."""
-        self._handled_count = 0
-        self._failure_count = 0
-        self._dead_letter_count = 0
-        self._dropped_count = 0
-        self._parked_count = 0
+        self._counts = HandlingStatistics()
 
     # -- life -------------------------------------------------------------------------
 
     async def start(self, timeout_s: float | None) -> None:
-        """Open the local retry store, and begin to replay it.
-
-        Args:
-            timeout_s: time of the run, which the disk may take; None: for ever.
+        """Open the local retry store and begin to replay it, within the run's time.
 
         Raises:
             StorageError: the directory is unusable, or another process has it.
@@ -203,13 +194,13 @@ class Handling:
         """
         check_timeout(timeout_s)
         if timeout_s is not None:
-            self._deadline_s = self.clock.monotonic_s() + timeout_s
+            self._deadline_s = self._clock.monotonic_s() + timeout_s
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
 
     async def close(self) -> None:
-        """End pauses and replays; the messages stay where they are. Never raises."""
+        """End pauses and replays; kept messages stay. Never raises."""
         self.is_closed = True
         for partition, timer in self._timers.items():
             timer.cancel()
@@ -231,13 +222,13 @@ class Handling:
         timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        """Handle messages until the consumer is closed; `AsyncConsumer.run` says more.
+        """Handle messages until the consumer is closed; see `AsyncConsumer.run`.
 
         Args:
-            handler: takes one message.
+            handler: handles one message.
             concurrency: number of workers.
-            timeout_s: when it ends by itself; None: never.
-            grace_s: how long handlers that are at work then may go on.
+            timeout_s: duration of the run; None: until the consumer is closed.
+            grace_s: additional time of the handlers that run at its end.
 
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
@@ -255,7 +246,7 @@ class Handling:
         timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        """Work until all have ended or one fails; the others are cancelled then."""
+        """Run the workers until all have ended or one fails, which ends the others."""
         tasks = [
             asyncio.create_task(self._work(handler), name=f"handler {number}")
             for number in range(concurrency)
@@ -282,7 +273,7 @@ class Handling:
     # -- workers ----------------------------------------------------------------------
 
     async def _work(self, handler: AsyncHandler) -> None:
-        # A handler may swallow its cancellation: then this ends the worker.
+        # If a handler swallows its cancellation, `_is_ending` ends the worker.
         me = current_task()
         while not self._is_ending:
             self._idle.add(me)
@@ -297,7 +288,7 @@ class Handling:
                 await self._handle(batch, handler)
             else:
                 replay(await _failure_of(handler, batch.messages[0]))
-            # A handler that never waits still leaves others their turn.
+            # Let other tasks run if the handler never waits.
             await asyncio.sleep(0)
 
     async def _handle(self, batch: FetchedBatch, handler: AsyncHandler) -> None:
@@ -320,36 +311,32 @@ class Handling:
             self.give_back(batch, pause_s)
 
     def is_given_up(self, message: Message) -> bool:
-        """Return whether the handler gets this message no more."""
-        if not self._troubles:
+        """Return whether the handler shall not get this message again."""
+        if not self._failed:
             return False
-        trouble = self._troubles.get(message.partition)
+        failed = self._failed.get(message.partition)
         return (
-            trouble is not None
-            and trouble.is_given_up
-            and trouble.message.offset == message.offset
+            failed is not None
+            and failed.is_given_up
+            and failed.message.offset == message.offset
         )
 
-    def take_replay(
-        self, batch: FetchedBatch
-    ) -> Callable[[BaseException | None], None] | None:
-        """Return whom to tell how a message of the retry store ended, or None."""
+    def take_replay(self, batch: FetchedBatch) -> OnReplayed | None:
+        """Return the callback for a message of the retry store; None for any other."""
         return None if self._retry_store is None else self._retry_store.take(batch)
 
     def give_back(self, batch: FetchedBatch, pause_s: float | None) -> None:
-        """Give a batch back to the fetch buffer.
+        """Give a batch back to the fetch buffer, with `confirmed` messages handled.
 
-        Args:
-            batch: the worker's batch; `confirmed` tells its progress.
-            pause_s: how long its partition waits; None: not at all.
+        Its partition is paused for `pause_s`; None: not at all.
         """
         with self._lock:
-            self._handled_count += batch.confirmed
-        trouble = self._troubles.get(batch.partition)
-        if trouble is not None and batch.confirmed:
+            self._counts.handled_count += batch.confirmed
+        failed = self._failed.get(batch.partition)
+        if failed is not None and batch.confirmed:
             last = batch.messages[batch.confirmed - 1]
-            if trouble.message.offset <= last.offset:
-                self._troubles.pop(batch.partition, None)
+            if failed.message.offset <= last.offset:
+                self._failed.pop(batch.partition, None)
         self._fetch_buffer.done(batch, is_paused=pause_s is not None)
         if pause_s is not None:
             self._loop.call_soon_threadsafe(self._pause, batch.partition, pause_s)
@@ -374,96 +361,92 @@ class Handling:
     async def settle(
         self, batch: FetchedBatch, message: Message, error: BaseException | None
     ) -> float | None:
-        """Judge a failure, and act by the policy.
+        """Decide what to do about a failure by the policy, and do it.
 
         Args:
-            batch: the worker's batch; when it is stopped, or the run is over,
-                its next handler judges.
+            batch: the worker's batch; when it is stopped, or the run is over, nothing
+                is decided, and the message is handed out again.
             message: the failed message.
-            error: the handler's exception; None: it was not asked, for the message is
-                given up since an earlier attempt.
+            error: the handler's exception; None: it was not called, because the message
+                was given up after an earlier attempt.
 
         Returns:
-            None when the message is done with; else how many seconds its partition
-            waits until the message is handed out again.
+            None when the message counts as handled; else the pause of its partition in
+            seconds, after which the message is handed out again.
 
         Raises:
-            HandlerFailedError: the end of the run.
+            HandlerFailedError: the policy says to stop.
 
-        Cancellation: the message may be a dead letter, or kept, and come again.
+        Cancellation: the message may be sent or kept, and still come again.
         """
         if batch.is_stopped or self.is_closed:
             return 0.0
-        trouble = self._note(message, error)
-        if not trouble.is_given_up:
+        failed = self._failed.get(message.partition)
+        if failed is None or failed.message.offset != message.offset:
+            failed = self._failed[message.partition] = FailedMessage(message)
+        if error is not None:
+            failed.attempts += 1
+            failed.error = error
+            self._counts.failure_count += 1
+        if not failed.is_given_up:
             assert error is not None
-            delay_s = next_delay_s(self._policy, trouble.attempts, error)
-            text = f"handler failed: group={self._group} {trouble}"
-            self._failures.tell(text, error, is_last=delay_s is None)
+            delay_s = next_delay_s(self._policy, failed.attempts, error)
+            text = f"handler failed: group={self._group} {failed}"
+            self._failure_log.write(text, error, is_last=delay_s is None)
             if delay_s is not None:
                 return delay_s
-            trouble.is_given_up = True
+            failed.is_given_up = True
         try:
-            await self._give_up(trouble)
+            await self._give_up(failed)
+        except HandlerFailedError:
+            raise
         except MetaqError as refusal:
-            if isinstance(refusal, HandlerFailedError):
-                raise
-            trouble.refusals += 1
-            trouble.refusal = refusal
-            log.error(
+            failed.refusals += 1
+            failed.refusal = refusal
+            _log.error(
                 "failed message not stored, trying again: group=%s %s",
                 self._group,
-                trouble,
+                failed,
             )
-            return GIVING_UP.delay_s(trouble.refusals)
-        self._troubles.pop(message.partition, None)
+            return GIVING_UP.delay_s(failed.refusals)
+        self._failed.pop(message.partition, None)
         return None
 
-    def _note(self, message: Message, error: BaseException | None) -> Trouble:
-        trouble = self._troubles.get(message.partition)
-        if trouble is None or trouble.message.offset != message.offset:
-            trouble = self._troubles[message.partition] = Trouble(message)
-        if error is not None:
-            trouble.attempts += 1
-            trouble.error = error
-            self._failure_count += 1
-        return trouble
-
-    async def _give_up(self, trouble: Trouble) -> None:
+    async def _give_up(self, failed: FailedMessage) -> None:
         """Give a message up as the policy says; raises if that is refused."""
-        then = self._policy.then
-        if then == "stop":
-            raise self._stopped(trouble) from trouble.error
-        if then == "drop":
-            log.error("message dropped: group=%s %s", self._group, trouble)
-            self._dropped_count += 1
-        elif then == "park":
-            assert self._retry_store is not None
-            await self._retry_store.add(trouble.message)
-            self._parked_count += 1
-        else:
-            await self._send_dead_letter(trouble)
-            self._dead_letter_count += 1
+        match self._policy.then:
+            case "stop":
+                raise self._stopped(failed) from failed.error
+            case "drop":
+                _log.error("message dropped: group=%s %s", self._group, failed)
+                self._counts.dropped_count += 1
+            case "park":
+                assert self._retry_store is not None
+                await self._retry_store.add(failed.message)
+                self._counts.parked_count += 1
+            case "dead_letter":
+                await self._send_dead_letter(failed)
+                self._counts.dead_letter_count += 1
 
-    async def _send_dead_letter(self, trouble: Trouble) -> None:
-        message = trouble.message
-        assert trouble.error is not None
+    async def _send_dead_letter(self, failed: FailedMessage) -> None:
+        message = failed.message
+        assert failed.error is not None
         origin = origin_of(
             message,
             group=self._group,
-            error=trouble.error,
-            attempts=trouble.attempts,
-            at_ms=self.clock.wall_ms(),
+            error=failed.error,
+            attempts=failed.attempts,
+            at_ms=self._clock.wall_ms(),
         )
         try:
             try:
                 await self._send_origin(message, origin)
             except MessageTooLargeError:
-                # A large message shall not stop for an optional part.
+                # Without the optional part it may fit.
                 await self._send_origin(message, origin._replace(traceback=""))
         except (MessageTooLargeError, LocalProtocolError) as refusal:
-            # It will never be taken, and waiting for ever would be silence.
-            raise self._stopped(trouble, f": {refusal}") from trouble.error
+            # It will never be accepted, and waiting for ever would hide that.
+            raise self._stopped(failed, f": {refusal}") from failed.error
 
     async def _send_origin(self, message: Message, origin: Origin) -> None:
         topic = dead_letter_topic(self._policy, message.topic)
@@ -481,53 +464,51 @@ class Handling:
         )
 
     def _letter_timeout_s(self) -> float | None:
-        """Return what the run leaves a dead letter; None where that is no bound."""
+        """Return the time left for a dead letter; None: that of its producer."""
         if self._deadline_s is None:
             return None
-        left_s = max(LETTER_S, self._deadline_s - self.clock.monotonic_s())
+        left_s = max(LETTER_S, self._deadline_s - self._clock.monotonic_s())
         return left_s if left_s < ProducerOptions().timeout_s else None
 
-    def _stopped(self, trouble: Trouble, why: str = "") -> HandlerFailedError:
+    def _stopped(self, failed: FailedMessage, why: str = "") -> HandlerFailedError:
         return HandlerFailedError(
-            f"group '{self._group}': {trouble}{why}",
-            failed=trouble.message,
-            attempts=trouble.attempts,
+            f"group '{self._group}': {failed}{why}",
+            failed=failed.message,
+            attempts=failed.attempts,
         )
 
     # -- how it is doing --------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return one sentence for each problem; what is stuck outlives the run."""
-        found = [str(trouble) for trouble in self.stuck().values()]
+        """Return one sentence for each problem; stuck messages outlive the run."""
+        found = [str(failed) for failed in self.stuck().values()]
         if self.is_closed:
             return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:
             found.append(f"local retry store: {self._retry_store.last_error}")
         return found
 
-    def stuck(self) -> dict[TopicPartition, Trouble]:
+    def stuck(self) -> dict[TopicPartition, FailedMessage]:
         """Return the failed messages that have not been handled since."""
         handled = self._fetch_buffer.handled()
         return {
-            partition: trouble
-            for partition, trouble in (self._stuck_before | self._troubles).items()
-            if trouble.attempts
+            partition: failed
+            for partition, failed in (self._stuck_before | self._failed).items()
+            if failed.attempts
             and partition in handled
-            and trouble.message.offset >= handled[partition].offset
+            and failed.message.offset >= handled[partition].offset
         }
 
     def statistics(self) -> HandlingStatistics:
         """Return a snapshot of the counters."""
         store = self._retry_store
-        return HandlingStatistics(
-            handled_count=self._handled_count,
-            failure_count=self._failure_count
-            + (0 if store is None else store.failure_count),
-            dead_letter_count=self._dead_letter_count,
-            dropped_count=self._dropped_count,
-            parked_count=self._parked_count,
-            replayed_count=0 if store is None else store.replayed_count,
-            waiting_count=0 if store is None else store.waiting_count,
+        if store is None:
+            return replace(self._counts)
+        return replace(
+            self._counts,
+            failure_count=self._counts.failure_count + store.failure_count,
+            replayed_count=store.replayed_count,
+            waiting_count=store.waiting_count,
         )
 
 
@@ -543,8 +524,8 @@ async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException 
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Something the handler waited for was cancelled, not the handler.
+        # The handler awaited something that was cancelled; it was not cancelled itself.
         return error
-    except Exception as error:  # noqa: BLE001  # whatever users raise is judged
+    except Exception as error:  # noqa: BLE001  # any error of the user's code
         return error
     return None

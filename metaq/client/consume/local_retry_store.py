@@ -1,9 +1,11 @@
 """Local retry store: failed messages on the local disk, to be handled again later.
 
-One spool per topic and group. In every round the handler gets each message
-of it once, in the order in which they came to it, one at a time, through the same
-workers as all other messages. Messages that the handler takes are removed; the rest
-stays for the next round. Source: client spec 12.
+One spool per topic and group. In every round the handler gets each of its messages
+once, in the order in which they were added, one at a time, through the same workers as
+all other messages. Messages that the handler handles are removed; the others stay for
+the next round.
+
+Source: docs/metaq-1.4/client.md 12.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.redelivery import FailureLog, RetryPolicy
@@ -22,10 +24,13 @@ from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Message
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on closing the files."""
+
+OnReplayed: TypeAlias = Callable[[BaseException | None], None]
+"""Reports how handling a replayed message ended: None, or its handler's exception."""
 
 
 class LocalRetryStore:
@@ -43,27 +48,19 @@ class LocalRetryStore:
         policy: RetryPolicy,
         fs: FileSystem | None = None,
     ) -> None:
-        """Prepare; nothing is opened before `start`.
-
-        Args:
-            fetch_buffer: hands them to the workers.
-            group: consumer group.
-            topics: one spool for each.
-            policy: where, and how often they are handled again.
-            fs: the disk; None: this machine's.
-        """
+        """Prepare one spool per topic; nothing is opened before `start`."""
         assert policy.park_dir is not None
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self._fs = fs or SystemFileSystem()
         root = Path(policy.park_dir)
-        self._places = {topic: root / spool_name(topic, group) for topic in topics}
+        self._directories = {topic: root / spool_name(topic, group) for topic in topics}
         self._loop = asyncio.get_running_loop()
         self._threads = HelperThreads(
-            min(len(self._places), SPOOL_THREADS_MAX), f"retry store of {group}"
+            min(len(self._directories), SPOOL_THREADS_MAX), f"retry store of {group}"
         )
-        self._failures = FailureLog(log)
+        self._failure_log = FailureLog(_log)
         self._spools: dict[str, Spool] = {}
         self._replays: dict[FetchedBatch, asyncio.Future[BaseException | None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -71,9 +68,9 @@ class LocalRetryStore:
         self.replayed_count = 0
         """Messages of the store that were handled."""
         self.failure_count = 0
-        """Number of failures of handlers with a message of the store."""
+        """Failures of the handler with a message of the store."""
         self.last_error: MetaqError | None = None
-        """Error that ended the last round early; None when none did."""
+        """Error that ended the last round early; None: it did not end early."""
 
     @property
     def waiting_count(self) -> int:
@@ -86,12 +83,12 @@ class LocalRetryStore:
         """Open the spools, and begin to replay.
 
         Raises:
-            StorageError: one cannot be opened; none is.
+            StorageError: one cannot be opened; all are closed then.
 
-        Cancellation: none is opened.
+        Cancellation: all are closed.
         """
         try:
-            for topic, directory in self._places.items():
+            for topic, directory in self._directories.items():
                 opening = partial(Spool.open, self._fs, directory)
                 self._spools[topic] = await open_off_loop(self._threads, opening)
         except BaseException:
@@ -102,7 +99,7 @@ class LocalRetryStore:
     async def close(self) -> None:
         """Stop and close the spools; their messages stay. Never raises.
 
-        A disk that hangs is waited for `CLOSE_TIMEOUT_S`: the files are closed when it
+        After `CLOSE_TIMEOUT_S` it returns; a hung disk closes the files when it
         answers.
         """
         if self._task is not None:
@@ -113,7 +110,7 @@ class LocalRetryStore:
             self._closing = self._loop.create_task(self._close_spools())
         _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
         if late:
-            log.warning(
+            _log.warning(
                 "retry store is not closed yet, the disk does not answer: group=%s"
                 " timeout_s=%.1f",
                 self._group,
@@ -129,9 +126,9 @@ class LocalRetryStore:
         """Keep a message; it is on disk when this returns.
 
         Raises:
-            StorageError: the disk does not take it.
+            StorageError: it could not be written.
 
-        Cancellation: it may be kept, and come again all the same.
+        Cancellation: it may be kept, and still be delivered again.
         """
         append = self._spools[message.topic].append
         await call_off_loop(self._threads, append, message)
@@ -147,10 +144,10 @@ class LocalRetryStore:
                 self.last_error = None
             except MetaqError as error:
                 self.last_error = error
-                log.error("replay ended early: group=%s: %s", self._group, error)
-            except Exception as error:
+                _log.error("replay ended early: group=%s: %s", self._group, error)
+            except Exception as error:  # noqa: BLE001  # the next round may succeed
                 self.last_error = MetaqError(f"replay failed: {error!r}")
-                log.exception("replay failed: group=%s", self._group)
+                _log.exception("replay failed: group=%s", self._group)
             await asyncio.sleep(self._policy.replay_interval_s)
 
     async def _replay(self, spool: Spool) -> None:
@@ -165,7 +162,7 @@ class LocalRetryStore:
                 self.replayed_count += 1
                 continue
             self.failure_count += 1
-            self._failures.tell(
+            self._failure_log.write(
                 f"message of the retry store failed: group={self._group}"
                 f" partition={message.partition} offset={message.offset}"
                 f" id={message.id}: {failure!r}",
@@ -174,7 +171,7 @@ class LocalRetryStore:
             )
 
     async def _handled(self, message: Message) -> BaseException | None:
-        """Return a worker's outcome of a message: None, or the exception."""
+        """Have a worker handle a message; return its handler's exception, or None."""
         batch = FetchedBatch(
             message.partition, [message], message.next_offset, size_bytes=0
         )
@@ -186,10 +183,8 @@ class LocalRetryStore:
         finally:
             self._replays.pop(batch, None)
 
-    def take(
-        self, batch: FetchedBatch
-    ) -> Callable[[BaseException | None], None] | None:
-        """Return whom to tell how handling a batch ended; None: not of this store."""
+    def take(self, batch: FetchedBatch) -> OnReplayed | None:
+        """Return the callback for a batch of this store; None for any other."""
         ended = self._replays.pop(batch, None) if self._replays else None
         if ended is None:
             return None

@@ -1,20 +1,20 @@
 """Health and lag of a consumer, and a watchdog for partitions without progress.
 
-A consumer that stands still looks like one that has nothing to do. The watchdog tells
-them apart: for every partition that has not moved for a while it asks the broker where
-the log ends, over a question of its own. Data there, a worker that wants it, and no
-movement for the whole bound is an error that ends the consumer, with a log line; gets
-that are refused are no movement. A message that was in the handler's hands for the
-whole bound is a log line alone: a handler may be slow, and rightly so.
+A consumer that is stuck looks like one that has nothing to read. The watchdog knows
+the difference: for every partition without progress for a while it asks the broker for
+the log end, in a separate request. If there is data, a worker that wants it, and no
+progress for the whole bound, an error ends the consumer, with a log line; gets that are
+refused are no progress. A message that is being handled for the whole bound is only
+logged: a handler may be slow.
 """
 
 import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import count_between, log_range, time_of
@@ -37,7 +37,7 @@ from metaq.errors import (
 from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.stats import counter, gauge, part
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class ConsumerState(enum.Enum):
@@ -45,7 +45,7 @@ class ConsumerState(enum.Enum):
 
     NEW = "new"
     JOINING = "joining"
-    """It does not have the partitions that are its own."""
+    """It does not have all of its partitions yet."""
     RUNNING = "running"
     FAILED = "failed"
     CLOSED = "closed"
@@ -106,112 +106,72 @@ class Lag:
         default=None,
         combine=max,
     )
-    """None where the broker cannot count, the log is damaged, or `bytes` is None."""
+    """None if the broker cannot count, the log is damaged, or `bytes` is None."""
     bytes: int | None = gauge(
         "metaq_consumer_lag_bytes",
         "Bytes of the log that were not handled when `lag()` was asked last.",
         default=None,
         combine=max,
     )
-    """None where the partition is away, or the offset lies behind the log end."""
+    """None if the partition is away, or the offset is beyond the log end."""
     seconds: float | None = gauge(
         "metaq_consumer_lag_seconds",
         "Age of the oldest message not handled when `lag()` was asked last.",
         default=None,
         combine=max,
     )
-    """0.0 when there is none; None
-    where messages carry no time, or may not be read."""
+    """0.0 without such a message; None if messages have no time, or cannot be read."""
 
 
-UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
-"""Lag of a partition whose broker is away, or that is read behind the log end."""
-
-
-def judge(
-    state: ConsumerState,
-    fetch_buffer: FetchBuffer,
-    *,
-    is_settled: bool,
-    uncommitted_count: int,
-    problems: Sequence[str],
-    now_s: float,
-) -> Health:
-    """Return a consumer's condition.
-
-    Args:
-        state: its state.
-        fetch_buffer: its fetch_buffer, which may have failed.
-        is_settled: whether it has the partitions that are its own.
-        uncommitted_count: partitions that are handled further than committed.
-        problems: known problems.
-        now_s: monotonic time.
-    """
-    buffers = fetch_buffer.statistics()
-    if state is ConsumerState.RUNNING:
-        if fetch_buffer.error is not None:
-            state = ConsumerState.FAILED
-            problems = (*problems, str(fetch_buffer.error))
-        elif not is_settled:
-            state = ConsumerState.JOINING
-    last_s = max((buffer.progress_s for buffer in buffers.values()), default=now_s)
-    return Health(
-        state=state,
-        is_ok=state is ConsumerState.RUNNING and not problems,
-        partition_count=len(buffers),
-        idle_s=now_s - last_s,
-        uncommitted_count=uncommitted_count,
-        problems=tuple(problems),
-    )
+UNKNOWN_LAG: Final = Lag()
+"""Lag of a partition whose broker is away, or that is read beyond the log end."""
 
 
 class Unserved:
     """Parts of a consumer's topics that no broker serves; each is logged once.
 
-    That ends nothing: the topic, or the broker, may come. But a wrong name would look
-    like a topic without messages, and a broker that is away like one that never was.
+    The consumer goes on: the topic, or the broker, may come. But without this a wrong
+    name would look like a topic without messages, and a broker that is away like one
+    that never existed.
     """
 
     def __init__(self, topics: Collection[str], *, reads_all: bool) -> None:
-        """Take the names of the subscribed topics; nothing is known of them yet.
+        """Begin without a snapshot.
 
         Args:
-            topics: their names.
-            reads_all: whether the consumer is to read all partitions, alone or with
-                its group; else a partition away may be none of its own, and one that
-                is read none of the topic.
+            topics: names of the subscribed topics.
+            reads_all: whether the consumer, alone or with its group, reads all
+                partitions. If not, a partition that is away may not be one of its own,
+                and one that it reads may not exist.
         """
         self._topics = topics
         self._reads_all = reads_all
         self._missing: frozenset[str] = frozenset()
         self._strange: frozenset[TopicPartition] = frozenset()
         """Partitions that are read, and that their brokers do not have."""
-        self.away: tuple[TopicPartition, ...] = ()
+        self._away: tuple[TopicPartition, ...] = ()
         """Partitions to be read that are away."""
 
     def update(
         self, snapshot: ClusterSnapshot, group: str, active: Iterable[TopicPartition]
     ) -> None:
-        """Take over a snapshot; topics that it has not heard of yet are not missing.
+        """Compare a new snapshot; topics that it does not know yet are not missing.
 
         Args:
-            snapshot: the cluster as it is now.
-            group: for the log.
+            snapshot: snapshot of the cluster.
+            group: consumer group, for the log.
             active: the partitions that are read.
         """
         known = snapshot.topics.intersection(self._topics)
         missing = frozenset(t for t in known if not snapshot.get_partitions(t))
         for topic in sorted(missing - self._missing):
-            log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
+            _log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
         self._missing = missing
-        before, away = self.away, []
-        if self._reads_all:
-            away = [one for topic in sorted(known) for one in snapshot.away(topic)]
-        if not set(away) <= set(before):
-            log.warning("partitions are away: group=%s %s", group, name_away(away))
-        self.away = tuple(away)
+        away: tuple[TopicPartition, ...] = ()
         strange = frozenset[TopicPartition]()
-        if not self._reads_all:
+        if self._reads_all:
+            away = tuple(one for each in sorted(known) for one in snapshot.away(each))
+        else:
             served = known - missing
             strange = frozenset(
                 one
@@ -220,15 +180,17 @@ class Unserved:
                 and one.broker_id in snapshot.brokers
                 and not snapshot.is_served(one)
             )
+        if not set(away) <= set(self._away):
+            _log.warning("partitions are away: group=%s %s", group, name_away(away))
         for one in sorted(strange - self._strange):
-            log.warning("no broker serves the partition: group=%s %s", group, one)
-        self._strange = strange
+            _log.warning("no broker serves the partition: group=%s %s", group, one)
+        self._away, self._strange = away, strange
 
     def problems(self) -> list[str]:
-        """Return sentences for what no broker serves, and for partitions away."""
+        """Return a sentence for each topic or partition without a broker."""
         missing = [*sorted(self._missing), *sorted(self._strange)]
         found = [f"{each}: no broker serves it" for each in missing]
-        return [*found, name_away(self.away)] if self.away else found
+        return [*found, name_away(self._away)] if self._away else found
 
 
 async def lag_of(
@@ -241,14 +203,14 @@ async def lag_of(
     """Return the lag of a reader that has handled everything before `handled`.
 
     Raises:
-        BehindLogEndError: `handled` lies behind the log end.
+        BehindLogEndError: `handled` is beyond the log end.
         MetaqError: the broker cannot be asked.
     """
     ends = await log_range(context, partition, deadline_s=deadline_s)
     log_start, end = ends or (Offset(0), Offset(0))
     if handled > end:
         raise BehindLogEndError(
-            f"{partition}: offset {handled} lies behind the log end {end}: the log was"
+            f"{partition}: offset {handled} is beyond the log end {end}: the log was"
             " replaced, or cut by a broker that lost data"
         )
     if handled == end:
@@ -260,10 +222,10 @@ async def lag_of(
             context, partition, start, end, deadline_s=deadline_s
         )
     except (CannotAnswerError, CorruptRecordError):
-        # Where bytes are damaged it is not known how many messages they were.
+        # It is not known how many messages the damaged bytes were.
         messages = None
     age_s = stamped = None
-    # A partition that is closed for gets, or damaged, still tells its offsets.
+    # A partition that is closed for gets, or damaged, still has its offsets.
     with contextlib.suppress(WireError, CorruptRecordError):
         stamped = await time_of(context, partition, start, deadline_s=deadline_s)
     if stamped is not None:
@@ -312,8 +274,7 @@ class ConsumerStatistics:
     )
     """Of the partitions it reads now."""
     handling: HandlingStatistics | None = None
-    """Of every `run`; the retry store is that of the last one. None when there was
-    none."""
+    """Of all runs; the retry store is that of the last one. None without a run."""
 
 
 async def lags_of(
@@ -324,7 +285,7 @@ async def lags_of(
 ) -> dict[TopicPartition, Lag]:
     """Return the lag of each partition, all asked at once; as `lag_of`.
 
-    `UNKNOWN_LAG` where the offset lies behind the log end.
+    `UNKNOWN_LAG` if the offset is beyond the log end.
     """
 
     async def ask(partition: TopicPartition, offset: Offset) -> Lag:
@@ -338,13 +299,13 @@ async def lags_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReadStatus:
     """Progress of reading one partition."""
 
     reached: Offset
-    """Offset behind the bytes read so far."""
+    """Offset after the bytes read so far."""
     error: MetaqError | None
-    """Error of the last get, or damage whose end is looked for; None: neither."""
+    """Error of the last get, or damage whose end is searched; None: neither."""
 
     def __str__(self) -> str:
         if self.error is None:
@@ -353,13 +314,10 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """Observation of one partition by the watchdog."""
+class Observation:
+    """One partition, as the watchdog sees it."""
 
-    progress_s: float
-    """Monotonic time at which something was last fetched, handed out or handled."""
-    standing: Standing
-    """Progress of reading."""
+    status: ReadStatus
     is_taken: bool
     """A worker has messages of it, or it is paused."""
     is_buffered: bool
@@ -372,29 +330,42 @@ class Sight:
     """A worker has asked for messages within the bound, or waits now."""
 
 
-def may_be_stuck(sight: Sight) -> bool:
-    """Return whether a partition that stands still is one that should not.
+def may_be_stuck(seen: Observation) -> bool:
+    """Return whether a partition without progress should have some.
 
-    A batch that waits for a worker is only stuck beside a free one. Where nothing
-    is fetched, it is the fetching that stands still, however busy the workers are with
-    other partitions. An operator who closed a partition keeps it from being read:
-    `health` tells of that for as long as it takes.
+    A buffered batch is only stuck if a worker is free. Without a buffered batch,
+    fetching makes no progress, however busy the workers are with other partitions. A
+    partition that an operator closed cannot be read: `health` reports that.
     """
-    if sight.is_taken or isinstance(sight.standing.error, ForbiddenError):
+    if seen.is_taken or isinstance(seen.status.error, ForbiddenError):
         return False
-    if sight.is_buffered:
-        return sight.has_waiters
-    return sight.is_wanted and (sight.has_room or sight.has_waiters)
+    if seen.is_buffered:
+        return seen.has_waiters
+    return seen.is_wanted and (seen.has_room or seen.has_waiters)
+
+
+_State: TypeAlias = tuple[float, Offset]
+"""Time of the last progress, and an offset that progress changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    state: _State
+    """With the offset that reading has reached."""
+    since_s: float
+    """Monotonic time at which data was first seen in this state."""
+    end: Offset
+    """The last known log end."""
 
 
 class Watchdog:
-    """Looks for partitions that stand still with data before them.
+    """Finds partitions that make no progress although their logs have data.
 
-    A partition is suspected from the moment at which data is seen that does not come,
-    and cleared by any movement, and by there being no worker that wants it. Gets that
-    fail are no movement, whatever they fail with; but a broker that is away cannot say
-    that there is data. A suspicion as old as the bound is an error: data that has just
-    arrived after a long silence is none.
+    A partition is suspected from the time at which it has data that does not come, and
+    cleared by any progress, and when no worker wants it. Failed gets are no progress,
+    for any error; but a broker that is away cannot say that there is data. A suspicion
+    as old as the bound is an error: data that has just arrived after a long silence is
+    not.
     """
 
     def __init__(
@@ -404,43 +375,47 @@ class Watchdog:
         *,
         group: str,
         bound_s: float,
-        standing_of: Callable[[TopicPartition], Standing | None],
+        status_of: Callable[[TopicPartition], ReadStatus | None],
         on_stuck: Callable[[MetaqError], None],
     ) -> None:
         """Prepare.
 
         Args:
-            context: for questions to brokers.
+            context: the client's parts.
             fetch_buffer: the buffer to watch.
             group: consumer group, for the log.
-            bound_s: how long data may wait for a free worker, and how long a message
-                may take before the log says so.
-            standing_of: progress of reading a partition; None: it is not read.
+            bound_s: time that data may wait for a free worker, and time after which a
+                message that is being handled is logged.
+            status_of: status of a partition; None: it is not read.
             on_stuck: called once, with the error.
         """
         self._context = context
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._bound_s = bound_s
-        self._standing_of = standing_of
+        self._status_of = status_of
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
-        self._taken: dict[TopicPartition, _TakenBatch] = {}
+        self._taken: dict[TopicPartition, tuple[_State, float | None]] = {}
+        """State of taken partitions, with the handled offset, and the time since which
+        it has not changed; None: that is logged."""
         self._beyond: dict[TopicPartition, tuple[Offset, Offset]] = {}
-        """Offsets at which partitions are read, each with the log end before it."""
+        """Offsets of partitions read beyond the log end, with that end."""
 
     def problems(self) -> list[str]:
-        """Return sentences for partitions that are read behind the end of their log."""
+        """Return a sentence for each partition that is read beyond its log end."""
         return [
-            f"{partition}: {_tell_beyond(*offsets)}"
-            for partition, offsets in self._beyond.items()
+            f"{partition}: it is read at offset {reached}, beyond the log end {end}:"
+            " the log was replaced, or cut by a broker that lost data; messages before"
+            " that offset are not read"
+            for partition, (reached, end) in self._beyond.items()
         ]
 
     async def run(self) -> None:
-        """Watch until cancelled, or until something is stuck.
+        """Watch until cancelled, or until a partition is stuck.
 
-        Every bound is checked four times over: a stuck partition is told after one and
-        a half of it at most.
+        It looks four times per bound: a stuck partition is found after at most one and
+        a half bounds.
         """
         while True:
             await asyncio.sleep(self._bound_s / 4)
@@ -451,9 +426,9 @@ class Watchdog:
 
     async def look(self) -> StuckError | None:
         """Look once; return the error of a partition that is stuck."""
-        self._look_at_handling()
         now_s = self._context.clock.monotonic_s()
         buffers = self._fetch_buffer.statistics()
+        self._check_handling(buffers, now_s)
         self._beyond = {
             partition: offsets
             for partition, offsets in self._beyond.items()
@@ -461,138 +436,100 @@ class Watchdog:
         }
         for partition, buffer in buffers.items():
             old = self._suspects.pop(partition, None)
-            sight = self._sight_of(partition, buffer, now_s)
-            if sight is None or not may_be_stuck(sight):
-                continue
-            if now_s - sight.progress_s < self._bound_s / 4:
+            status = self._status_of(partition)
+            if status is None or not self._may_be_stuck(buffer, status, now_s):
                 continue
             end = await self._end_of(partition, buffer.handled.offset, now_s, old)
             if end is None:
                 continue
-            state = (sight.progress_s, sight.standing.reached)
+            state = (buffer.progress_s, status.reached)
             since_s = old.since_s if old is not None and old.state == state else now_s
             self._suspects[partition] = _Suspicion(state, since_s, end)
             if now_s - since_s >= self._bound_s and self._is_still(partition, state):
                 return StuckError(
                     f"{partition}: no progress for {now_s - since_s:.3g} s (bound"
                     f" {self._bound_s:g} s) at offset {buffer.handled.offset}, although"
-                    f" the log goes on to {end} and a reader waits; {sight.standing}"
+                    f" the log goes on to {end} and a reader waits; {status}"
                 )
         return None
 
-    def _sight_of(
-        self, partition: TopicPartition, buffer: PartitionBufferStatistics, now_s: float
-    ) -> Sight | None:
-        standing = self._standing_of(partition)
-        if standing is None:
-            return None
+    def _may_be_stuck(
+        self, buffer: PartitionBufferStatistics, status: ReadStatus, now_s: float
+    ) -> bool:
         has_waiters = self._fetch_buffer.has_waiters
-        return Sight(
-            progress_s=buffer.progress_s,
-            standing=standing,
+        seen = Observation(
+            status=status,
             is_taken=buffer.is_taken,
             is_buffered=buffer.buffered_count > 0,
             has_room=self._fetch_buffer.has_space,
             has_waiters=has_waiters,
             is_wanted=has_waiters or now_s - self._fetch_buffer.asked_s < self._bound_s,
         )
+        return may_be_stuck(seen) and now_s - buffer.progress_s >= self._bound_s / 4
 
-    def _look_at_handling(self) -> None:
-        """Tell the log once of each message that is being handled for too long."""
-        now_s = self._context.clock.monotonic_s()
+    def _check_handling(
+        self, buffers: Mapping[TopicPartition, PartitionBufferStatistics], now_s: float
+    ) -> None:
+        """Log each message that is being handled for too long, once."""
         before, self._taken = self._taken, {}
-        for partition, buffer in self._fetch_buffer.statistics().items():
+        for partition, buffer in buffers.items():
             if not buffer.is_taken:
                 continue
             state = (buffer.progress_s, buffer.handled.offset)
-            seen = before.get(partition)
-            if seen is None or seen.state != state:
-                seen = _TakenBatch(state, now_s)
-            elif not seen.is_told and now_s - seen.since_s >= self._bound_s:
-                seen.is_told = True
-                log.warning(
+            old_state, since_s = before.get(partition, (None, None))
+            if old_state != state:
+                since_s = now_s
+            if since_s is not None and now_s - since_s >= self._bound_s:
+                _log.warning(
                     "message still being handled, its partition waits: group=%s"
                     " partition=%s offset=%d duration_s=%.0f",
                     self._group,
                     partition,
                     buffer.handled.offset,
-                    now_s - seen.since_s,
+                    now_s - since_s,
                 )
-            self._taken[partition] = seen
+                since_s = None
+            self._taken[partition] = state, since_s
 
     async def _end_of(
         self,
         partition: TopicPartition,
         handled: Offset,
         now_s: float,
-        old: "_Suspicion | None",
+        old: _Suspicion | None,
     ) -> Offset | None:
-        """Return the log end when there is data before it; None otherwise."""
+        """Return the log end if there is unhandled data before it, else None."""
         try:
             ends = await log_range(
                 self._context, partition, deadline_s=now_s + self._bound_s / 4
             )
         except (WireError, RemoteProtocolError, ConnectionLostError):
-            # It refuses this as well, or a malformed answer to a get has ended the
+            # The broker refuses this too, or a malformed answer to a get has closed the
             # connection of both: its last answer still holds.
             return None if old is None else old.end
         except MetaqError:
-            # A broker that is away is told by `health`, and comes back or not.
+            # `health` reports a broker that is away; it may come back.
             return None
         end = Offset(0) if ends is None else ends[1]
-        self._note_end(partition, handled, end)
-        return end if handled < end else None
-
-    def _note_end(
-        self, partition: TopicPartition, handled: Offset, end: Offset
-    ) -> None:
-        """Tell of a place behind the log end: what is put now is passed over."""
         if handled <= end:
             self._beyond.pop(partition, None)
-            return
+            return end if handled < end else None
         if partition not in self._beyond:
-            log.error(
-                "partition is read behind its log end, what comes before is passed"
-                " over: group=%s partition=%s offset=%d log_end=%d",
+            _log.error(
+                "partition is read beyond its log end, messages before that offset are"
+                " skipped: group=%s partition=%s offset=%d log_end=%d",
                 self._group,
                 partition,
                 handled,
                 end,
             )
         self._beyond[partition] = (handled, end)
+        return None
 
-    def _is_still(self, partition: TopicPartition, state: tuple[float, Offset]) -> bool:
-        """Return whether nothing has moved while the broker was asked."""
+    def _is_still(self, partition: TopicPartition, state: _State) -> bool:
+        """Return whether there was no progress while the broker was asked."""
         buffer = self._fetch_buffer.statistics().get(partition)
-        standing = self._standing_of(partition)
-        if buffer is None or standing is None:
+        status = self._status_of(partition)
+        if buffer is None or status is None:
             return False
-        return state == (buffer.progress_s, standing.reached)
-
-
-def _tell_beyond(reached: Offset, end: Offset) -> str:
-    return (
-        f"it is read at offset {reached}, behind the log end {end}: the log was"
-        " replaced, or cut by a broker that lost data; what comes before that offset is"
-        " not read"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspicion:
-    state: tuple[float, Offset]
-    """Time of the last progress, and how far reading had come."""
-    since_s: float
-    """Monotonic time at which data was first seen in this state."""
-    end: Offset
-    """The log end, as the broker said last."""
-
-
-@dataclass(slots=True)
-class _TakenBatch:
-    state: tuple[float, Offset]
-    """Time of the last progress, and the offset of the message being handled."""
-    since_s: float
-    """Monotonic time at which this state was first seen."""
-    is_told: bool = False
-    """The log has it."""
+        return state == (buffer.progress_s, status.reached)

@@ -1,21 +1,21 @@
-"""Failing handlers: attempts for a message, its fate after the last one, and the log.
+"""Failing handlers: attempts for a message, what happens after the last, and the log.
 
 A handler that returns has handled its message. One that raises gets the same message
-again after a pause, up to a bound; one that raises `Reject` does not. A message given
-up goes where the policy says. These decisions are pure functions of the policy.
+again after a pause, up to a bound; one that raises `Reject` does not. The policy says
+what happens to a message that is given up. These decisions are pure functions of it.
 
-The log has the first failure of a kind with its traceback. A kind is the type of the
-error and the line that raised it. A handler that fails with every message would else
-bury the log; repetitions are counted (`failure_count`) and told at DEBUG.
+The log gets the first failure of a kind with its traceback. A kind is the type of the
+error and the line that raised it. Without that a handler that fails with every message
+would flood the log; repetitions are counted (`failure_count`) and logged at DEBUG.
 
-Source: client spec 11.3 and 12.
+Source: docs/metaq-1.4/client.md 11.3 and 12.
 """
 
 import logging
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from metaq.client.validation import check_seconds, check_whole
 from metaq.config.topic_rules import is_safe_topic
@@ -26,17 +26,17 @@ DEAD_LETTER_SUFFIX: Final = ".dead"
 """Default suffix of the topic of dead letters."""
 
 LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
-"""Fate of a message that is given up."""
+"""Action for a message that is given up."""
 
-_LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
-_PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
+_NEEDED_BY: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
+"""Field of a policy → the last resort that uses it."""
 
 KINDS_MAX: Final = 100
-"""Kinds that are remembered; errors of code that is made anew all the time are many."""
+"""Kinds that are remembered: generated code may raise at ever new lines."""
 
 
 class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
-    """Raised by a handler: this message will never succeed, so give it up now."""
+    """Raised by a handler: this message will never succeed, give it up now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +56,23 @@ class RetryPolicy:
     topic ("dead_letter"), waits in the local retry store ("park"), or counts as handled
     with a line in the log ("drop")."""
     dead_letter_topic: str | None = None
-    """Topic of dead letters; None: the message's topic with `.dead` behind it. The
-    brokers must have it: as long as no broker takes a dead letter, its partition waits,
-    and `health` says so."""
+    """Topic of dead letters; None: the message's topic with the suffix `.dead`. The
+    brokers must have it: as long as no broker accepts a dead letter, its partition
+    waits, and `health` says so."""
     park_dir: Path | str | None = None
     """With "park": directory of the local retry store; one process at a time."""
     replay_first_s: float = 5.0
-    """With "park": when its messages are handled for the first time."""
+    """With "park": time until the first round."""
     replay_interval_s: float = 300.0
-    """With "park": pause between rounds; in each the handler gets every message of
-    the store once. The order among these and other messages is lost."""
+    """With "park": pause between rounds; in each the handler gets every message of the
+    store once. The order between these and other messages is lost."""
 
     def __post_init__(self) -> None:
         """Refuse contradictions.
 
         Raises:
-            ConfigError: a number is out of range, a directory is missing, or a place
-                is named that nothing goes to.
+            ConfigError: a number is out of range, a directory is missing, or a topic or
+                directory is named that `then` does not use.
         """
         check_whole("attempts_max", self.attempts_max, 1)
         check_seconds("first_s", self.first_s, may_be_zero=False)
@@ -83,9 +83,10 @@ class RetryPolicy:
             raise ConfigError(
                 f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
             )
-        if self.then not in _LAST_RESORTS:
+        known = get_args(LastResort)
+        if self.then not in known:
             raise ConfigError(
-                f"then: expected one of {', '.join(_LAST_RESORTS)}, got {self.then!r}"
+                f"then: expected one of {', '.join(known)}, got {self.then!r}"
             )
         topic = self.dead_letter_topic
         if topic is not None and not is_safe_topic(topic):
@@ -94,10 +95,10 @@ class RetryPolicy:
             )
         if self.then == "park" and self.park_dir is None:
             raise ConfigError("then='park' needs a park_dir")
-        for name, then in _PLACES.items():
+        for name, then in _NEEDED_BY.items():
             value = getattr(self, name)
             if value is not None and self.then != then:
-                # A named place for such messages promises that none is lost.
+                # Its user expects that such messages go there, and none is lost.
                 raise ConfigError(
                     f"{name}: expected then={then!r} with it, got {value!r} and"
                     f" then={self.then!r}"
@@ -105,19 +106,13 @@ class RetryPolicy:
 
 
 DEFAULT_POLICY: Final = RetryPolicy()
-"""Six attempts, then the end: nothing is lost, and nothing fails in silence."""
+"""Six attempts, then `run` ends: nothing is lost, and failures are visible."""
 
 
 def next_delay_s(
     policy: RetryPolicy, attempts: int, error: BaseException
 ) -> float | None:
-    """Return the pause before a message is handed out again; None: it is given up.
-
-    Args:
-        policy: policy chosen by the user.
-        attempts: how often the handler had it, 1 or more.
-        error: the handler's last exception.
-    """
+    """Return the pause after 1 or more attempts; None: the message is given up."""
     if isinstance(error, Reject) or attempts >= policy.attempts_max:
         return None
     return Backoff(first_s=policy.first_s, max_s=policy.max_s).delay_s(attempts)
@@ -129,31 +124,27 @@ def dead_letter_topic(policy: RetryPolicy, topic: str) -> str:
 
 
 class FailureLog:
-    """The failures of one `run`. Owner: its handling; on the loop."""
+    """The logged failures of one `run`. Owner: its handling; on the loop."""
 
-    def __init__(self, log: logging.Logger) -> None:
-        """Begin without a failure; write to `log`."""
-        self._log = log
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self._kinds: set[tuple[type[BaseException], str, int]] = set()
 
-    def tell(self, text: str, error: BaseException, *, is_last: bool) -> None:
-        """Write one line, and the traceback where it is the first of its kind.
+    def write(self, text: str, error: BaseException, *, is_last: bool) -> None:
+        """Write one line, with the traceback if it is the first of its kind.
 
-        Args:
-            text: the line.
-            error: the handler's exception.
-            is_last: the message is given up: never below WARNING.
+        A message that is given up (`is_last`) is logged at WARNING.
         """
         kind = _kind_of(error)
         is_new = kind not in self._kinds and len(self._kinds) < KINDS_MAX
         if is_new:
             self._kinds.add(kind)
         level = logging.WARNING if is_new or is_last else logging.DEBUG
-        self._log.log(level, "%s", text, exc_info=error if is_new else None)
+        self._logger.log(level, "%s", text, exc_info=error if is_new else None)
 
 
 def _kind_of(error: BaseException) -> tuple[type[BaseException], str, int]:
-    """Return the type of an error, and where it was raised."""
+    """Return the type of an error, and the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     if not frames:
         return type(error), "", 0

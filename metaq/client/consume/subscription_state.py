@@ -1,20 +1,22 @@
 """Subscription state of a consumer: begin, progress and revocation of partitions.
 
-Here meet the parts that a partition goes through: fetcher, fetch handler,
-fetch buffer and committer.
+It connects the parts that serve a partition: fetcher, fetch handler, fetch buffer and
+committer.
 
     assign: committed offset, or `start` --> fetch buffer, fetcher
     revoke: fetcher stops --> message being handled comes back --> commit, if periodic
     fence:  all at once, and nothing is committed
 
-A partition that is begun anew after a lost session goes on where it was begun first,
-when nothing was committed since. Source: client spec 10 to 13.
+A partition that is assigned again after a lost session begins where it began the first
+time, if nothing was committed since.
+
+Source: docs/metaq-1.4/client.md 10 to 13.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -24,7 +26,7 @@ from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.fetch_handler import FetchHandler, Marks
 from metaq.client.consume.fetcher import PartitionFetcher
 from metaq.client.consume.handling import HandlingStatistics
-from metaq.client.consume.progress import ConsumerStatistics, Standing
+from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
@@ -35,11 +37,11 @@ from metaq.client.timeouts import within
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import GroupOffset, Offset, TopicPartition
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 HANDLING_SHARE: Final = 0.5
-"""Part of a closing consumer's time that the message being handled may take: the rest
-is for the last commit."""
+"""Part of a closing consumer's time for the message being handled; the rest is for the
+last commit."""
 
 
 class SubscriptionState:
@@ -64,7 +66,7 @@ class SubscriptionState:
         Args:
             context: the client's parts.
             store: store of offsets; owned from now on.
-            fence: present binding of commits.
+            fence: returns the current binding of commits.
             group: consumer group.
             options: options chosen by the user.
             marks: shared by the consumers of one client.
@@ -75,15 +77,22 @@ class SubscriptionState:
         self._group = group
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._duplicates = self._make_duplicate_filter()
+        self._duplicates: DuplicateFilter | None = None
+        if options.duplicate_ids is not None:
+            self._duplicates = DuplicateFilter(
+                options.duplicate_ids,
+                group=group,
+                clock=context.clock,
+                timeout_s=context.options.request_timeout_s,
+                waits_for_commit=options.commit_interval_s is None,
+                on_room=self._step_all,
+            )
         self.fetch_buffer = FetchBuffer(
             clock=context.clock,
             buffer_bytes_max=options.buffer_bytes_max,
             buffer_count_max=options.buffer_count_max,
             on_room=self._on_room,
-            on_handled=None
-            if self._duplicates is None
-            else self._duplicates.on_handled,
+            on_handled=self._duplicates.on_handled if self._duplicates else None,
         )
         """Fetched messages, one buffer for each partition."""
         self._fetch_handler = FetchHandler(
@@ -103,55 +112,40 @@ class SubscriptionState:
         )
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
-        """Offset at which each partition was begun that was ever read."""
-        self._end_s: float | None = None
+        """First offset of every partition that was ever read."""
+        self.end_s: float | None = None
+        """Monotonic time by which every later `revoke` ends; None: its own bounds."""
         self._reset_count = 0
-
-    def _make_duplicate_filter(self) -> DuplicateFilter | None:
-        if self._options.duplicate_ids is None:
-            return None
-        return DuplicateFilter(
-            self._options.duplicate_ids,
-            group=self._group,
-            clock=self._context.clock,
-            timeout_s=self._context.options.request_timeout_s,
-            waits_for_commit=self._options.commit_interval_s is None,
-            on_room=self._step_all,
-        )
 
     # -- interface of the partition source --------------------------------------------
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now."""
-        deadline_s = self._context.deadline_s()
-        begins = await self._find_begins(partitions, deadline_s)
+        begins = await self._find_begins(partitions, self._context.deadline_s())
         for partition, begin in begins.items():
             self._begin(partition, begin)
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         """Wait for the message being handled, commit, stop.
 
-        Without `commit_interval_s` nothing is committed but by a `commit` under way.
+        Without `commit_interval_s` only a running `commit` commits.
 
-        Cancellation: another `revoke` of the same partitions goes on with it.
+        Cancellation: another `revoke` of the same partitions continues it.
         """
-        going = tuple(partitions)
-        for partition in going:
+        revoked = tuple(partitions)
+        for partition in revoked:
             self._stop(partition)
         wait_s = self._options.revoke_timeout_s
-        if self._end_s is not None:
-            left_s = max(0.0, self._end_s - self._context.clock.monotonic_s())
+        if self.end_s is not None:
+            left_s = max(0.0, self.end_s - self._context.clock.monotonic_s())
             wait_s = min(wait_s, left_s * HANDLING_SHARE)
         ends = await asyncio.gather(
-            *(
-                self.fetch_buffer.revoke(partition, timeout_s=wait_s)
-                for partition in partitions
-            )
+            *(self.fetch_buffer.revoke(one, timeout_s=wait_s) for one in revoked)
         )
         handled = {}
-        for partition, (offset, is_returned) in zip(going, ends, strict=True):
+        for partition, (offset, is_returned) in zip(revoked, ends, strict=True):
             if not is_returned:
-                log.error(
+                _log.error(
                     "message still being handled after %.1f s, partition goes without"
                     " it: group=%s partition=%s",
                     wait_s,
@@ -161,9 +155,9 @@ class SubscriptionState:
             if offset is not None:
                 handled[partition] = offset
         if self._options.commit_interval_s is None:
-            await self._committer.settle(deadline_s=self._end_s)
+            await self._committer.settle(deadline_s=self.end_s)
             return
-        failed = await self._committer.commit(handled, deadline_s=self._end_s)
+        failed = await self._committer.commit(handled, deadline_s=self.end_s)
         for partition in failed:
             self._fetch_handler.mark(partition, handled[partition])
 
@@ -177,16 +171,12 @@ class SubscriptionState:
     # -- requests of the user ---------------------------------------------------------
 
     def require_assigned(self, partition: TopicPartition) -> None:
-        """Raise when a partition is not read.
-
-        Raises:
-            ClosedError: it is not ours.
-        """
+        """Raise ClosedError when a partition is not ours."""
         if partition not in self._fetchers:
             raise ClosedError(f"{partition}: not assigned to this consumer")
 
     def move(self, partition: TopicPartition, offset: Offset) -> None:
-        """Go on at another offset; fetched messages of the partition are dropped."""
+        """Continue at another offset; fetched messages of the partition are dropped."""
         self._drop(partition)
         self._fetch_handler.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
@@ -199,16 +189,18 @@ class SubscriptionState:
         return await self._committer.commit(handled, deadline_s=deadline_s)
 
     async def run_commits(self, interval_s: float) -> None:
-        """Commit handled offsets every so often until cancelled."""
-        await self._committer.run(self._handled, interval_s)
+        """Commit handled offsets at intervals until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self._committer.commit(self._handled())
 
     def _handled(self) -> dict[TopicPartition, GroupOffset]:
-        """Return the handled offsets, and have their ids remembered."""
-        self.fetch_buffer.tell_handled()
+        """Return the handled offsets; their messages go to the duplicate filter."""
+        self.fetch_buffer.report_handled()
         return self.fetch_buffer.handled()
 
     async def last_commits(self, deadline_s: float) -> dict[TopicPartition, Offset]:
-        """Return the offsets at which a consumer that began now would begin.
+        """Return the offsets at which a new consumer would begin.
 
         Raises:
             MetaqError: the store or a broker cannot be asked.
@@ -220,7 +212,7 @@ class SubscriptionState:
             if partition in self._fetchers
         }
 
-    def take_back(self) -> None:
+    def drop_handled_ids(self) -> None:
         """Forget the ids of handled messages without a commit: they come again."""
         if self._duplicates is not None:
             self._duplicates.discard()
@@ -263,10 +255,10 @@ class SubscriptionState:
     def _known_begin(
         self, partition: TopicPartition, committed: GroupOffset | None
     ) -> GroupOffset | None:
-        """Return where to go on; None: at the `start` of the options.
+        """Return the offset to continue at; None: the `start` of the options.
 
-        A consumer that comes back to a partition without a commit goes on where it
-        began: at the latest offset of *now* it would pass over messages.
+        A consumer that gets a partition again without a commit continues where it began
+        the first time: at the *present* latest offset it would skip messages.
         """
         origin = self._origins.get(partition)
         if self._options.ignore_committed and partition not in self._committer.written:
@@ -292,10 +284,6 @@ class SubscriptionState:
 
     # -- the end ----------------------------------------------------------------------
 
-    def end_by(self, deadline_s: float) -> None:
-        """Have every `revoke` that begins now end by a monotonic time."""
-        self._end_s = deadline_s
-
     def stop_fetching(self) -> None:
         """Send no more gets; fetched messages are still handed out."""
         for fetcher in self._fetchers.values():
@@ -314,25 +302,21 @@ class SubscriptionState:
     async def close(self, deadline_s: float | None) -> None:
         """Close the store, and the cache of ids; never raises.
 
-        Args:
-            deadline_s: absolute; None gives each its `close_timeout_s`.
+        Each has until `deadline_s` (absolute), or its `close_timeout_s` for None.
         """
+        closing = {"offset store": self._store.close}
         if self._duplicates is not None:
-            await self._close(self._duplicates.close(), "duplicate ids", deadline_s)
-        await self._close(self._store.close(), "offset store", deadline_s)
+            closing = {"duplicate ids": self._duplicates.close, **closing}
+        for what, close in closing.items():
+            limit_s = self._context.options.close_timeout_s
+            if deadline_s is not None:
+                limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+            try:
+                await within(limit_s, close(), f"closing the {what} of {self._group}")
+            except Exception as error:  # noqa: BLE001  # users write such parts too
+                _log.warning("%s", error)
 
-    async def _close(
-        self, closing: Awaitable[None], what: str, deadline_s: float | None
-    ) -> None:
-        limit_s = self._context.options.close_timeout_s
-        if deadline_s is not None:
-            limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
-        try:
-            await within(limit_s, closing, f"closing the {what} of {self._group}")
-        except Exception as error:  # noqa: BLE001  # users write such parts too
-            log.warning("%s", error)
-
-    # -- news -------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------
 
     def _on_room(self) -> None:
         # After the client's end there is no loop, and nothing to fetch.
@@ -344,9 +328,9 @@ class SubscriptionState:
             fetcher.step()
 
     def on_cluster(self) -> None:
-        """Take notice of a change of the cluster."""
+        """Continue paused gets: the cluster has changed."""
         for fetcher in tuple(self._fetchers.values()):
-            fetcher.hurry()
+            fetcher.step_now()
 
     # -- state ------------------------------------------------------------------------
 
@@ -355,16 +339,16 @@ class SubscriptionState:
         """Partitions read now."""
         return frozenset(self._fetchers)
 
-    def standing_of(self, partition: TopicPartition) -> Standing | None:
-        """Return how far reading a partition has come; None when it is not read."""
+    def status_of(self, partition: TopicPartition) -> ReadStatus | None:
+        """Return the status of reading a partition; None when it is not read."""
         fetcher = self._fetchers.get(partition)
         if fetcher is None:
             return None
-        return Standing(fetcher.cursor.reached, fetcher.problem)
+        return ReadStatus(fetcher.cursor.reached, fetcher.problem)
 
     @property
     def uncommitted_count(self) -> int:
-        """Partitions whose handled offset is ahead of the committed one."""
+        """Number of partitions whose handled offset is ahead of the committed one."""
         return len(self._committer.changed(self.fetch_buffer.handled()))
 
     def problems(self) -> list[str]:
@@ -381,7 +365,7 @@ class SubscriptionState:
     def statistics(
         self, *, handling: HandlingStatistics | None, rebalance_count: int
     ) -> ConsumerStatistics:
-        """Return a snapshot of the consumer's counters, with those of other parts."""
+        """Return a snapshot of the consumer's counters."""
         handler = self._fetch_handler
         return ConsumerStatistics(
             delivered_count=handler.delivered_count,

@@ -1,7 +1,7 @@
 """Sources of a consumer's partitions, and the interface of their reader.
 
-A `PartitionSource` decides: a group in ZooKeeper (`rebalancer.py`), or a fixed list.
-An `AssignmentSink` carries out: the consumer.
+A `PartitionSource` decides what is read: a group in ZooKeeper (`rebalancer.py`), or a
+fixed list. An `AssignmentSink`, the consumer, reads it.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.retry import Backoff, wait_set
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RETRY: Final = Backoff(first_s=0.1, max_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Membership and session that a commit is bound to: without them it fails."""
+    """Membership and session that a commit is bound to: after their end it fails."""
 
     member: str
     """The member's name in its group."""
@@ -34,8 +34,8 @@ class Fence:
 class AssignmentSink(Protocol):
     """Reader of partitions; all calls on the loop's thread.
 
-    Calls for different partitions may run at once. `fence` may come while a `revoke`
-    of the same partitions waits, which then ends.
+    Calls for different partitions may run at once. A `fence` ends a waiting `revoke` of
+    the same partitions.
     """
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
@@ -51,7 +51,7 @@ class AssignmentSink(Protocol):
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading; wait, bounded, for the messages being handled; commit if due.
 
-        Never raises: a commit that fails is logged, its messages come again.
+        Never raises: a failed commit is logged, and its messages are delivered again.
         """
         ...
 
@@ -64,10 +64,10 @@ class PartitionSource(Protocol):
     """Source of our partitions."""
 
     async def start(self, sink: AssignmentSink) -> None:
-        """Make the first assignment, and keep it right from then on.
+        """Make the first assignment, and update it from then on.
 
         Raises:
-            MetaqError: it could not be made; nothing is left behind.
+            MetaqError: it could not be made; the source is stopped.
         """
         ...
 
@@ -75,8 +75,8 @@ class PartitionSource(Protocol):
         """Revoke and release all partitions; bounded, never raises.
 
         Args:
-            deadline_s: absolute; partitions not released by then are released in the
-                background. None: each step has the bound of its option.
+            deadline_s: absolute; later releases go on in the background. None: each
+                step has the bound of its option.
         """
         ...
 
@@ -87,7 +87,7 @@ class PartitionSource(Protocol):
 
     @property
     def unsettled_since_s(self) -> float | None:
-        """Monotonic time since which we lack partitions of ours; None: we have all."""
+        """Monotonic time since which some of our partitions are missing, or None."""
         ...
 
     @property
@@ -97,7 +97,7 @@ class PartitionSource(Protocol):
 
     @property
     def rebalance_count(self) -> int:
-        """Return the rebalances so far that changed what is read."""
+        """Number of rebalances that changed what is read."""
         ...
 
     def problems(self) -> list[str]:
@@ -108,9 +108,9 @@ class PartitionSource(Protocol):
 class FixedSource:
     """A fixed list of partitions, or all of some topics; no group takes part.
 
-    For clients of named brokers, and consumers that were given their partitions: there
-    is no member to share them with. `find` is asked again whenever the cluster changes,
-    and new partitions are read too.
+    For clients of named brokers, and consumers with chosen partitions: no other member
+    shares them. `find` is called again whenever the cluster changes, and new partitions
+    are read too.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class FixedSource:
         """Prepare; nothing is read before `start`.
 
         Args:
-            find: the partitions there are now.
+            find: returns the current partitions.
             listen: registers a callback for changes; returns its removal.
-            clock: for the time since which something is missing.
+            clock: clock of the client.
         """
         self._find = find
         self._listen = listen
@@ -136,9 +136,9 @@ class FixedSource:
         self._unlisten: Callable[[], None] | None = None
         self._sink: AssignmentSink | None = None
         self.unsettled_since_s: float | None = None
-        """Monotonic time since which partitions wait to be read; None: none do."""
+        """Monotonic time since which partitions cannot be read, or None."""
         self.last_error: MetaqError | None = None
-        """Reason why they wait."""
+        """Reason why they cannot be read."""
         self.rebalance_count = 0
 
     @property
@@ -147,14 +147,14 @@ class FixedSource:
         return None
 
     def problems(self) -> list[str]:
-        """Return nothing: no member shares with us."""
+        """Return nothing: there are no other members."""
         return []
 
     async def start(self, sink: AssignmentSink) -> None:
-        """Read all there are now; those that cannot be read yet, as soon as they can.
+        """Read all partitions; those that cannot be read yet, as soon as they can.
 
         Raises:
-            MetaqError: there are some, and none of them can be read.
+            MetaqError: there are partitions, and none of them can be read.
         """
         self._sink = sink
         self._unlisten = self._listen(self._changed.set)
@@ -169,8 +169,8 @@ class FixedSource:
         self._task = asyncio.create_task(self._run(sink), name="fixed partitions")
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
-        """Revoke all; no other wait, so `deadline_s` is the sink's."""
-        del deadline_s
+        """Revoke all partitions; only the sink waits."""
+        del deadline_s  # the sink knows it
         if self._unlisten is not None:
             self._unlisten()
         if self._task is not None:
@@ -181,7 +181,7 @@ class FixedSource:
         self._assigned = set()
 
     async def _settle(self, sink: AssignmentSink) -> None:
-        """Read missing partitions; a broker that is away keeps no other one waiting."""
+        """Read missing partitions; a broker that is away does not delay the others."""
         missing = sorted(set(self._find()) - self._assigned)
 
         async def assign(partition: TopicPartition) -> None:
@@ -194,16 +194,16 @@ class FixedSource:
                 raise end
 
     def _note(self, error: MetaqError) -> None:
-        """Remember why; tell the log once for each kind of error in a row."""
+        """Keep the error; log it once for each type of error in a row."""
         if type(error) is not type(self.last_error):
-            log.warning("some partitions cannot be read yet: %s", error)
+            _log.warning("some partitions cannot be read yet: %s", error)
         self.last_error = error
         self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
 
     async def _run(self, sink: AssignmentSink) -> None:
         failures = 0
         while True:
-            # News end a pause: what failed may be readable now, and there may be more.
+            # A change ends a pause: failed partitions may be readable now.
             await wait_set(self._changed, RETRY.delay_s(failures) if failures else None)
             self._changed.clear()
             try:
@@ -211,9 +211,9 @@ class FixedSource:
             except MetaqError as error:
                 failures += 1
                 self._note(error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # the next attempt may succeed
                 failures += 1
-                log.exception("partitions cannot be read")
+                _log.exception("partitions cannot be read")
                 self._note(MetaqError(f"partitions cannot be read: {error!r}"))
             else:
                 failures, self.last_error, self.unsettled_since_s = 0, None, None
@@ -222,7 +222,7 @@ class FixedSource:
 def topic_source(
     metadata: Metadata, topics: Collection[str], *, clock: Clock
 ) -> FixedSource:
-    """Return a source of every partition of some topics, known now or later."""
+    """Return a source of all present and future partitions of some topics."""
     for topic in topics:
         metadata.watch_topic(topic)
 

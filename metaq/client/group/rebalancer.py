@@ -1,34 +1,35 @@
 """A group's decisions: from members and partitions in ZooKeeper to our assignment.
 
-Theory of operation. One task owns everything; whatever happens (members, partitions,
-the session, an owner node that went) only wakes it, and events while it works are
-looked at once when it has finished. An attempt computes our assignment from the latest
-members and partitions and goes there by the shortest way:
+Theory of operation. One task owns everything; events (members, partitions, the session,
+a deleted owner node) only wake it, and those that arrive while it works are processed
+together afterwards. An attempt computes our assignment from the latest members and
+partitions and makes the necessary changes:
 
     revoke lost ones -> release them -> claim new ones -> read them
 
-Kept partitions are not touched. One that another member still owns is claimed again
-whenever an owner of the topic goes, and after a back-off, for as long as it takes: it
-may be the partition of a process that died, whose session ends a whole time-out later.
-An attempt that fails is made again in the same way; there is no last one.
+Kept partitions are not touched. A partition that another member still owns is claimed
+again whenever an owner of the topic is deleted, and after a back-off, without a limit:
+it may belong to a process that died, whose session ends a whole time-out later. A
+failed attempt is repeated in the same way; there is no last one.
 
     session       what we read        what we do
     CONNECTED     our assignment      attempts
-    SUSPENDED     as before           wait: the session, and what we own, may live on
+    SUSPENDED     as before           wait: the session and its nodes may still exist
     LOST          nothing, at once    wait for the next session; then register, claim
 
-LOST comes before ZooKeeper gives our partitions away, also when it fell silent: the
-coordinator promises that.
+LOST comes before ZooKeeper gives our partitions to others, even if ZooKeeper does not
+answer: the coordinator promises that.
 
     Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
-Our nodes may be deleted or overwritten by others: an operator, a wiped server, a
-confused member. So they are watched, and looked for now and then. A member node is made
-again; a partition without its owner node is fenced, because another member may have it,
-and claimed again.
+Others may delete or overwrite our nodes: an operator, a wiped server, a faulty member.
+So nodes are watched, and checked at intervals. A member node is created again; a
+partition without its owner node is fenced, because another member may have it, and
+claimed again.
 
-Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24).
+Keep in step: `metaq/zk/groups.py`.
+Source: docs/metaq-1.4/client.md 14 and 21 (3, 4, 10, 24).
 """
 
 import asyncio
@@ -55,17 +56,19 @@ from metaq.zk.groups import GroupMembership, Members
 from metaq.zk.paths import NodeKind, NodePaths
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 HANDOVER_S_MAX: Final = 10.0
-"""Longest wait for partitions of others that is an event, not yet a warning."""
+"""Longest wait for partitions of others that is logged as an event, not a warning."""
 UNOWNED_S_MIN: Final = 30.0
-"""Partitions that no member has taken for less are about to be taken; for longer where
-the nodes of a dead member last longer."""
+"""A partition without an owner is a problem after this time, or after the session
+time-out if that is longer: so long the nodes of a dead member last."""
 CHECK_S: Final = 30.0
-"""Interval of the checks that our nodes are there, seconds."""
+"""Interval of the checks that our nodes exist."""
 
 Partitions = Collection[TopicPartition]
+_Claims = dict[TopicPartition, bool | MetaqError]
+"""Whether a claimed partition is ours, or the error of its claim."""
 
 
 class GroupSource:
@@ -90,25 +93,24 @@ class GroupSource:
         """Prepare; nothing is written before `start`.
 
         Args:
-            coordinator: the session that ownership is bound to; the client's.
-            paths: where MetaQ's root is.
-            metadata: tells the topics' partitions.
+            coordinator: session of our nodes; the client's.
+            paths: paths below the client's root.
+            metadata: source of the topics' partitions.
             group: name of the group.
-            consumer_id: unique among all consumers of the group, wherever they run.
+            consumer_id: unique among all consumers of the group, on all machines.
             topics: subscribed topics; they need not exist.
             strategy: the same as that of all other members.
-            clock: for deadlines.
-            options: `request_timeout_s` bounds each question, `session_timeout_s`
-                bounds the life of nodes left by a dead process.
+            clock: clock of the client.
+            options: `request_timeout_s` bounds each request, `session_timeout_s` the
+                life of the nodes of a dead process.
         """
         self.unsettled_since_s: float | None = None
-        """Monotonic time since which we lack some of our partitions; None: we have
-        all."""
+        """Monotonic time since which some of our partitions are missing, or None."""
         self.last_error: MetaqError | None = None
         """Error of the last attempt; None when it succeeded."""
-        self._told_level = logging.NOTSET
+        self._logged_level = logging.NOTSET
         self.rebalance_count = 0
-        """Rebalances so far that changed what is read."""
+        """Number of rebalances that changed what is read."""
         self._coordinator = coordinator
         self._paths = paths
         self._metadata = metadata
@@ -119,28 +121,30 @@ class GroupSource:
         self._membership = GroupMembership(
             coordinator, paths, group=group, consumer_id=consumer_id
         )
-        self._node_check = NodeCheck(self._membership, self._topics, clock=clock)
+        self._group, self._member = group, self._membership.member
         self._members: Members = {}
         self._owners: dict[str, frozenset[str]] = {}
         self._unowned_since_s: dict[TopicPartition, float] = {}
         self._active: set[TopicPartition] = set()
+        self._owner_watches: dict[TopicPartition, Cancel] = {}
+        self._check_due_s = 0.0
+        """Monotonic time from which the next attempt checks that our nodes exist."""
         self._session_version = 0
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
         self._attempted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._taking: asyncio.Task[dict[TopicPartition, bool | MetaqError]] | None = (
-            None
-        )
+        self._taking: asyncio.Task[_Claims] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._cancels: list[Callable[[], None]] = []
-        self._sink: AssignmentSink | None = None
+        self._sink: AssignmentSink
+        """Set by `start`; nothing is active before."""
 
     @property
     def fence(self) -> Fence:
         """Binding of commits: our name, and the session of our claims."""
-        return Fence(self._membership.member, self._session_version)
+        return Fence(self._member, self._session_version)
 
     # -- life -------------------------------------------------------------------------
 
@@ -150,24 +154,22 @@ class GroupSource:
         Does not wait for partitions of other members: those come later.
 
         Raises:
-            MemberTakenError: another member has our name, and did not die within the
+            MemberTakenError: another member has our name, and did not end within the
                 session time-out.
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
-            ClosedError: `stop` was called meanwhile.
-            MetaqError: where reading begins cannot be said, and never will.
+            ClosedError: `stop` was called during the call.
+            MetaqError: the offsets to begin at cannot be found; not retriable.
 
-        Cancellation: the group is left, without waiting for that.
+        Cancellation: the group is left in the background.
         """
         self._sink = sink
         self.unsettled_since_s = self._clock.monotonic_s()
         try:
             self._watch()
-            self._task = asyncio.create_task(
-                self._run(sink), name=f"group {self._membership.group}"
-            )
+            self._task = asyncio.create_task(self._run(), name=f"group {self._group}")
             await self._wait_first()
         except asyncio.CancelledError:
-            # A caller that gave up does not wait until we have left.
+            # A caller that gave up does not wait until the group is left.
             await self.stop(deadline_s=self._clock.monotonic_s())
             raise
         except BaseException:
@@ -179,17 +181,17 @@ class GroupSource:
         for wait_s in (options.request_timeout_s, options.session_timeout_s):
             if await wait_set(self._joined, wait_s):
                 break
-            # A name that a killed process left behind goes with its session.
+            # The name of a killed process is freed at the end of its session.
             if not isinstance(self.last_error, MemberTakenError):
                 break
         if not self._joined.is_set():
             raise self.last_error or CoordinationTimeoutError(
-                f"group {self._membership.group}: expected to join within"
+                f"group {self._group}: expected to join within"
                 f" {options.request_timeout_s:g} s, ZooKeeper gave no answer"
             )
         await self._attempted.wait()
         if self._is_stopping:
-            raise ClosedError(f"group {self._membership.group}: left while joining")
+            raise ClosedError(f"group {self._group}: left while joining")
         if self.last_error is not None and not self.last_error.retriable:
             raise self.last_error
 
@@ -198,9 +200,9 @@ class GroupSource:
 
         Bounded by the sink's `revoke` and `request_timeout_s`, and by `deadline_s`.
         Nodes that could not be deleted by then are deleted when ZooKeeper answers, or
-        go with the session.
+        at the end of the session.
 
-        Cancellation: all partitions are fenced, and the group left all the same.
+        Cancellation: all partitions are fenced, and the group is left nevertheless.
         """
         if self._is_stopping:
             return
@@ -211,38 +213,27 @@ class GroupSource:
             self._taking.cancel()
         try:
             if self._task is not None:
-                await self._end_task(self._task, deadline_s)
-            if self._sink is not None:
-                await self._revoke(self._sink, self._active)
+                # An attempt that takes too long is cancelled. A partition that it was
+                # revoking is still active, and revoked here.
+                timeout_s = self._left_s(deadline_s) / 2
+                _done, late = await asyncio.wait({self._task}, timeout=timeout_s)
+                if late:
+                    self._task.cancel()
+                    await asyncio.wait({self._task})
+            await self._revoke(self._active)
         except asyncio.CancelledError:
             if self._task is not None:
                 self._task.cancel()
             self._fence(frozenset(self._active))
             raise
         finally:
-            # A member that stays and reads nothing keeps its assignment from all
-            # others.
+            # A member that stayed without reading would block its partitions.
             self._leaving = asyncio.create_task(self._leave(), name="group left")
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
         if late:
-            log.warning(
-                "group is not left yet: group=%s member=%s: no answer within %.1f s",
-                self._membership.group,
-                self._membership.member,
-                limit_s,
-            )
-
-    async def _end_task(
-        self, task: asyncio.Task[None], deadline_s: float | None
-    ) -> None:
-        """Wait for the end of an attempt; one that takes too long is cancelled."""
-        _done, late = await asyncio.wait({task}, timeout=self._left_s(deadline_s) / 2)
-        if late:
-            # A partition that it was revoking is still read: the caller goes on with
-            # it.
-            task.cancel()
-            await asyncio.wait({task})
+            text = "group is not left yet: group=%s member=%s: no answer within %.1f s"
+            _log.warning(text, self._group, self._member, limit_s)
 
     def _left_s(self, deadline_s: float | None) -> float:
         if deadline_s is None:
@@ -250,68 +241,50 @@ class GroupSource:
         return max(0.0, deadline_s - self._clock.monotonic_s())
 
     async def _leave(self) -> None:
-        """Delete our nodes, for as long as the session lives that they live with."""
+        """Delete our nodes; stop when their session ends."""
         session_version = self._coordinator.status.session_version
         attempt_count = 0
         while True:
             self._wake.clear()
             status = self._coordinator.status
-            if (
-                status.state is SessionState.LOST
-                or status.session_version != session_version
-            ):
+            if _is_lost(status, session_version):
                 break
             try:
                 await self._release(self._owned())
                 await self._membership.unregister(deadline_s=self._deadline_s())
                 break
             except MetaqError as error:
-                log.debug(
-                    "group not left, trying again: group=%s: %s",
-                    self._membership.group,
-                    error,
-                )
+                text = "group not left, trying again: group=%s: %s"
+                _log.debug(text, self._group, error)
                 attempt_count += 1
                 await self._pause(attempt_count)
-        self._node_check.watch(set(), self._wake.set)
-        for cancel in self._cancels:
+        for cancel in (*self._cancels, *self._owner_watches.values()):
             cancel()
 
-    # -- events that wake the
-    # task---------------------------------------------------------
+    # -- events that wake the task ----------------------------------------------------
 
     def _watch(self) -> None:
         for topic in self._topics:
             self._metadata.watch_topic(topic)
         cancels = self._cancels
         cancels.append(self._coordinator.add_listener(self._on_status))
-        cancels.append(self._metadata.add_listener(self._on_news))
+        cancels.append(self._metadata.add_listener(self._on_snapshot))
         cancels.append(self._membership.watch_members(self._on_members))
         cancels.extend(map(self._watch_owners, self._topics))
 
     def _on_status(self, status: SessionStatus) -> None:
-        if self._session_version and self._is_lost(status):
-            self._stop_reading(
-                SessionLostError(f"the session of member {self.fence.member} is lost")
-            )
+        if self._session_version and _is_lost(status, self._session_version):
+            # Stop at once: others may own our partitions already.
+            if self._taking is not None:
+                self._taking.cancel()
+            self._fence(frozenset(self._active))
+            if not self._is_stopping:
+                text = f"the session of member {self._member} is lost"
+                self._note_unsettled(SessionLostError(text))
         if status.state is not SessionState.SUSPENDED:
             self._wake.set()
 
-    def _is_lost(self, status: SessionStatus) -> bool:
-        return (
-            status.state is SessionState.LOST
-            or status.session_version != self._session_version
-        )
-
-    def _stop_reading(self, reason: MetaqError) -> None:
-        """Stop at once: our nodes may be gone, and others may own them."""
-        if self._taking is not None:
-            self._taking.cancel()
-        self._fence(frozenset(self._active))
-        if not self._is_stopping:
-            self._note_unsettled(reason)
-
-    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._note_unowned(snapshot)
         self._wake.set()
 
@@ -320,64 +293,76 @@ class GroupSource:
         self._wake.set()
 
     def _watch_owners(self, topic: str) -> Callable[[], None]:
-        path = self._paths.group_partitions(
-            NodeKind.OWNER, self._membership.group, topic
-        )
-        on_owners = partial(self._on_owners, topic)
-        return self._coordinator.watch_children(path, on_owners)
+        path = self._paths.group_partitions(NodeKind.OWNER, self._group, topic)
+        return self._coordinator.watch_children(path, partial(self._on_owners, topic))
 
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
         self._owners[topic] = frozenset(names or ())
         self._note_unowned(self._metadata.snapshot)
         expected = {p.name for p in self._active if p.topic == topic}
         if not expected.issubset(names or ()):
-            self._node_check.ask_soon()
+            self._check_due_s = 0.0
             self._wake.set()
         elif self.unsettled_since_s is not None:
             self._wake.set()
 
+    def _watch_our_owners(self) -> None:
+        """Watch the owner nodes of the partitions read, and of no others."""
+        for partition in self._owner_watches.keys() - self._active:
+            self._owner_watches.pop(partition)()
+        for partition in self._active - self._owner_watches.keys():
+            self._owner_watches[partition] = self._membership.watch_owner(
+                partition, partial(self._on_owner_changed, partition)
+            )
+
+    def _on_owner_changed(self, partition: TopicPartition) -> None:
+        # A partition that was released is not active any more.
+        if partition in self._active:
+            self._check_due_s = 0.0
+            self._wake.set()
+
     # -- the task ---------------------------------------------------------------------
 
-    async def _run(self, sink: AssignmentSink) -> None:
+    async def _run(self) -> None:
         failure_count = 0
         while not self._is_stopping:
             self._wake.clear()
             if self._coordinator.status.state is SessionState.CONNECTED:
-                is_settled = await self._attempt(sink)
+                is_settled = await self._attempt()
                 failure_count = 0 if is_settled else failure_count + 1
             await self._pause(failure_count)
 
     async def _pause(self, failure_count: int) -> None:
-        """Wait until woken, or it is time to try or to check again."""
+        """Wait for an event, or the time of the next attempt or check."""
         limit_s = RETRY.delay_s(failure_count) if failure_count else CHECK_S
         await wait_set(self._wake, limit_s)
 
-    async def _attempt(self, sink: AssignmentSink) -> bool:
+    async def _attempt(self) -> bool:
         """Try to get our partitions; return whether we have all. Never raises."""
         try:
-            is_settled = await self._settle(sink)
+            is_settled = await self._settle()
         except MetaqError as error:
             is_settled = False
             self._note_unsettled(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the next attempt may succeed
             is_settled = False
-            log.exception("rebalance failed: group=%s", self._membership.group)
+            _log.exception("rebalance failed: group=%s", self._group)
             self._note_unsettled(MetaqError(f"rebalance failed: {error!r}"))
         if is_settled:
             self.unsettled_since_s = self.last_error = None
         elif self.unsettled_since_s is None:
             self.unsettled_since_s = self._clock.monotonic_s()
-        self._node_check.watch(self._active, self._wake.set)
+        self._watch_our_owners()
         if self._joined.is_set():
             self._attempted.set()
         return is_settled
 
-    async def _settle(self, sink: AssignmentSink) -> bool:
-        """Make one attempt; False: there is nothing to go by yet.
+    async def _settle(self) -> bool:
+        """Make one attempt; False: members or partitions are not known yet.
 
         Raises:
-            MetaqError: something of our assignment is not read, or of another's not
-                released; what could be done is done.
+            MetaqError: one of our partitions is not read, or one of another member not
+                released; the attempt has done the rest.
         """
         began_s = self._clock.monotonic_s()
         await self._register()
@@ -385,20 +370,56 @@ class GroupSource:
         if assignment is None:
             return False
         self._joined.set()
-        lost = await self._node_check.find_lost(self._active, self._deadline_s)
-        self._fence(lost)
+        if self._clock.monotonic_s() >= self._check_due_s:
+            self._fence(await self._find_lost())
         plan = plan_rebalance(
             owned=self._owned(), active=self._active, assignment=assignment
         )
         removed = plan.revoke.intersection(self._active)
-        release_error = await self._revoke_and_release(sink, plan.revoke)
+        await self._revoke(plan.revoke)
+        release_error = None
         try:
-            await self._take(sink, plan.claim)
+            await self._release(plan.revoke)
+        except MetaqError as error:
+            release_error = error
+        try:
+            await self._take(plan.claim)
         finally:
             self._report(plan.claim & self._active, removed, began_s)
         if release_error is not None:
             raise release_error
         return not self._is_stopping
+
+    async def _find_lost(self) -> set[TopicPartition]:
+        """Return the partitions read and not owned in ZooKeeper.
+
+        Raises:
+            MetaqError: ZooKeeper could not be asked; the check stays due.
+        """
+        # A change from here on requests another check.
+        self._check_due_s = self._clock.monotonic_s() + CHECK_S
+        try:
+            deadline_s = self._deadline_s()
+            if not await self._membership.is_registered(deadline_s=deadline_s):
+                deadline_s = self._deadline_s()
+                await self._membership.register(self._topics, deadline_s=deadline_s)
+            owns = partial(self._membership.owns, deadline_s=self._deadline_s())
+            answers = await for_each(owns, self._active)
+            raise_first(answers)
+        except MetaqError:
+            self._check_due_s = 0.0
+            raise
+        # After the end of the session no partition is active.
+        lost = {one for one, is_ours in answers.items() if not is_ours} & self._active
+        if lost:
+            _log.error(
+                "owner nodes of ours were deleted or overwritten: group=%s member=%s"
+                " partitions=%s",
+                self._group,
+                self._member,
+                name_some(lost),
+            )
+        return lost
 
     async def _register(self) -> None:
         session_version = self._coordinator.status.session_version
@@ -409,11 +430,11 @@ class GroupSource:
 
     def _is_listed(self) -> bool:
         """Return whether the group has us as its member, with our topics."""
-        return self._members.get(self._membership.member) == tuple(self._topics)
+        return self._members.get(self._member) == tuple(self._topics)
 
     def _assignment(self) -> frozenset[TopicPartition] | None:
         """Return our wanted partitions; None while they are unknown."""
-        snapshot, member = self._metadata.snapshot, self._membership.member
+        snapshot, member = self._metadata.snapshot, self._member
         if not self._is_listed() or not snapshot.topics.issuperset(self._topics):
             return None
         return assignment_of(
@@ -429,39 +450,27 @@ class GroupSource:
         return self._membership.claims | self._membership.unanswered_claims
 
     def _fence(self, partitions: Partitions) -> None:
-        assert self._sink is not None
         if partitions:
             self._sink.fence(partitions)
             self._active.difference_update(partitions)
 
-    async def _revoke(self, sink: AssignmentSink, partitions: Partitions) -> None:
+    async def _revoke(self, partitions: Partitions) -> None:
         revoked = self._active.intersection(partitions)
         if revoked:
-            # Until it ends they count as read, for the session may be lost meanwhile.
-            await sink.revoke(revoked)
+            # They count as read until it ends: the session may be lost during it.
+            await self._sink.revoke(revoked)
             self._active -= revoked
-
-    async def _revoke_and_release(
-        self, sink: AssignmentSink, partitions: Partitions
-    ) -> MetaqError | None:
-        """Revoke and release; return why something was not released."""
-        await self._revoke(sink, partitions)
-        try:
-            await self._release(partitions)
-        except MetaqError as error:
-            return error
-        return None
 
     async def _release(self, partitions: Partitions) -> None:
         release = partial(self._membership.release, deadline_s=self._deadline_s())
         raise_first(await for_each(release, partitions))
 
-    async def _take(self, sink: AssignmentSink, partitions: Partitions) -> None:
+    async def _take(self, partitions: Partitions) -> None:
         """Claim and begin to read.
 
         Raises:
             NotSettledError: others own some of them.
-            SessionLostError: the session was lost meanwhile.
+            SessionLostError: the session was lost during the call.
             MetaqError: some of them could not be claimed or read.
         """
         deadline_s = self._deadline_s()
@@ -469,24 +478,24 @@ class GroupSource:
         async def take(partition: TopicPartition) -> bool:
             if not await self._membership.claim(partition, deadline_s=deadline_s):
                 return False
-            await sink.assign([partition])
-            # No await between: a fence in between must find it.
+            await self._sink.assign([partition])
+            # No await before this: a fence must find the partition in the set.
             self._active.add(partition)
-            if self._is_lost(self._coordinator.status):
-                # The last answer came with the end of the session, and overtook it.
+            if _is_lost(self._coordinator.status, self._session_version):
+                # The session ended before this answer was processed.
                 self._fence([partition])
                 return False
             return True
 
         if self._is_stopping or not partitions:
             return
-        # A task of its own, so that a lost session ends it before anything is begun.
+        # A task of its own, so that a lost session ends it before anything is read.
         self._taking = asyncio.create_task(for_each(take, sorted(partitions)))
         try:
             await asyncio.wait({self._taking})
             if self._taking.cancelled():
                 raise SessionLostError(
-                    f"member {self._membership.member}: the claims were interrupted"
+                    f"member {self._member}: the claims were interrupted"
                 )
             results = self._taking.result()
         finally:
@@ -495,14 +504,14 @@ class GroupSource:
         held = [partition for partition, is_ours in results.items() if not is_ours]
         if held:
             raise NotSettledError(
-                f"group {self._membership.group}: {len(held)} of our partitions are"
+                f"group {self._group}: {len(held)} of our partitions are"
                 f" owned by other members still: {name_some(held)}"
             )
 
     # -- state ------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Name partitions that no member has taken for long, and the members."""
+        """Name partitions without an owner for a long time, and the members."""
         self._note_unowned(self._metadata.snapshot)
         now_s = self._clock.monotonic_s()
         bound_s = max(UNOWNED_S_MIN, self._options.session_timeout_s)
@@ -535,11 +544,11 @@ class GroupSource:
         if not added and not removed:
             return
         self.rebalance_count += 1
-        log.info(
+        _log.info(
             "rebalanced: group=%s member=%s rebalances=%d added=%d removed=%d"
             " partitions=%d duration_ms=%d",
-            self._membership.group,
-            self._membership.member,
+            self._group,
+            self._member,
             self.rebalance_count,
             len(added),
             len(removed),
@@ -548,104 +557,21 @@ class GroupSource:
         )
 
     def _note_unsettled(self, error: MetaqError) -> None:
-        """Remember why; tell the log once for each kind of error in a row."""
+        """Keep the error; log it once for each type of error in a row."""
         self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
         waited_s = self._clock.monotonic_s() - self.unsettled_since_s
         is_event = isinstance(error, NotSettledError) and waited_s <= HANDOVER_S_MAX
         level = logging.INFO if is_event else logging.WARNING
-        if type(error) is not type(self.last_error) or level > self._told_level:
+        if type(error) is not type(self.last_error) or level > self._logged_level:
             text = "partitions of ours are not read: group=%s member=%s: %s"
-            log.log(level, text, self._membership.group, self._membership.member, error)
-            self._told_level = level
+            _log.log(level, text, self._group, self._member, error)
+            self._logged_level = level
         self.last_error = error
 
     def _deadline_s(self) -> float:
         return self._clock.monotonic_s() + self._options.request_timeout_s
 
 
-class NodeCheck:
-    """Checks that a member's nodes are in ZooKeeper. Owner: the member, on its loop."""
-
-    def __init__(
-        self, membership: GroupMembership, topics: Collection[str], *, clock: Clock
-    ) -> None:
-        """Start with a check that is due.
-
-        Args:
-            membership: the member.
-            topics: its topics, for a member node that is made again.
-            clock: tells when the next check is due.
-        """
-        self._membership = membership
-        self._topics = topics
-        self._clock = clock
-        self._due_s = 0.0
-        self._watches: dict[TopicPartition, Cancel] = {}
-
-    def watch(self, active: set[TopicPartition], wake: Callable[[], None]) -> None:
-        """Watch the owner nodes of the partitions read, and of no others.
-
-        Args:
-            active: the partitions read, followed as they change meanwhile.
-            wake: called after a change of one of them, for which a check is due.
-        """
-
-        def on_change(partition: TopicPartition) -> None:
-            # A release is no loss.
-            if partition in active:
-                self.ask_soon()
-                wake()
-
-        for partition in self._watches.keys() - active:
-            self._watches.pop(partition)()
-        for partition in active - self._watches.keys():
-            self._watches[partition] = self._membership.watch_owner(
-                partition, partial(on_change, partition)
-            )
-
-    def ask_soon(self) -> None:
-        """Have the next `find_lost` ask, whenever the last one did."""
-        self._due_s = 0.0
-
-    async def find_lost(
-        self, active: set[TopicPartition], deadline_s: Callable[[], float]
-    ) -> set[TopicPartition]:
-        """Return the partitions read and not owned in ZooKeeper, if a check is due.
-
-        Args:
-            active: the partitions read, followed as they change meanwhile.
-            deadline_s: gives the deadline of a question that is asked now.
-
-        Raises:
-            MetaqError: some of it is not known; the check stays due.
-        """
-        if self._clock.monotonic_s() < self._due_s:
-            return set()
-        # Whatever is reported from here on asks for another check.
-        self._due_s = self._clock.monotonic_s() + CHECK_S
-        try:
-            lost = await self._ask(active, deadline_s)
-        except MetaqError:
-            self._due_s = 0.0
-            raise
-        if lost:
-            log.error(
-                "owner nodes of ours were deleted or overwritten: group=%s member=%s"
-                " partitions=%s",
-                self._membership.group,
-                self._membership.member,
-                name_some(lost),
-            )
-        return lost
-
-    async def _ask(
-        self, active: set[TopicPartition], deadline_s: Callable[[], float]
-    ) -> set[TopicPartition]:
-        if not await self._membership.is_registered(deadline_s=deadline_s()):
-            await self._membership.register(self._topics, deadline_s=deadline_s())
-        owns = partial(self._membership.owns, deadline_s=deadline_s())
-        answers = await for_each(owns, active)
-        raise_first(answers)
-        lost = {partition for partition, is_ours in answers.items() if not is_ours}
-        # The session may have gone meanwhile, with everything that was read.
-        return lost & active
+def _is_lost(status: SessionStatus, session_version: int) -> bool:
+    is_other = status.session_version != session_version
+    return is_other or status.state is SessionState.LOST

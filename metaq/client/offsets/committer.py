@@ -1,7 +1,9 @@
-"""Commits of handled offsets: on demand; if periodic, before partitions go too.
+"""Commits of handled offsets, on demand and periodically.
 
-Only changed offsets are written. A commit that fails is tried again with the next one:
-nothing is forgotten because a store was away once. Source: client spec 13.
+Only changed offsets are written. A commit that fails is repeated with the next one: no
+offset is lost because a store was away once.
+
+Source: docs/metaq-1.4/client.md 13.
 """
 
 import asyncio
@@ -14,9 +16,9 @@ from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.timeouts import within
 from metaq.clock import Clock
 from metaq.errors import MetaqError, RequestTimeoutError
-from metaq.model import GroupOffset, TopicPartition
+from metaq.model import GroupOffset, Offset, TopicPartition
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, GroupOffset]
 
@@ -33,24 +35,24 @@ class Committer:
         timeout_s: float,
         fence: Callable[[], Fence | None],
     ) -> None:
-        """Prepare.
+        """Begin without a commit.
 
         Args:
-            store: where offsets go.
+            store: where offsets are written.
             group: consumer group.
-            clock: for deadlines.
+            clock: clock of the client.
             timeout_s: bound on one commit.
-            fence: present binding of commits.
+            fence: returns the current binding of commits.
         """
         self._store = store
         self._group = group
         self._clock = clock
         self._timeout_s = timeout_s
         self._fence = fence
-        self._committed: dict[TopicPartition, GroupOffset] = {}
+        self._committed: dict[TopicPartition, Offset | None] = {}
         self._lock = asyncio.Lock()
         self.written: set[TopicPartition] = set()
-        """Partitions of which this consumer has committed something."""
+        """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
         """Commits that wrote something."""
         self.failure_count = 0
@@ -59,31 +61,26 @@ class Committer:
         """Error of the last commit; None when it succeeded."""
 
     def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
-        """Remember the committed offset of a partition that is ours now; None: none."""
-        self._committed.pop(partition, None)
-        if offset is not None:
-            self._committed[partition] = offset
+        """Note the committed offset of a newly assigned partition; None: none."""
+        self._committed[partition] = None if offset is None else offset.offset
 
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
         """Return the entries of `handled` that differ from the committed ones."""
         return {
             partition: offset
             for partition, offset in handled.items()
-            if self._offset_of(partition) != offset.offset
+            if self._committed.get(partition) != offset.offset
         }
-
-    def _offset_of(self, partition: TopicPartition) -> int | None:
-        committed = self._committed.get(partition)
-        return None if committed is None else committed.offset
 
     async def commit(
         self, handled: Offsets, *, deadline_s: float | None = None
     ) -> Mapping[TopicPartition, MetaqError]:
-        """Write changed offsets; commits of one consumer follow each other.
+        """Write changed offsets; commits of one consumer run one at a time.
 
         Args:
             handled: the next offset of each partition.
-            deadline_s: absolute, for earlier commits too; None: the bound on one.
+            deadline_s: absolute, with the wait for earlier commits; None: the bound on
+                one commit.
 
         Returns:
             The partitions that were not written, with their errors.
@@ -94,7 +91,7 @@ class Committer:
         if deadline_s is None:
             deadline_s = now_s + self._timeout_s
         limit_s = max(0.0, deadline_s - now_s) + STORE_SLACK_S
-        # Now, not after waiting: messages handled under one session may not be
+        # Get the fence before waiting: messages handled under one session may not be
         # committed under the next.
         work = self._commit(handled, self._fence(), deadline_s)
         try:
@@ -106,10 +103,9 @@ class Committer:
             return failed
 
     async def settle(self, *, deadline_s: float | None = None) -> None:
-        """Wait until no commit is under way, or the time is over.
+        """Wait until no commit is running, at most to `deadline_s` (absolute).
 
-        Args:
-            deadline_s: absolute; None: the bound on one commit.
+        None: the bound on one commit.
         """
         left_s = self._timeout_s
         if deadline_s is not None:
@@ -124,7 +120,7 @@ class Committer:
         async with self._lock:
             changed = self.changed(handled)
             if not changed:
-                # Failed offsets were taken over with their partitions, or written
+                # Offsets that failed were revoked with their partitions, or written
                 # since.
                 self.last_error = None
                 return {}
@@ -145,11 +141,11 @@ class Committer:
     ) -> None:
         self.commit_count += 1
         self.failure_count += len(failed)
-        # Once for each outage: `health` tells for as long as it lasts.
+        # A warning once for each outage; `health` reports it as long as it lasts.
         level = logging.WARNING if self.last_error is None else logging.DEBUG
         self.last_error = next(iter(failed.values()), None)
         for partition, error in failed.items():
-            log.log(
+            _log.log(
                 level,
                 "commit failed: group=%s partitions=%d first=%s offset=%d: %s",
                 self._group,
@@ -161,11 +157,5 @@ class Committer:
             break
         for partition, offset in changed.items():
             if partition not in failed:
-                self._committed[partition] = offset
+                self._committed[partition] = offset.offset
                 self.written.add(partition)
-
-    async def run(self, handled: Callable[[], Offsets], interval_s: float) -> None:
-        """Commit every so often until cancelled; failed commits are tried again."""
-        while True:
-            await asyncio.sleep(interval_s)
-            await self.commit(handled())

@@ -4,14 +4,13 @@
                   "partition": {"brokerId": 0, "partition": 1},
                   "offset": 4096, "messageId": 17, "modified": false}]}
 
-MetaQ's clients rewrite the file from what they remember, so that the last of several
-processes wins for every group. Here a commit takes the lock file `<path>.lock`, reads
-the file, changes its own entries, and replaces the file in one step: no entry of others
-is lost, and a reader or a crash finds the old file or the new one. Entries may have
-properties that are not known here; they are kept. Java clients do not look at the lock:
-one of them on the same file still overwrites it.
+MetaQ's clients rewrite the file from memory, so that the last of several processes wins
+for every group. Here a commit locks the file `<path>.lock`, reads the file, changes its
+own entries, and replaces the file in one step: no entry of another process is lost, and
+after a crash there is the old file or the new one. Unknown properties of entries are
+kept. Java clients ignore the lock: one on the same file still overwrites it.
 
-Source: client spec 13.
+Source: docs/metaq-1.4/client.md 13.
 """
 
 import asyncio
@@ -63,12 +62,12 @@ class FileOffsets:
         files: FileSystem | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Name the file; nothing is touched before the first call.
+        """Name the file; it is not accessed before the first call.
 
         Args:
             path: the file; made by the first commit. Its directory must exist.
             files: the disk, for tests.
-            clock: gives meaning to deadlines, for tests.
+            clock: the clock of deadlines, for tests.
         """
         self._path = Path(path)
         self._lock_path = self._path.with_name(self._path.name + ".lock")
@@ -112,11 +111,11 @@ class FileOffsets:
         return {}
 
     async def close(self) -> None:
-        """End the thread; the next call begins another one."""
+        """End the thread; the next call starts another one."""
         self._off_loop.close()
 
     async def _run_unlocked(self, work: Callable[[], T], deadline_s: float) -> T:
-        """Run `work`, again while another process has the lock, until the deadline."""
+        """Run `work`; until the deadline repeat it while another process locks."""
         failures = 0
         refusal: LogDirLockedError | None = None
         while True:
@@ -166,7 +165,7 @@ class FileOffsets:
             return {}
         try:
             groups = json.loads(data)
-        # Deep nesting ends in RecursionError, bytes that are no text in ValueError.
+        # Deep nesting raises RecursionError, bytes that are no text ValueError.
         except (ValueError, RecursionError) as error:
             raise OffsetStoreError(
                 f"offsets in {self._path}: expected JSON, got {data[:80]!r}"
@@ -201,15 +200,15 @@ def _is_number(value: Any) -> TypeGuard[int]:
 def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("topic"), str):
         return False
-    place = entry.get("partition")
-    return isinstance(place, dict) and all(
-        _is_number(place.get(name)) for name in ("brokerId", "partition")
+    numbers = entry.get("partition")
+    return isinstance(numbers, dict) and all(
+        _is_number(numbers.get(name)) for name in ("brokerId", "partition")
     )
 
 
 def _partition_of(entry: _Entry) -> TopicPartition:
-    place = entry["partition"]
-    return TopicPartition(entry["topic"], place["brokerId"], place["partition"])
+    numbers = entry["partition"]
+    return TopicPartition(entry["topic"], numbers["brokerId"], numbers["partition"])
 
 
 def _fields(offset: GroupOffset) -> _Entry:
@@ -218,5 +217,5 @@ def _fields(offset: GroupOffset) -> _Entry:
 
 
 def _entry(partition: TopicPartition, offset: GroupOffset) -> _Entry:
-    place = {"brokerId": partition.broker_id, "partition": partition.partition}
-    return {"topic": partition.topic, "partition": place, **_fields(offset)}
+    numbers = {"brokerId": partition.broker_id, "partition": partition.partition}
+    return {"topic": partition.topic, "partition": numbers, **_fields(offset)}

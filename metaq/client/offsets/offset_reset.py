@@ -1,9 +1,9 @@
 """Start of reading in a partition: the committed offset, or the offset reset.
 
-A committed offset that lies outside the log is never followed in silence: below the
-log start, messages were deleted unread, and behind the log end, the log is not the one
-that was read. Both are logged as errors and counted; reading goes on at the log start,
-or at the end for a consumer that starts at the latest.
+A committed offset outside the log is always reported: below the log start, messages
+were deleted before they were read; above the log end, the log was replaced. Both are
+logged as errors and counted; reading continues at the log start, or at the log end for
+a consumer that starts at the latest offset.
 """
 
 import logging
@@ -21,10 +21,10 @@ from metaq.errors import NoBrokerError
 from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
 from metaq.retry import retry
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 NO_MESSAGE: Final = MessageId(-1)
-"""Written by MetaQ's clients in place of an id when no message was read yet."""
+"""Written by MetaQ's clients as the id when no message was read yet."""
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
@@ -40,8 +40,8 @@ async def load_offset(
 ) -> GroupOffset | None:
     """Return the committed offset of a group; None for none.
 
-    Asks again after errors that may pass: ZooKeeper may not be connected yet, or not
-    again.
+    It repeats the request after retriable errors, such as a missing connection to
+    ZooKeeper.
 
     Raises:
         MetaqError: the store could not be asked, or its content cannot be parsed.
@@ -65,16 +65,15 @@ async def first_offset(
     handled: Offset = NOTHING_HANDLED,
     deadline_s: float,
 ) -> tuple[GroupOffset, bool]:
-    """Return where to begin, and whether a committed offset had to be given up.
+    """Return where to begin, and whether a committed offset was abandoned.
 
     Args:
         context: the client's parts.
         partition: the partition to read.
         committed: the committed offset of the group; None for none, or to ignore it.
         start: offset reset of the group.
-        handled: offset up to which the caller has handled messages, and passes over
-            repeats.
-        deadline_s: when to give up.
+        handled: offset up to which the caller has handled messages; it drops repeats.
+        deadline_s: absolute.
 
     Raises:
         CannotAnswerError: a time was asked of a broker that knows none.
@@ -97,7 +96,7 @@ async def first_offset(
         _report(partition, committed.offset, ends, follower)
         return GroupOffset(follower, NO_MESSAGE), True
     if ends is None:
-        # Nothing was ever put there: all that will be is new.
+        # Nothing was ever put there: every message will be new.
         return GroupOffset(Offset(0), NO_MESSAGE), False
     chosen = await _choose(context, partition, start, ends, deadline_s)
     return GroupOffset(chosen, NO_MESSAGE), False
@@ -116,7 +115,7 @@ async def _choose(
     if start == "latest":
         return log_end
     if isinstance(start, datetime):
-        # A naive time is one of the machine's time zone, as everywhere in Python.
+        # A naive time is in the machine's time zone, as everywhere in Python.
         moment = Millis(int(start.timestamp() * 1000))
         found = await offset_at(context, partition, moment, deadline_s=deadline_s)
         return log_end if found is None else max(found, log_start)
@@ -130,9 +129,9 @@ async def _require_served(
     committed: Offset,
     deadline_s: float,
 ) -> None:
-    """Refuse to give an offset up because another broker was asked than the right one.
+    """Refuse to abandon an offset because the wrong broker was asked.
 
-    A partition that is served and has no log was made anew.
+    A partition that is served and has no log was created again.
     """
     snapshot = await read_cluster(context, [partition.topic], deadline_s=deadline_s)
     if committed and not snapshot.is_served(partition):
@@ -153,7 +152,7 @@ def _report(
         what = f"{ends[0] - committed} bytes were deleted before they were read"
     else:
         what = "the log was replaced, or cut by a broker that lost data"
-    log.error(
+    _log.error(
         "committed offset is outside the log: partition=%s committed=%d log_start=%d"
         " log_end=%d next=%d: %s",
         partition,

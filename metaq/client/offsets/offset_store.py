@@ -1,8 +1,10 @@
 """Stores of a group's offsets.
 
-An offset says which message comes next; its committer has handled everything before.
-Stores are asked on the client's loop and may not block it. Files and databases are in
-`file_offsets.py` and `sql_offsets.py`. Source: client spec 13.
+An offset is that of the next message; its committer has handled all messages before
+it. Stores are called on the client's loop and may not block it. Files and databases are
+in `file_offsets.py` and `sql_offsets.py`.
+
+Source: docs/metaq-1.4/client.md 13.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 
 STORE_SLACK_S: Final = 0.1
-"""A store that has not answered so long after its deadline is given up."""
+"""A store that has not answered so long after its deadline is abandoned."""
 
 
 class OffsetStore(Protocol):
@@ -48,21 +50,21 @@ class OffsetStore(Protocol):
             offsets: the next offset of each partition.
             fence: binding of the group's ownership; a store in ZooKeeper refuses when
                 it is gone.
-            deadline_s: when to give up.
+            deadline_s: absolute.
 
         Returns:
             The partitions that were not stored, with their errors; empty when all were.
-            An exception in its place means that none was.
+            An exception means that none was stored.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of files and connections; never raises."""
+        """Close files and connections; never raises."""
         ...
 
 
 class MemoryOffsets:
-    """Offsets that live as long as this object: for tests, and for reading once."""
+    """Offsets in memory: for tests, and for reading once."""
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, TopicPartition], GroupOffset] = {}
@@ -93,20 +95,15 @@ class MemoryOffsets:
 
 
 class ZooKeeperOffsets:
-    """Offsets in ZooKeeper, where MetaQ's consumers keep them, for owners only.
+    """Offsets in ZooKeeper, where MetaQ's consumers keep them; without state.
 
-    A commit that carries a fence is written by the owner of the partition under that
-    very session; a consumer without a group has no fence, and writes as a tool would.
-    It holds no state of its own.
+    A commit with a fence is only written while the fence's member owns the partition
+    under the fence's session. A consumer without a group has no fence, and writes as a
+    tool does.
     """
 
     def __init__(self, coordinator: Coordinator, paths: NodePaths) -> None:
-        """Prepare a store.
-
-        Args:
-            coordinator: the session that the fences belong to; not closed by us.
-            paths: where MetaQ's root is.
-        """
+        """Use the session that the fences belong to; it is the client's."""
         self._coordinator = coordinator
         self._paths = paths
 
@@ -134,7 +131,7 @@ class ZooKeeperOffsets:
 
         Returns:
             The partitions that were not stored, with their errors: OwnershipLostError
-            where the partition is not the fence's any more.
+            if the partition does not belong to the fence any more.
         """
         store = self._offsets(group)
 

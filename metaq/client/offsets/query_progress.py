@@ -1,15 +1,14 @@
 """Progress of a query outside the consumer groups, kept in ZooKeeper.
 
-A query keeps its own offsets; what it writes here is for others, or for the time
-before it has written any. Its progress goes to the offsets of a group, so that tools
-that show the lag of groups show that of the query; nothing is claimed. Its start, what
-it resolved `latest` or a time to, is kept until it has offsets of its own: a restart
-before that would otherwise begin somewhere else, and lose what lies between. A query
-that writes keeps where its batches go, so that one that is run again goes there again.
+A query keeps its own offsets. It writes its progress to the offsets of a group, so that
+tools show its lag like that of a group; it claims no partition. Its start (the offsets
+of `latest` or a time) is kept here until it has offsets of its own: otherwise a restart
+before that would begin at other offsets, and skip messages. A query that writes keeps
+the routes of its batches, so that a batch that is run again takes the same routes.
 
-Every request is made again until its deadline while there is no session.
+Requests without a session are repeated until their deadline.
 
-Source: client spec 13.
+Source: docs/metaq-1.4/client.md 13.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -26,6 +25,7 @@ from metaq.retry import retry
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
+from metaq.zk.znodes import Node
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ async def read_progress(
     *,
     deadline_s: float,
 ) -> dict[TopicPartition, Offset]:
-    """Return the offsets that a group has stored; partitions without are missing.
+    """Return the offsets that a group has stored; other partitions are missing.
 
     Raises:
         ConfigError: a client without ZooKeeper.
@@ -83,7 +83,7 @@ async def commit_progress(
     *,
     deadline_s: float,
 ) -> None:
-    """Store how far a query has come; an offset never goes back.
+    """Store the progress of a query; an offset never goes back.
 
     Durability: on return ZooKeeper has it on a majority of its disks.
 
@@ -115,9 +115,7 @@ async def read_start(
         ConfigError: a client without ZooKeeper.
         CoordinationError: ZooKeeper cannot be asked.
     """
-    path = context.paths.query_start(query)
-    get = partial(_coordinator(context).get, path)
-    node = await _insist(context, get, deadline_s)
+    node = await _read(context, context.paths.query_start(query), deadline_s)
     return None if node is None else node.data.decode(errors="replace")
 
 
@@ -159,7 +157,7 @@ async def change_routes(
 async def forget_routes(
     context: ClientContext, query: str, *, deadline_s: float
 ) -> None:
-    """Forget where a query writes; harmless twice. Raises as `change_decision`."""
+    """Forget the routes of a query; harmless twice. Raises as `change_decision`."""
     await _forget(context, context.paths.query_routes(query), deadline_s=deadline_s)
 
 
@@ -167,9 +165,7 @@ async def read_decision(
     context: ClientContext, query: str, *, deadline_s: float
 ) -> bytes | None:
     """Return the kept decision of a query; None for none. Raises as `read_start`."""
-    path = context.paths.query_decision(query)
-    get = partial(_coordinator(context).get, path)
-    node = await _insist(context, get, deadline_s)
+    node = await _read(context, context.paths.query_decision(query), deadline_s)
     return None if node is None else node.data
 
 
@@ -183,12 +179,12 @@ async def change_decision(
     """Replace the kept decision of a query; durable on return.
 
     Args:
-        context: the client's.
-        query: whose.
+        context: the client's parts.
+        query: name of the query.
         change: takes the kept value, None for none, and returns the new one; called
             again when another writer was faster, or when it is not known whether the
-            new one was written. The same value again writes nothing.
-        deadline_s: when to give up.
+            new one was written. An unchanged value is not written.
+        deadline_s: absolute.
 
     Returns:
         The value kept now.
@@ -218,7 +214,7 @@ async def _change(
 ) -> bytes:
     coordinator = _coordinator(context)
     while True:
-        node = await _insist(context, partial(coordinator.get, path), deadline_s)
+        node = await _read(context, path, deadline_s)
         kept = None if node is None else node.data
         data = change(kept)
         if data == kept:
@@ -241,6 +237,10 @@ async def _forget(context: ClientContext, path: str, *, deadline_s: float) -> No
         await _insist(context, partial(coordinator.delete, parent), deadline_s)
 
 
+async def _read(context: ClientContext, path: str, deadline_s: float) -> Node | None:
+    return await _insist(context, partial(_coordinator(context).get, path), deadline_s)
+
+
 def _coordinator(context: ClientContext) -> Coordinator:
     if context.coordinator is None:
         raise ConfigError("progress is kept in ZooKeeper, and this client has none")
@@ -250,7 +250,7 @@ def _coordinator(context: ClientContext) -> Coordinator:
 async def _insist(
     context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
 ) -> T:
-    """Make a request that takes `deadline_s`, again after errors that may pass."""
+    """Make a request that takes `deadline_s`, again after retriable errors."""
     return await retry(
         lambda: request(deadline_s=deadline_s),
         backoff=BACKOFF,
