@@ -22,7 +22,7 @@ from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import StartBroker
 from tests.client.asking import lacking
-from tests.client.test_group_consumers import PARTITIONS, client_of, joined, put_each
+from tests.client.test_consumer_groups import PARTITIONS, client_of, joined, put_each
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.waiting import until, wait_until
 

@@ -19,7 +19,7 @@ from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
-    "broker": "it cannot name damage; the other one: tests/client/test_named_damage.py"
+    "broker": "it cannot name damage; the other one: test_fetcher_named_damage.py"
 }
 ZERO = partition(0)
 QUESTIONS_MAX = 2 * 63 + 4

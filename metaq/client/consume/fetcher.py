@@ -54,7 +54,8 @@ _log = logging.getLogger(__name__)
 GET_SLACK_S: Final = 5.0
 """Least time that an answer may take, in addition to the requested wait."""
 CONNECT_NOTICE_S: Final = 2.0
-"""Without a connection for so long, an error is reported; connecting goes on."""
+"""Without a connection for so long, or for `request_timeout_s` if that is shorter, an
+error is reported; connecting goes on."""
 EMPTY_MAX: Final = 4
 """Answers without data in a row, refusals included, after which a broker that cannot
 name damage is searched for later bytes; and again after as many."""
@@ -154,9 +155,11 @@ class PartitionFetcher:
         if connection is not None:
             self._ask(connection)
             return
-        deadline_s = self._context.clock.monotonic_s() + CONNECT_NOTICE_S
+        notice_s = min(CONNECT_NOTICE_S, self._context.options.request_timeout_s)
         self._forget_connection = pool.when_open(
-            address, self._on_connection, deadline_s=deadline_s
+            address,
+            self._on_connection,
+            deadline_s=self._context.clock.monotonic_s() + notice_s,
         )
 
     def step_now(self) -> None:
