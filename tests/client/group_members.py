@@ -47,7 +47,7 @@ def serve(
 
 
 class Sink:
-    """Reads nothing; knows what it would read, and was told."""
+    """Reads nothing; notes its calls, and what it would read."""
 
     def __init__(self) -> None:
         self.reading: set[TopicPartition] = set()
@@ -75,7 +75,7 @@ class Sink:
         self.calls.append(("fence", frozenset(partitions)))
         self.reading.difference_update(partitions)
 
-    def told(self, what: str) -> set[TopicPartition]:
+    def called(self, what: str) -> set[TopicPartition]:
         return {p for call, many in self.calls if call == what for p in many}
 
 

@@ -1,4 +1,4 @@
-"""Fixed partitions: read as soon as they can be, and told once while they cannot."""
+"""Fixed partitions: read as soon as they can be, and reported once until then."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -76,15 +76,15 @@ def test_a_sink_that_is_broken_is_told_and_tried_again(
 
 
 def test_news_of_the_cluster_end_a_pause() -> None:
-    """A partition that is back, or new, is read when the cluster tells of it."""
+    """A partition that is back, or new, is read when the cluster shows it."""
 
     async def scenario() -> None:
         found = [partition(0), partition(1)]
-        told: list[Callable[[], None]] = []
+        listeners: list[Callable[[], None]] = []
 
         def listen(callback: Callable[[], None]) -> Callable[[], None]:
-            told.append(callback)
-            return told.clear
+            listeners.append(callback)
+            return listeners.clear
 
         source = FixedSource(lambda: found, listen, clock=ManualClock())
         sink = Sink([NoBrokerError("away")] * 100)
@@ -92,7 +92,7 @@ def test_news_of_the_cluster_end_a_pause() -> None:
         await asyncio.sleep(100)
         assert sink.refusals
         sink.refusals.clear()
-        told[0]()
+        listeners[0]()
         async with asyncio.timeout(0.01):
             await sink.done.wait()
         await source.stop()

@@ -26,7 +26,7 @@ from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "pair": "MetaQ 1.4 records nothing; what a group knows of it is tested with java",
-    "java": "of a broker that records nothing, the group's offsets tell",
+    "java": "of a broker that records nothing, the group's offsets show it",
 }
 
 HERE = [TopicPartition("t", BrokerId(0), number) for number in range(2)]
@@ -87,7 +87,7 @@ def test_all_of_a_topic_is_not_less_while_a_broker_is_away(
 def test_a_topic_of_a_broker_that_is_away_is_not_an_unknown_one(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
-    """Its name is told, and reading it says where it is."""
+    """It is named, and the error of a read says where it is."""
     first, second = pair
     second.stop()
     with Client(**first.client_options) as client:
@@ -247,7 +247,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
 def test_a_named_address_that_is_not_there_is_away(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
-    """Its topics are unknown, or were told before it went."""
+    """Its topics are unknown, or were known before it went."""
     first, second = pair
     options: dict[str, Any] = {"metadata_s": 0.05, "reconnect_first_s": 0.005}
     with Client(brokers=[first.address, second.address], **options) as client:

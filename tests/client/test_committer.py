@@ -1,4 +1,4 @@
-"""Committing: what failed is told for as long as it is missing, and no longer."""
+"""Committing: a failure is reported until its offsets are committed."""
 
 import asyncio
 import logging

@@ -92,7 +92,7 @@ def test_defaults_are_those_of_metaq() -> None:
 def test_a_consumer_commits_then_releases_then_leaves(
     start_broker: StartBroker,
 ) -> None:
-    """The next owner finds the offset, whatever it sees first."""
+    """The next owner finds the offset, for any order of events."""
 
     async def scenario(broker: AnyBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
@@ -229,7 +229,7 @@ def test_gets_of_one_byte_grow_until_messages_fit(start_broker: StartBroker) -> 
 def test_a_topic_that_nobody_serves_delivers_nothing_and_ends_nothing(
     start_broker: StartBroker,
 ) -> None:
-    """Subscribing comes first, the topic may come later; `health` tells until then."""
+    """Subscribing comes first, the topic may come later; `health` reports it."""
 
     async def scenario(broker: AnyBroker) -> None:
         async with (
@@ -285,7 +285,7 @@ def handle(
 
 
 async def lags(consumer: AsyncConsumer) -> list[Any]:
-    """Return how far each partition's handling is behind."""
+    """Return each partition's lag."""
     return list((await consumer.lag()).values())
 
 

@@ -369,7 +369,7 @@ def test_filtered_messages_are_not_delivered_and_count_as_handled(
 def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
     broker: Any, client: Any
 ) -> None:
-    """Nothing behind the message is handed out, or it would be passed over."""
+    """No later message is handed out, or this one would be skipped."""
     broker.put(*numbered(0, 12000))
     store = MemoryOffsets()
 
@@ -440,7 +440,7 @@ def test_damaged_records_are_skipped_and_counted_when_asked_for(
 def test_what_lies_behind_damage_is_not_skipped_when_answers_are_short(
     java: Any, java_client: Any
 ) -> None:
-    """A broker may send less than was asked for: no whole record behind the damage."""
+    """A broker may send less than requested: no complete record follows the damage."""
     texts = [text * 20 for text in numbered(0, 4)]
     offsets = java.put(*texts)
     java.inner.transfer_bytes_max = 3 * (offsets[1] - offsets[0]) // 2
@@ -581,7 +581,7 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
 def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The metadata may tell of it first, before any get has failed."""
+    """The metadata may show it before any get has failed."""
     broker = start_broker({"test": 5})
     with (
         Client(brokers=[broker.address], **QUICK) as client,
@@ -767,7 +767,7 @@ def test_after_closing_a_loop_ends_and_a_call_is_refused(
 def test_a_consumer_that_cannot_start_leaves_nothing_running(
     java: Any, java_client: Any
 ) -> None:
-    """Its store cannot be read: no fetcher goes on behind the error."""
+    """Its store cannot be read: no fetcher goes on after the error."""
     java.put(b"m")
 
     class Broken(MemoryOffsets):

@@ -58,7 +58,7 @@ async def client_of(broker: AnyBroker, **more: Any) -> AsyncIterator[AsyncClient
 
 
 class Reader:
-    """Reads until it is told to stop, and keeps what it was handed."""
+    """Reads until it is stopped, and keeps its messages."""
 
     def __init__(self, consumer: AsyncConsumer) -> None:
         self.consumer = consumer
@@ -154,15 +154,15 @@ def test_a_topic_that_nobody_serves_is_told(
         async with client_of(broker) if is_group else named as client:
             for count in (1, 2):
                 async with client.consumer("g", ["t", "tt"]) as consumer:
-                    await until(lambda now=count: len(told()) == now)
+                    await until(lambda now=count: len(logged()) == now)
                     assert "tt: no broker serves it" in consumer.health().problems
 
-    def told() -> list[str]:
+    def logged() -> list[str]:
         line = "no broker serves the topic: group=g topic="
         return [text for text in caplog.messages if text.startswith(line)]
 
     asyncio.run(scenario())
-    assert set(told()) == {"no broker serves the topic: group=g topic=tt"}
+    assert set(logged()) == {"no broker serves the topic: group=g topic=tt"}
 
 
 @pytest.mark.parametrize("has_zookeeper", [True, False])
@@ -177,17 +177,17 @@ def test_partitions_that_nobody_serves_are_told(
             client_of(broker) if has_zookeeper else named as client,
             client.consumer("g", ["t", "tt"], partitions=["0-0", "0-9"]) as consumer,
         ):
-            await until(lambda: len(told()) == 2)
+            await until(lambda: len(logged()) == 2)
             assert consumer.health().problems == (
                 "tt: no broker serves it",
                 "t/0-9: no broker serves it",
             )
 
-    def told() -> list[str]:
+    def logged() -> list[str]:
         return [text for text in caplog.messages if text.startswith("no broker serves")]
 
     asyncio.run(scenario())
-    assert set(told()) == {
+    assert set(logged()) == {
         "no broker serves the topic: group=g topic=tt",
         "no broker serves the partition: group=g t/0-9",
     }
@@ -221,7 +221,7 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
 def test_a_session_lost_before_the_first_commit_passes_over_nothing(
     broker: AnyBroker, ignore_committed: bool
 ) -> None:
-    """Messages that come meanwhile lie before the latest offset of afterwards."""
+    """Later messages are before the latest offset of the restart."""
 
     async def scenario() -> None:
         async with client_of(broker) as client:
@@ -249,7 +249,7 @@ def test_a_session_lost_before_the_first_commit_passes_over_nothing(
 def test_a_message_being_handled_is_waited_for_and_committed(
     broker: AnyBroker,
 ) -> None:
-    """The next owner is handed what comes behind it."""
+    """The next owner gets the later messages."""
 
     async def scenario() -> None:
         async with client_of(broker) as client, client_of(broker) as other:
@@ -279,7 +279,7 @@ def test_a_message_being_handled_is_waited_for_and_committed(
 
 
 def test_a_late_commit_of_a_former_owner_is_refused(broker: AnyBroker) -> None:
-    """A handler that takes longer than the bound loses its partition, and is told."""
+    """A handler that takes longer than the bound loses its partition, with an error."""
 
     async def scenario() -> None:
         async with client_of(broker) as client, client_of(broker) as other:
@@ -381,7 +381,7 @@ def test_a_broadcast_reaches_every_machine(
 def test_a_follower_is_read_when_the_leader_is_gone(broker: AnyBroker) -> None:
     """The group shares what followers serve; the leader is preferred when it is back.
 
-    The broker plays both: its address stands in another tree.
+    The broker plays both: its address is in another tree.
     """
 
     async def scenario() -> None:
@@ -434,7 +434,7 @@ def test_both_worlds_share_a_group(broker: AnyBroker) -> None:
 def test_what_no_consumer_is_made_of(
     broker: AnyBroker, group: str, topics: Any, options: dict[str, Any]
 ) -> None:
-    """It is told when it is asked for, before anything is written."""
+    """The error comes at once, before anything is written."""
 
     async def scenario() -> None:
         async with client_of(broker) as client:

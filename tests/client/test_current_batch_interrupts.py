@@ -1,6 +1,6 @@
 """Ctrl-C at any line of the client while a loop or `receive` asks for messages.
 
-Who reads on behind it, as people do in notebooks, gets every message.
+A reader that goes on after it, as in notebooks, gets every message.
 """
 
 import linecache
@@ -133,7 +133,7 @@ def test_an_interrupt_behind_the_end_of_the_client_is_heard_as_one(
     start_broker: StartBroker,
     read: Callable[[Consumer, Interrupt], Iterator[Message]],
 ) -> None:
-    """There is no loop any more that could be told of anything."""
+    """There is no loop any more that could be called."""
     with (
         Client(**start_broker().client_options) as client,
         client.consumer("g", ["test"]) as consumer,

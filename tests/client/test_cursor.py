@@ -89,10 +89,10 @@ def test_a_record_larger_than_a_get_is_asked_for_whole() -> None:
 @pytest.mark.parametrize("transfer_max", [1, 19, 20, 21, 100, 1019])
 def test_a_record_larger_than_any_answer_is_put_together(transfer_max: int) -> None:
     """A transfer limit below a record's size costs more gets, not the message."""
-    log = record(b"small") + record(bytes(range(250)) * 4) + record(b"behind")
+    log = record(b"small") + record(bytes(range(250)) * 4) + record(b"follower")
     cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(len(log)))
     messages = drain(cursor, log, transfer_max)
-    assert [len(m.data) for m in messages] == [5, 1000, 6]
+    assert [len(m.data) for m in messages] == [5, 1000, 8]
     assert messages[1].data == bytes(range(250)) * 4
     assert messages[2].offset == 25 + 1020
 
@@ -149,16 +149,16 @@ LARGE = record(bytes(1000))
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "after",
     [b"", record(b"next"), record(b"next") + b"\0\0", record(bytes(300))[:200]],
 )
-def test_a_record_that_is_too_large_is_no_damage(behind: bytes) -> None:
+def test_a_record_that_is_too_large_is_no_damage(after: bytes) -> None:
     """It ends where another one begins, or the log, or a segment."""
     cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes_max=500)
     feed(cursor, [Fetched(LARGE[:400])])
     assert (cursor.fetch_offset, cursor.is_incomplete) == (7 + 1019, True)
     with pytest.raises(NoProgressError, match=r"record of 1020 bytes \(at most 500"):
-        feed(cursor, [Fetched(b"\0" + behind)])
+        feed(cursor, [Fetched(b"\0" + after)])
     assert cursor.fetch_offset == 7
 
 
@@ -204,7 +204,7 @@ def test_damage_is_reported_behind_the_good_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damaged", "behind"),
+    ("damaged", "after"),
     [
         (record(b"bad")[:-1] + b"x", len(record(b"bad"))),
         (b"\xff" * 30, 30 + 10),
@@ -212,7 +212,7 @@ def test_damage_is_reported_behind_the_good_records() -> None:
     ids=["in the payload", "in the header"],
 )
 def test_without_a_good_record_reading_goes_on_behind_the_damage(
-    damaged: bytes, behind: int
+    damaged: bytes, after: int
 ) -> None:
     """Bytes that were never looked at may hold good ones."""
     size = len(damaged) + 10
@@ -222,7 +222,7 @@ def test_without_a_good_record_reading_goes_on_behind_the_damage(
     rest = record(b"good" * 20)[:10]
     with pytest.raises(CorruptRecordError, match="no good record"):
         feed(cursor, [Fetched(damaged + rest)] * 10)
-    assert cursor.after_damage == 7 + behind
+    assert cursor.after_damage == 7 + after
 
 
 def test_an_attribute_block_that_is_cut_is_damage_too() -> None:

@@ -1,4 +1,4 @@
-"""A length that rotted upward: told, or skipped, on both kinds of broker."""
+"""A damaged length that is too large is reported, or skipped, on both brokers."""
 
 import os
 from collections.abc import Iterator

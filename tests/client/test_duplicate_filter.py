@@ -135,7 +135,7 @@ def test_what_another_member_has_handled_is_skipped_and_counted(
 def test_batches_that_are_asked_about_keep_their_order(
     broker: Any, members: MakeMember
 ) -> None:
-    """Nothing more is fetched of a partition meanwhile; each batch is one call."""
+    """A partition is not fetched during the check; each batch is one call."""
     data = [b"%02d" % number * 10_000 for number in range(12)]
     broker.put(*data)
     calls: list[int] = []
@@ -221,7 +221,7 @@ def test_a_commit_has_the_ids_of_what_is_being_handled_remembered(
 def test_seek_and_rollback_deliver_what_is_known(
     broker: Any, members: MakeMember
 ) -> None:
-    """Until the partition goes; a member that begins anew skips again."""
+    """Until the partition goes; a member that gets it again skips again."""
     offsets = broker.put(*numbered(0, 4))
     ids = LruDuplicateIds()
     with members(ids) as one:
@@ -259,7 +259,7 @@ def test_without_commits_of_our_own_ids_wait_for_those_of_the_user(
 
 
 class Broken:
-    """A store that fails while it is told to."""
+    """A store that fails on request."""
 
     def __init__(self) -> None:
         self.inner = LruDuplicateIds()
@@ -287,9 +287,9 @@ def test_a_store_that_raises_delivers_and_is_told_of_once(
         statistics = one.statistics().duplicates
     assert statistics.failure_count >= 2
     assert statistics.forgotten_count == 4
-    told = [r for r in caplog.records if "duplicate ids failed" in r.message]
-    assert len(told) == 1
-    assert "no route to the store" in told[0].message
+    logged = [r for r in caplog.records if "duplicate ids failed" in r.message]
+    assert len(logged) == 1
+    assert "no route to the store" in logged[0].message
     store.is_broken = False
     with members(store) as two:
         assert by_loop(two, 5) == numbered(0, 5)

@@ -104,8 +104,8 @@ def test_what_is_not_handled_comes_again_first() -> None:
 
 
 def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -> None:
-    told = []
-    buffer = make_buffer(on_room=lambda: told.append(1))
+    calls = []
+    buffer = make_buffer(on_room=lambda: calls.append(1))
     for number in range(PARTITION_BATCHES_MAX):
         assert buffer.has_room(ZERO)
         buffer.put(batch(ZERO, number, 1))
@@ -113,9 +113,9 @@ def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -
     assert buffer.has_room(ONE)
     buffer.put(batch(ONE, 0, 8))
     assert not buffer.has_room(ONE)  # 10 records of at most 10
-    assert not told
+    assert not calls
     taken = take(buffer)
-    assert told == [1]
+    assert calls == [1]
     assert buffer.has_room(ZERO)
     buffer.done(taken)
 
@@ -371,7 +371,7 @@ def test_a_partition_that_goes_leaves_the_line() -> None:
 
 
 def test_a_paused_partition_waits_until_it_is_resumed() -> None:
-    """Whatever arrives; it does not look idle meanwhile, and the others go on."""
+    """It does not look idle, new batches wait, and other partitions go on."""
     buffer = make_buffer()
     buffer.put(batch(ZERO, 0, 3))
     taken = take(buffer)
@@ -411,7 +411,7 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on(
 ) -> None:
     """Else a batch would lie there while a worker waits for it.
 
-    One of both is woken; it may be cancelled before it hears of it, or behind that.
+    One of both is woken; it may be cancelled before it runs, or after that.
     """
 
     async def scenario() -> None:
@@ -451,30 +451,30 @@ def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
 
 def test_each_handled_message_is_told_once() -> None:
     """Taken, given back in pieces, fenced while taken, and given back after that."""
-    told: list[int] = []
+    handled: list[int] = []
     buffer = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
         on_room=lambda: None,
-        on_handled=lambda messages: told.extend(numbers(messages)),
+        on_handled=lambda messages: handled.extend(numbers(messages)),
     )
     buffer.add(ZERO, BEGIN)
     buffer.put(batch(ZERO, 0, 4))
     first = take(buffer)
     buffer.report_handled()
-    assert told == []
+    assert handled == []
     hand_out(first, 3)
     buffer.report_handled()
     buffer.report_handled()
-    assert told == [0, 1]
+    assert handled == [0, 1]
     first.confirm()
     buffer.done(first)
-    assert told == [0, 1, 2]
+    assert handled == [0, 1, 2]
     second = take(buffer)
     hand_out(second, 1)
     buffer.fence(ZERO)
-    assert told == [0, 1, 2]
+    assert handled == [0, 1, 2]
     second.confirm()
     buffer.done(second)
-    assert told == [0, 1, 2, 3]
+    assert handled == [0, 1, 2, 3]

@@ -29,7 +29,7 @@ ONE_BROKER = {"ScriptedBroker": "replies that no broker gives"}
 
 
 def lying(kinds: type | tuple[type, ...], reply: Callable[[int], Reply]) -> Callable:
-    """Return the answers of a broker that lies about some commands."""
+    """Return the answers of a broker with false answers to some commands."""
 
     def answer(command: Command) -> Reply | None:
         if isinstance(command, kinds):
@@ -96,7 +96,7 @@ def test_a_put_whose_receipt_cannot_be_is_of_unknown_outcome(body: str) -> None:
 
 
 def test_a_consumer_uses_nothing_of_it_and_says_so() -> None:
-    """It tries again, and `health` tells why nothing comes."""
+    """It tries again, and `health` reports why nothing comes."""
 
     async def scenario() -> None:
         def answer(command: Command) -> Reply | None:

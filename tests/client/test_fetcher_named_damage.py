@@ -1,4 +1,4 @@
-"""Damage that a broker knows of is damage: told at once, or skipped at once."""
+"""Damage that a broker knows of is reported, or skipped, at once."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ class Scene:
     def __init__(self, broker: PythonBroker, kind: str) -> None:
         self.data = [b"%02d" % number + b"x" * 28 for number in range(11)]
         with Client(brokers=[broker.address]) as client, client.producer() as producer:
-            # One by one: a batch lies in one segment.
+            # One by one: a batch is in one segment.
             self.offsets = [producer.send("test", one).offset for one in self.data]
         broker.stop()
         segments = sorted(broker.inner.data_path.glob("**/test-0/*.meta"))
@@ -125,7 +125,7 @@ def test_a_consumer_skips_at_once(scene: Scene, client: Any) -> None:
 def test_handlers_hear_of_it_as_iterators_do(
     broker: Any, scene: Scene, world: str, policy: Any
 ) -> None:
-    """`run` ends with the error, or handles what lies behind."""
+    """`run` ends with the error, or handles the later messages."""
     handled: list[bytes] = []
 
     def keep(message: Any) -> None:

@@ -122,7 +122,7 @@ def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
 
     async def scenario() -> None:
         async with AsyncClient(**broker.client_options) as client:
-            await fill(client, 0, b"bad", b"behind")
+            await fill(client, 0, b"bad", b"later")
             await fill(client, 1, *[b"fine"] * 5)
             async with client.consumer("g", ["test"]) as consumer:
                 await run_until(consumer, handler, lambda: log.count == 6, retry=LATER)

@@ -297,7 +297,7 @@ def is_free(directory: Path) -> bool:
 def test_a_disk_that_hangs_keeps_no_run_from_its_end(
     broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither before a run begins nor behind it."""
+    """Neither before a run begins nor after it."""
     answers, has_opened = threading.Event(), threading.Event()
     open_now, close_now = Spool.open, Spool.close
 

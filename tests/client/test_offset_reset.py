@@ -251,7 +251,7 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
 def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
     broker: Any, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its topic was made anew: the first messages lie before that offset."""
+    """Its topic was made again: the first messages are before that offset."""
     store = MemoryOffsets()
     remember(store, Offset(460))
     options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}

@@ -30,7 +30,7 @@ def in_s(seconds: float = 5.0) -> float:
 
 
 def test_an_owner_commits_what_metaq_would_read() -> None:
-    """`id-offset`, and -1 for no message; the others are told and left alone."""
+    """`id-offset`, and -1 for no message; the others are refused and not changed."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

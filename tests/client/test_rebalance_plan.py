@@ -77,7 +77,7 @@ def test_assignments_divide_what_is_subscribed_to(
 
 
 def test_names_are_ordered_as_metaq_orders_them() -> None:
-    """`0-10` stands before `0-2`: the vector of MetaQ's tests."""
+    """`0-10` comes before `0-2`: the vector of MetaQ's tests."""
     found = [
         assignment_of(
             member,
@@ -91,7 +91,7 @@ def test_names_are_ordered_as_metaq_orders_them() -> None:
 
 
 def test_a_line_names_five_partitions_and_counts_the_rest() -> None:
-    """In their order, whatever the set's."""
+    """In their order, for any order of the set."""
     assert name_some(parts({1, 0})) == "t/0-0, t/0-1"
     assert name_some(parts(set(range(5)))).count(",") == 4
     assert name_some(parts(set(range(7)))).endswith("t/0-4 and 2 more")

@@ -33,7 +33,7 @@ from tests.rigs.waiting import until
 
 
 def test_a_thousand_members_that_take_nothing_are_named() -> None:
-    """They get an assignment each and read nothing, which only this tells."""
+    """They get an assignment each and read nothing, and only this report names them."""
 
     async def scenario(group: Group, one: Member) -> None:
         assert one.source.problems() == []
@@ -81,7 +81,7 @@ def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
         assert owners(server) == dict.fromkeys(["0-0", "0-1", "0-2"], "g_c1")
         assert server.nodes[owner_path(part(0))].is_ephemeral
         await one.source.stop()
-        assert one.sink.told("revoke") == parts(0, 1, 2)
+        assert one.sink.called("revoke") == parts(0, 1, 2)
         assert owners(server) == {}
         assert ID not in server.nodes
         await one.source.stop()
@@ -97,13 +97,13 @@ def test_what_stays_is_not_touched() -> None:
         await until(lambda: two.is_settled)
         assert one.reading == parts(0, 1)
         assert two.reading == parts(2, 3)
-        assert one.sink.told("revoke") == parts(2, 3)
-        assert one.sink.told("fence") == set()
+        assert one.sink.called("revoke") == parts(2, 3)
+        assert one.sink.called("fence") == set()
         assigned = [call for call in one.sink.calls if call[0] == "assign"]
         assert len(assigned) == 4
         await two.leave()
         await until(lambda: one.reading == parts(0, 1, 2, 3))
-        assert one.sink.told("revoke") == parts(2, 3)
+        assert one.sink.called("revoke") == parts(2, 3)
 
     run_group(scenario, 4)
 
@@ -149,9 +149,9 @@ def test_a_handover_is_a_warning_when_it_takes_long(
 
     caplog.set_level(logging.INFO, "metaq.client.group.rebalancer")
     run_group(scenario, 2)
-    told = [record for record in caplog.records if "are not read" in record.message]
+    lines = [record for record in caplog.records if "are not read" in record.message]
     for name in ("g_c2", "g_c3"):
-        levels = [one.levelno for one in told if f"member={name}" in one.message]
+        levels = [one.levelno for one in lines if f"member={name}" in one.message]
         assert levels == [logging.INFO] + [logging.WARNING] * warnings
 
 
@@ -200,7 +200,7 @@ def test_partitions_that_come_and_go_are_followed() -> None:
         await until(lambda: one.reading == parts(0, 1, 2))
         serve(server, 1, broker=7)
         await until(lambda: part(0, broker=7) in one.reading)
-        assert one.sink.told("revoke") == set()
+        assert one.sink.called("revoke") == set()
         serve(server, 0)
         await until(lambda: one.reading == {part(0, broker=7)})
         assert owners(server) == {"7-0": "g_c1"}
@@ -238,13 +238,13 @@ def test_a_lost_session_stops_reading_at_once() -> None:
         server.expire(one.coordinator)
         await asyncio.sleep(0)
         assert one.reading == set()
-        assert one.sink.told("fence") == parts(0, 1)
+        assert one.sink.called("fence") == parts(0, 1)
         assert not one.is_settled
         assert isinstance(one.source.last_error, SessionLostError)
         await until(lambda: one.is_settled)
         assert one.reading == parts(0, 1)
         assert one.source.fence == Fence("g_c1", 2)
-        assert one.sink.told("revoke") == set()
+        assert one.sink.called("revoke") == set()
         session_id = one.coordinator.status.session_id
         for path in (ID, owner_path(part(0)), owner_path(part(1))):
             assert server.nodes[path].owner_session_id == session_id
@@ -297,7 +297,7 @@ def test_a_session_lost_while_it_revokes_is_the_end_of_all() -> None:
         server = group.server
         one.sink.revoke_s = 10.0
         two = await group.join("c2")
-        await until(lambda: one.sink.told("revoke") == parts(1))
+        await until(lambda: one.sink.called("revoke") == parts(1))
         server.expire(one.coordinator)
         await asyncio.sleep(0)
         assert one.reading == set()
@@ -336,7 +336,7 @@ def test_a_stop_while_suspended_is_finished_when_zookeeper_answers() -> None:
         began_s = CLOCK.monotonic_s()
         await one.source.stop()
         assert CLOCK.monotonic_s() - began_s <= OPTIONS.request_timeout_s + 1
-        assert one.sink.told("revoke") == parts(0, 1)
+        assert one.sink.called("revoke") == parts(0, 1)
         assert one.reading == set()
         assert len(owners(server)) == 2
         server.resume(one.coordinator)
@@ -355,7 +355,7 @@ def test_a_stop_without_a_session_asks_for_nothing() -> None:
         one.coordinator.report(SessionEvent.EXPIRED)
         await until(lambda: one.coordinator.status.state is SessionState.LOST)
         await one.source.stop()
-        assert one.sink.told("fence") == parts(0, 1)
+        assert one.sink.called("fence") == parts(0, 1)
         assert not {t for t in asyncio.all_tasks() if t.get_name().startswith("group")}
 
     run_group(scenario, 2)
@@ -388,7 +388,7 @@ def test_a_stop_ends_what_is_being_taken() -> None:
         began_s = CLOCK.monotonic_s()
         await one.source.stop()
         assert CLOCK.monotonic_s() - began_s < 1
-        assert one.sink.told("revoke") == parts(0, 1)
+        assert one.sink.called("revoke") == parts(0, 1)
         assert owners(server) == {}
         assert ID not in server.nodes
 
@@ -402,7 +402,7 @@ def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
     async def scenario(group: Group, one: Member) -> None:
         one.sink.revoke_s = 1000.0
         stopping = asyncio.create_task(one.source.stop())
-        await until(lambda: one.sink.told("revoke"))
+        await until(lambda: one.sink.called("revoke"))
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
@@ -420,7 +420,7 @@ def test_a_stop_waits_for_a_revocation_under_way() -> None:
         server = group.server
         one.sink.revoke_s = 10.0
         two = await group.join("c2")
-        await until(lambda: one.sink.told("revoke") == parts(1))
+        await until(lambda: one.sink.called("revoke") == parts(1))
         seen: list[dict[str, str]] = []
         one.sink.before_release = lambda: seen.append(owners(server))
         await one.source.stop()

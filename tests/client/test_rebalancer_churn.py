@@ -137,7 +137,7 @@ class _Group:
         assert self.violations == []
         ends = await asyncio.gather(*self.background, return_exceptions=True)
         for end in ends:
-            # Who leaves or dies while it joins is told so.
+            # A member that leaves or dies while it joins gets an error.
             assert isinstance(end, NoneType | ClosedError | asyncio.CancelledError), end
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ steps = st.lists(
 def test_any_history_ends_with_one_owner_each(
     strategy: Strategy, count: int, steps: list[tuple[str, float]], seed: int
 ) -> None:
-    """Whatever happened, in whatever order, and while what was under way."""
+    """For any events, in any order, at any time."""
 
     async def scenario() -> None:
         group = _Group(strategy, count, random.Random(seed))
@@ -251,11 +251,11 @@ def test_a_storm_leaves_most_partitions_alone(rng: random.Random) -> None:
             await newest.leave()
             await group.come_to_rest()
         assert {m: frozenset(m.reading) for m in group.members} == before
-        moved = {p for m in group.members for p in m.sink.told("revoke")}
+        moved = {p for m in group.members for p in m.sink.called("revoke")}
         assert len(moved) < 40
         for member in group.members:
-            untouched = before[member] - member.sink.told("revoke")
-            assert untouched.isdisjoint(member.sink.told("assign"))
+            untouched = before[member] - member.sink.called("revoke")
+            assert untouched.isdisjoint(member.sink.called("assign"))
         await group.close()
 
     run_virtually(scenario())

@@ -27,7 +27,7 @@ from tests.rigs.waiting import until
 
 
 def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
-    """Its broker is away: it is tried again, and told meanwhile."""
+    """Its broker is away: it is tried again, and reported until then."""
 
     async def scenario(group: Group, one: Member) -> None:
         away = NoBrokerError("broker 0 is away")
@@ -231,7 +231,7 @@ def test_a_check_that_fails_is_made_again() -> None:
         one.coordinator.get = failing  # type: ignore[method-assign]
         began_s = CLOCK.monotonic_s()
         server.remove(owner_path(part(0)))
-        await until(lambda: one.sink.told("fence") == parts(0))
+        await until(lambda: one.sink.called("fence") == parts(0))
         await until(lambda: one.is_settled)
         assert failed
         assert CLOCK.monotonic_s() - began_s < 1
@@ -240,7 +240,7 @@ def test_a_check_that_fails_is_made_again() -> None:
 
 
 def test_a_release_that_fails_is_tried_again() -> None:
-    """The partition is not read meanwhile, and goes to the other as soon as it can."""
+    """The partition is not read until then, and goes to the other as soon as it can."""
 
     async def scenario(group: Group, one: Member) -> None:
         delete = one.coordinator.delete
@@ -253,7 +253,7 @@ def test_a_release_that_fails_is_tried_again() -> None:
         await asyncio.sleep(30)
         assert one.reading == parts(0)
         assert "no rights" in str(one.source.last_error)
-        assert one.sink.told("revoke") == parts(1)
+        assert one.sink.called("revoke") == parts(1)
         one.coordinator.delete = delete  # type: ignore[method-assign]
         await until(lambda: one.is_settled and two.is_settled)
         assert two.reading == parts(1)

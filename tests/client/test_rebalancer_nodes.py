@@ -73,7 +73,7 @@ def test_waiting_for_others_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_deleted_member_node_comes_back() -> None:
-    """Reading goes on meanwhile."""
+    """Reading goes on."""
 
     async def scenario() -> None:
         server = serving(2)
@@ -96,9 +96,9 @@ def test_a_deleted_owner_node_fences_and_is_claimed_again() -> None:
         one = await Member(server).join()
         server.remove(owner_path(part(1)))
         began_s = CLOCK.monotonic_s()
-        await until(lambda: one.sink.told("fence") == parts(1))
+        await until(lambda: one.sink.called("fence") == parts(1))
         await until(lambda: one.is_settled and one.reading == parts(0, 1))
-        assert CLOCK.monotonic_s() - began_s < 1, "told by a watch"
+        assert CLOCK.monotonic_s() - began_s < 1, "reported by a watch"
         assert owners(server) == dict.fromkeys(["0-0", "0-1"], "g_c1")
         assert [call for call in one.sink.calls if part(0) in call[1]] == [
             ("assign", frozenset([part(0)]))
@@ -120,7 +120,7 @@ def test_a_member_node_that_is_overwritten_is_put_back(data: bytes) -> None:
         await until(lambda: not one.is_settled)
         began_s = CLOCK.monotonic_s()
         await until(lambda: one.is_settled)
-        assert CLOCK.monotonic_s() - began_s < 2, "told by a watch"
+        assert CLOCK.monotonic_s() - began_s < 2, "reported by a watch"
         assert server.nodes[ID].data == b"t"
         assert one.sink.calls == calls
         await one.leave()
@@ -138,9 +138,9 @@ def test_an_owner_node_that_is_overwritten_is_put_back(data: bytes) -> None:
         one = await Member(server).join()
         server.write(owner_path(part(1)), data)
         began_s = CLOCK.monotonic_s()
-        await until(lambda: one.sink.told("fence") == parts(1))
+        await until(lambda: one.sink.called("fence") == parts(1))
         await until(lambda: one.is_settled and one.reading == parts(0, 1))
-        assert CLOCK.monotonic_s() - began_s < 1, "told by a watch"
+        assert CLOCK.monotonic_s() - began_s < 1, "reported by a watch"
         assert owners(server) == dict.fromkeys(["0-0", "0-1"], "g_c1")
         await one.leave()
         assert owners(server) == {}
@@ -149,7 +149,7 @@ def test_an_owner_node_that_is_overwritten_is_put_back(data: bytes) -> None:
 
 
 def test_nodes_of_two_members_of_one_client_are_not_taken_for_each_other_s() -> None:
-    """They have one session: only the name, and who made the node, tell them apart."""
+    """They have one session: only the name, and the owner of the node, differ."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -191,7 +191,7 @@ def test_an_owner_node_that_changed_hands_is_found_by_a_watch() -> None:
         server.put(owner_path(part(0)), b"g_java", session_id=77)
         await asyncio.sleep(1)
         assert one.reading == set()
-        assert one.sink.told("fence") == parts(0)
+        assert one.sink.called("fence") == parts(0)
         assert not one.is_settled
         server.remove(owner_path(part(0)))
         await until(lambda: one.is_settled and one.reading == parts(0))

@@ -111,15 +111,15 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 
 
 def test_the_first_of_a_kind_is_a_warning_with_traceback(lines: Any) -> None:
-    """A kind is a type and a place; what repeats itself is told at DEBUG."""
-    told = FailureLog(LOG)
+    """A kind is a type and a line of code; repetitions are logged at DEBUG."""
+    failures = FailureLog(LOG)
     for error in (
         failure(ValueError),
         failure(ValueError),
         failure(KeyError),
         other_place(),
     ):
-        told.write("handler failed", error, is_last=False)
+        failures.write("handler failed", error, is_last=False)
     assert [(one.levelname, bool(one.exc_info)) for one in lines.records] == [
         ("WARNING", True),
         ("DEBUG", False),
@@ -129,20 +129,20 @@ def test_the_first_of_a_kind_is_a_warning_with_traceback(lines: Any) -> None:
 
 
 def test_a_message_that_is_given_up_is_never_told_in_a_whisper(lines: Any) -> None:
-    """Its traceback stands further up."""
-    told = FailureLog(LOG)
-    told.write("handler failed", failure(ValueError), is_last=False)
-    told.write("handler failed", failure(ValueError), is_last=True)
+    """Its traceback was logged before."""
+    failures = FailureLog(LOG)
+    failures.write("handler failed", failure(ValueError), is_last=False)
+    failures.write("handler failed", failure(ValueError), is_last=True)
     assert lines.records[1].levelname == "WARNING"
     assert not lines.records[1].exc_info
 
 
 def test_kinds_without_end_are_told_with_an_end(lines: Any) -> None:
-    """Code that is made anew has new places all the time."""
-    told = FailureLog(LOG)
+    """Generated code raises at new lines all the time."""
+    failures = FailureLog(LOG)
     for number in range(KINDS_MAX + 5):
         kind = type(f"Error{number}", (Exception,), {})
-        told.write("handler failed", failure(kind), is_last=False)
+        failures.write("handler failed", failure(kind), is_last=False)
     assert sum(bool(one.exc_info) for one in lines.records) == KINDS_MAX
 
 
@@ -177,11 +177,11 @@ def test_a_handler_that_raises_is_found_in_log_and_dead_letter(
         with client.consumer("g", ["test"], **IDLE) as consumer:
             wait_until(lambda: handle(consumer, world, policy) == 3)
         dead = list(client.browse("test.dead"))
-    told = [
+    logged = [
         one for one in lines.records if one.getMessage().startswith("handler failed")
     ]
-    assert [bool(one.exc_info) for one in told].count(True) >= 1
-    assert told[0].exc_info
+    assert [bool(one.exc_info) for one in logged].count(True) >= 1
+    assert logged[0].exc_info
     for one in dead:
         origin = read_origin(one)
         assert origin is not None

@@ -254,7 +254,7 @@ def test_ids_of_what_was_not_committed_are_not_remembered(
 def test_a_commit_that_is_under_way_ends_before_its_partitions_go(
     broker: AnyBroker,
 ) -> None:
-    """Its owner has asked for it: what comes behind it begins at its offset."""
+    """Its owner has asked for it: the next reader begins at its offset."""
     broker.put(*SIX)
     committing, go_on = asyncio.Event(), asyncio.Event()
     closed: list[str] = []

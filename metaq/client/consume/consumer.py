@@ -391,12 +391,14 @@ class AsyncConsumer:
         self._require_loop()
         check_callable("handler", handler)
         handling = self.begin_handling(concurrency, retry)
-        await handling.run(
-            handler,
-            concurrency,
-            timeout_s=timeout,
-            grace_s=self.options.revoke_timeout_s,
-        )
+        grace_s = self.options.revoke_timeout_s
+        try:
+            await handling.start(timeout)
+            await handling.run_workers(
+                handler, concurrency, timeout_s=timeout, grace_s=grace_s
+            )
+        finally:
+            await handling.close()
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
         """Make the state that the workers of a `run` share, for both worlds."""
@@ -475,7 +477,8 @@ class AsyncConsumer:
 
     def _move(self, partition: TopicPartition, offset: Offset) -> None:
         check_offset("offset", offset)
-        self._subscription.require_assigned(partition)
+        if partition not in self.assignment():
+            raise ClosedError(f"{partition}: not assigned to this consumer")
         batch = self.current_batch.batch
         if batch is not None and batch.partition == partition:
             self.current_batch.drop()

@@ -214,7 +214,7 @@ class Handling:
         finally:
             self.has_ended = True
 
-    async def run(
+    async def run_workers(
         self,
         handler: AsyncHandler,
         concurrency: int,
@@ -222,31 +222,13 @@ class Handling:
         timeout_s: float | None,
         grace_s: float,
     ) -> None:
-        """Handle messages until the consumer is closed; see `AsyncConsumer.run`.
+        """Run the async world's workers, until one fails or all have ended.
 
-        Args:
-            handler: handles one message.
-            concurrency: number of workers.
-            timeout_s: duration of the run; None: until the consumer is closed.
-            grace_s: additional time of the handlers that run at its end.
+        After `timeout_s` (None: never) handlers that run have `grace_s` to end.
 
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
         """
-        try:
-            await self.start(timeout_s)
-            await self._run_workers(handler, concurrency, timeout_s, grace_s)
-        finally:
-            await self.close()
-
-    async def _run_workers(
-        self,
-        handler: AsyncHandler,
-        concurrency: int,
-        timeout_s: float | None,
-        grace_s: float,
-    ) -> None:
-        """Run the workers until all have ended or one fails, which ends the others."""
         tasks = [
             asyncio.create_task(self._work(handler), name=f"handler {number}")
             for number in range(concurrency)
@@ -255,7 +237,7 @@ class Handling:
             ended, late = await asyncio.wait(
                 tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
             )
-            if not any(_has_failed(task) for task in ended):
+            if not any(task.cancelled() or task.exception() for task in ended):
                 self._is_ending = True
                 for task in late & self._idle:
                     task.cancel()
@@ -510,10 +492,6 @@ class Handling:
             replayed_count=store.replayed_count,
             waiting_count=store.waiting_count,
         )
-
-
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return task.cancelled() or task.exception() is not None
 
 
 async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException | None:

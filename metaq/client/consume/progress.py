@@ -313,35 +313,34 @@ class ReadStatus:
         return f"the last get failed: {self.error}"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One partition, as the watchdog sees it."""
-
-    status: ReadStatus
-    is_taken: bool
-    """A worker has messages of it, or it is paused."""
-    is_buffered: bool
-    """Messages of it wait for a worker."""
-    has_room: bool
-    """More of it may be fetched."""
-    has_waiters: bool
-    """A worker waits for messages now."""
-    is_wanted: bool
-    """A worker has asked for messages within the bound, or waits now."""
-
-
-def may_be_stuck(seen: Observation) -> bool:
+def may_be_stuck(
+    status: ReadStatus,
+    *,
+    is_taken: bool,
+    is_buffered: bool,
+    has_room: bool,
+    has_waiters: bool,
+    is_wanted: bool,
+) -> bool:
     """Return whether a partition without progress should have some.
 
     A buffered batch is only stuck if a worker is free. Without a buffered batch,
     fetching makes no progress, however busy the workers are with other partitions. A
     partition that an operator closed cannot be read: `health` reports that.
+
+    Args:
+        status: status of reading it.
+        is_taken: a worker has messages of it, or it is paused.
+        is_buffered: messages of it wait for a worker.
+        has_room: more of it may be fetched.
+        has_waiters: a worker waits for messages now.
+        is_wanted: a worker has asked for messages within the bound, or waits now.
     """
-    if seen.is_taken or isinstance(seen.status.error, ForbiddenError):
+    if is_taken or isinstance(status.error, ForbiddenError):
         return False
-    if seen.is_buffered:
-        return seen.has_waiters
-    return seen.is_wanted and (seen.has_room or seen.has_waiters)
+    if is_buffered:
+        return has_waiters
+    return is_wanted and (has_room or has_waiters)
 
 
 _State: TypeAlias = tuple[float, Offset]
@@ -434,10 +433,21 @@ class Watchdog:
             for partition, offsets in self._beyond.items()
             if partition in buffers and buffers[partition].handled.offset == offsets[0]
         }
+        has_waiters = self._fetch_buffer.has_waiters
+        asked_s = self._fetch_buffer.asked_s
         for partition, buffer in buffers.items():
             old = self._suspects.pop(partition, None)
             status = self._status_of(partition)
-            if status is None or not self._may_be_stuck(buffer, status, now_s):
+            if status is None or now_s - buffer.progress_s < self._bound_s / 4:
+                continue
+            if not may_be_stuck(
+                status,
+                is_taken=buffer.is_taken,
+                is_buffered=buffer.buffered_count > 0,
+                has_room=self._fetch_buffer.has_space,
+                has_waiters=has_waiters,
+                is_wanted=has_waiters or now_s - asked_s < self._bound_s,
+            ):
                 continue
             end = await self._end_of(partition, buffer.handled.offset, now_s, old)
             if end is None:
@@ -452,20 +462,6 @@ class Watchdog:
                     f" the log goes on to {end} and a reader waits; {status}"
                 )
         return None
-
-    def _may_be_stuck(
-        self, buffer: PartitionBufferStatistics, status: ReadStatus, now_s: float
-    ) -> bool:
-        has_waiters = self._fetch_buffer.has_waiters
-        seen = Observation(
-            status=status,
-            is_taken=buffer.is_taken,
-            is_buffered=buffer.buffered_count > 0,
-            has_room=self._fetch_buffer.has_space,
-            has_waiters=has_waiters,
-            is_wanted=has_waiters or now_s - self._fetch_buffer.asked_s < self._bound_s,
-        )
-        return may_be_stuck(seen) and now_s - buffer.progress_s >= self._bound_s / 4
 
     def _check_handling(
         self, buffers: Mapping[TopicPartition, PartitionBufferStatistics], now_s: float

@@ -34,7 +34,7 @@ from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_off
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
-from metaq.errors import ClosedError, MetaqError
+from metaq.errors import MetaqError
 from metaq.model import GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -169,11 +169,6 @@ class SubscriptionState:
                 self._fetch_handler.mark(partition, handled)
 
     # -- requests of the user ---------------------------------------------------------
-
-    def require_assigned(self, partition: TopicPartition) -> None:
-        """Raise ClosedError when a partition is not ours."""
-        if partition not in self._fetchers:
-            raise ClosedError(f"{partition}: not assigned to this consumer")
 
     def move(self, partition: TopicPartition, offset: Offset) -> None:
         """Continue at another offset; fetched messages of the partition are dropped."""

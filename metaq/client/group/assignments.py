@@ -63,6 +63,13 @@ class AssignmentSink(Protocol):
 class PartitionSource(Protocol):
     """Source of our partitions."""
 
+    unsettled_since_s: float | None
+    """Monotonic time since which some of our partitions are not read; None: all are."""
+    last_error: MetaqError | None
+    """Error of the last attempt to read all; None when it succeeded."""
+    rebalance_count: int
+    """Number of rebalances that changed what is read."""
+
     async def start(self, sink: AssignmentSink) -> None:
         """Make the first assignment, and update it from then on.
 
@@ -83,21 +90,6 @@ class PartitionSource(Protocol):
     @property
     def fence(self) -> Fence | None:
         """Binding of commits; None without a group in ZooKeeper."""
-        ...
-
-    @property
-    def unsettled_since_s(self) -> float | None:
-        """Monotonic time since which some of our partitions are missing, or None."""
-        ...
-
-    @property
-    def last_error(self) -> MetaqError | None:
-        """Error of the last attempt to settle; None when it succeeded."""
-        ...
-
-    @property
-    def rebalance_count(self) -> int:
-        """Number of rebalances that changed what is read."""
         ...
 
     def problems(self) -> list[str]:
@@ -136,9 +128,7 @@ class FixedSource:
         self._unlisten: Callable[[], None] | None = None
         self._sink: AssignmentSink | None = None
         self.unsettled_since_s: float | None = None
-        """Monotonic time since which partitions cannot be read, or None."""
         self.last_error: MetaqError | None = None
-        """Reason why they cannot be read."""
         self.rebalance_count = 0
 
     @property
@@ -240,8 +230,4 @@ def listed_source(
     partitions: Collection[TopicPartition], *, clock: Clock
 ) -> FixedSource:
     """Return a source of these partitions and no others."""
-    return FixedSource(lambda: partitions, lambda _callback: _do_nothing, clock=clock)
-
-
-def _do_nothing() -> None:
-    """End a wait for changes of a fixed list."""
+    return FixedSource(lambda: partitions, lambda _on_change: lambda: None, clock=clock)

@@ -105,12 +105,9 @@ class GroupSource:
                 life of the nodes of a dead process.
         """
         self.unsettled_since_s: float | None = None
-        """Monotonic time since which some of our partitions are missing, or None."""
         self.last_error: MetaqError | None = None
-        """Error of the last attempt; None when it succeeded."""
         self._logged_level = logging.NOTSET
         self.rebalance_count = 0
-        """Number of rebalances that changed what is read."""
         self._coordinator = coordinator
         self._paths = paths
         self._metadata = metadata
@@ -136,7 +133,6 @@ class GroupSource:
         self._attempted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[_Claims] | None = None
-        self._leaving: asyncio.Task[None] | None = None
         self._cancels: list[Callable[[], None]] = []
         self._sink: AssignmentSink
         """Set by `start`; nothing is active before."""

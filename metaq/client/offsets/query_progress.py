@@ -43,16 +43,13 @@ async def read_progress(
         ConfigError: a client without ZooKeeper.
         CoordinationError: ZooKeeper cannot be asked.
     """
-    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    offsets = _group_offsets(context, group)
     wanted = tuple(partitions)
     found = await all_of(
         _insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
     )
-    return {
-        partition: stored.offset
-        for partition, stored in zip(wanted, found, strict=True)
-        if stored is not None
-    }
+    answers = zip(wanted, found, strict=True)
+    return {one: stored.offset for one, stored in answers if stored is not None}
 
 
 async def read_committed(
@@ -68,7 +65,7 @@ async def read_committed(
         ConfigError: a client without ZooKeeper.
         CoordinationError: ZooKeeper cannot be asked.
     """
-    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    offsets = _group_offsets(context, group)
     found = await all_of(
         _insist(context, partial(offsets.partitions, topic), deadline_s)
         for topic in topics
@@ -91,18 +88,12 @@ async def commit_progress(
         ConfigError: a client without ZooKeeper.
         CoordinationError: ZooKeeper cannot be asked; some may be stored.
     """
-    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
     stored = await read_progress(context, group, progress, deadline_s=deadline_s)
+    set_offset = _group_offsets(context, group).set_offset
     await all_of(
-        (
-            _insist(
-                context,
-                partial(offsets.set_offset, partition, GroupOffset(offset)),
-                deadline_s,
-            )
-            for partition, offset in progress.items()
-            if offset > stored.get(partition, -1)
-        )
+        _insist(context, partial(set_offset, one, GroupOffset(offset)), deadline_s)
+        for one, offset in progress.items()
+        if offset > stored.get(one, -1)
     )
 
 
@@ -220,12 +211,9 @@ async def _change(
         if data == kept:
             return data
         version = None if node is None else node.version
+        replace = partial(coordinator.replace, path, data, version=version)
         with suppress(NodeChangedError):
-            await _insist(
-                context,
-                partial(coordinator.replace, path, data, version=version),
-                deadline_s,
-            )
+            await _insist(context, replace, deadline_s)
             return data
 
 
@@ -235,6 +223,10 @@ async def _forget(context: ClientContext, path: str, *, deadline_s: float) -> No
     parent = path.rpartition("/")[0]
     with suppress(NodeNotEmptyError):
         await _insist(context, partial(coordinator.delete, parent), deadline_s)
+
+
+def _group_offsets(context: ClientContext, group: str) -> GroupOffsets:
+    return GroupOffsets(_coordinator(context), context.paths, group=group)
 
 
 async def _read(context: ClientContext, path: str, deadline_s: float) -> Node | None:
