@@ -229,8 +229,9 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
             make_producer=lambda: pytest.fail("no dead letters here"),
             fs=fs,
         )
+        await handling.start(None)
         task = asyncio.create_task(
-            handling.run(handler, 1, timeout_s=None, grace_s=0.0)
+            handling.run_workers(handler, 1, timeout_s=None, grace_s=0.0)
         )
         await until(lambda: any("takes it" in p for p in handling.problems()))
         assert fetch_buffer.handled()[PLACE].offset == 0
@@ -241,6 +242,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         assert handling.statistics().waiting_count == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await handling.close()
 
     asyncio.run(scenario())
     assert seen == [b"0"]

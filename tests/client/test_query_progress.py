@@ -1,4 +1,4 @@
-"""What a query keeps in ZooKeeper: progress, start, routes and decision."""
+"""Values that a query keeps in ZooKeeper: progress, start, routes, decision."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

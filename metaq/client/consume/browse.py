@@ -76,8 +76,7 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
         NoBrokerError: nothing is known of the cluster before the deadline.
         MetaqError: ZooKeeper cannot be asked.
     """
-    if not context.metadata.snapshot.version:
-        await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    await context.metadata.wait_newer(0, deadline_s=deadline_s)
     names = await retry(
         lambda: context.metadata.topics(deadline_s=deadline_s),
         backoff=BACKOFF,
@@ -225,9 +224,7 @@ async def stats_of(
         MetaqError: a broker that is registered cannot be asked.
     """
     require_text("item", item)
-    snapshot = context.metadata.snapshot
-    if not snapshot.version:
-        snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
     addresses = [
         address
         for copies in snapshot.brokers.values()
@@ -346,9 +343,8 @@ async def _read_all(
             context, partition, None, start, deadline_s=context.deadline_s(timeout)
         )
         cursor = PartitionCursor(partition, begin.offset, end=ends[1])
-        async with contextlib.aclosing(
-            _read_ahead(context, cursor, timeout)
-        ) as batches:
+        reading = _read_ahead(context, cursor, timeout)
+        async with contextlib.aclosing(reading) as batches:
             async for messages in batches:
                 yield messages
 

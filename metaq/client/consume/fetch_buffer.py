@@ -498,13 +498,8 @@ class FetchBuffer:
             else:
                 buffer.taken.stop()
                 buffer.returned.append(partial(_finish_soon, returned))
-        is_returned = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await returned
-        except TimeoutError:
-            is_returned = False
-        return self.fence(partition), is_returned
+        await asyncio.wait([returned], timeout=timeout_s)
+        return self.fence(partition), returned.done()
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
         """Drop a buffer's waiting batches, and unqueue it; the lock is held."""

@@ -144,17 +144,11 @@ class Committer:
         # A warning once for each outage; `health` reports it as long as it lasts.
         level = logging.WARNING if self.last_error is None else logging.DEBUG
         self.last_error = next(iter(failed.values()), None)
-        for partition, error in failed.items():
-            _log.log(
-                level,
-                "commit failed: group=%s partitions=%d first=%s offset=%d: %s",
-                self._group,
-                len(failed),
-                partition,
-                changed[partition].offset,
-                error,
-            )
-            break
+        if failed:
+            first, error = next(iter(failed.items()))
+            text = "commit failed: group=%s partitions=%d first=%s offset=%d: %s"
+            at = changed[first].offset
+            _log.log(level, text, self._group, len(failed), first, at, error)
         for partition, offset in changed.items():
             if partition not in failed:
                 self._committed[partition] = offset.offset
