@@ -404,8 +404,12 @@ def test_a_broker_that_cannot_be_asked_ends_the_questions_to_the_others() -> Non
         for number, leader in enumerate(("silent", "absent", "mute"))
     }
     snapshot = SimpleNamespace(version=1, brokers=brokers)
+
+    async def wait_newer(_version: int, **_named: float) -> Any:
+        return snapshot
+
     context: Any = SimpleNamespace(
-        metadata=SimpleNamespace(snapshot=snapshot), pool=SimpleNamespace(get=get)
+        metadata=SimpleNamespace(wait_newer=wait_newer), pool=SimpleNamespace(get=get)
     )
 
     async def scenario() -> None:

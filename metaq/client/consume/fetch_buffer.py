@@ -355,10 +355,9 @@ class FetchBuffer:
     def report_handled(self) -> None:
         """Call `on_handled` for the batches taken now, before they come back."""
         with self._lock:
-            taken = [buffer.taken for buffer in self._buffers.values()]
+            taken = [one.taken for one in self._buffers.values() if one.taken]
         for batch in taken:
-            if batch is not None:
-                self._report_handled(batch)
+            self._report_handled(batch)
 
     def _report_handled(self, batch: FetchedBatch) -> None:
         if self._on_handled is None:
