@@ -128,7 +128,7 @@ def test_members_that_take_nothing_are_named(
 
     async def scenario() -> None:
         async with (
-            client_of(broker, session_timeout_s=1.0) as client,
+            client_of(broker, session_timeout_s=0.2) as client,
             client.consumer("g", ["t"]) as consumer,
         ):
             await until(lambda: consumer.health().is_ok)
