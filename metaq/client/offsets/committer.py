@@ -87,15 +87,14 @@ class Committer:
 
         Cancellation: offsets sent to the store may still be written.
         """
-        now_s = self._clock.monotonic_s()
-        if deadline_s is None:
-            deadline_s = now_s + self._timeout_s
-        limit_s = max(0.0, deadline_s - now_s) + STORE_SLACK_S
+        left_s = self._left_s(deadline_s)
+        end_s = self._clock.monotonic_s() + left_s
         # Get the fence before waiting: messages handled under one session may not be
         # committed under the next.
-        work = self._commit(handled, self._fence(), deadline_s)
+        work = self._commit(handled, self._fence(), end_s)
+        what = f"commit of group {self._group}"
         try:
-            return await within(limit_s, work, f"commit of group {self._group}")
+            return await within(left_s + STORE_SLACK_S, work, what)
         except RequestTimeoutError as error:
             changed = self.changed(handled)
             failed = dict.fromkeys(changed, error)
@@ -107,12 +106,14 @@ class Committer:
 
         None: the bound on one commit.
         """
-        left_s = self._timeout_s
-        if deadline_s is not None:
-            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left_s), self._lock:
+            async with asyncio.timeout(self._left_s(deadline_s)), self._lock:
                 pass
+
+    def _left_s(self, deadline_s: float | None) -> float:
+        if deadline_s is None:
+            return self._timeout_s
+        return max(0.0, deadline_s - self._clock.monotonic_s())
 
     async def _commit(
         self, handled: Offsets, fence: Fence | None, deadline_s: float

@@ -93,7 +93,20 @@ async def first_offset(
             # The deleted messages had been handled; their commit was lost.
             return GroupOffset(ends[0], NO_MESSAGE), False
         follower = ends[1] if start == "latest" else ends[0]
-        _report(partition, committed.offset, ends, follower)
+        if committed.offset < ends[0]:
+            missing = ends[0] - committed.offset
+            what = f"{missing} bytes were deleted before they were read"
+        else:
+            what = "the log was replaced, or cut by a broker that lost data"
+        _log.error(
+            "committed offset is outside the log: partition=%s committed=%d"
+            " log_start=%d log_end=%d next=%d: %s",
+            partition,
+            committed.offset,
+            *ends,
+            follower,
+            what,
+        )
         return GroupOffset(follower, NO_MESSAGE), True
     if ends is None:
         # Nothing was ever put there: every message will be new.
@@ -140,24 +153,3 @@ async def _require_served(
             f" {partition.broker_id} has no such partition: is the topic deleted, or"
             " the broker another one?"
         )
-
-
-def _report(
-    partition: TopicPartition,
-    committed: Offset,
-    ends: tuple[Offset, Offset],
-    follower: Offset,
-) -> None:
-    if committed < ends[0]:
-        what = f"{ends[0] - committed} bytes were deleted before they were read"
-    else:
-        what = "the log was replaced, or cut by a broker that lost data"
-    _log.error(
-        "committed offset is outside the log: partition=%s committed=%d log_start=%d"
-        " log_end=%d next=%d: %s",
-        partition,
-        committed,
-        *ends,
-        follower,
-        what,
-    )
