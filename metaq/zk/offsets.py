@@ -19,11 +19,12 @@ Keep in step: `groups.py`, `znodes.py`.
 Source: docs/metaq-1.4/client.md 4, 13 and 14.6.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from metaq.errors import OwnershipLostError
 from metaq.model import GroupOffset, TopicPartition
-from metaq.zk.errors import NodeChangedError, PayloadError
+from metaq.zk.errors import NodeChangedError, NodeNotEmptyError, PayloadError
 from metaq.zk.paths import NodeKind, NodePaths, parse_partition
 from metaq.zk.session import Coordinator, SessionState
 from metaq.zk.znodes import decode_group_offset, encode_group_offset, encode_owner
@@ -119,6 +120,16 @@ class GroupOffsets:
             encode_group_offset(group_offset),
             deadline_s=deadline_s,
         )
+
+    async def delete_offset(
+        self, partition: TopicPartition, *, deadline_s: float
+    ) -> None:
+        """Delete an offset, and with a topic's last one the node of the topic."""
+        path = self._paths.group_offset(self._group, partition)
+        await self._coordinator.delete(path, deadline_s=deadline_s)
+        with suppress(NodeNotEmptyError):
+            parent = path.rpartition("/")[0]
+            await self._coordinator.delete(parent, deadline_s=deadline_s)
 
     async def topics(self, *, deadline_s: float) -> tuple[str, ...]:
         """Return the topics for which offsets have been stored, ascending."""

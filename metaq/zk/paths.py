@@ -265,6 +265,10 @@ class NodePaths:
             "/{group}/ids/{member}"
         )
 
+    def group(self, group: str) -> str:
+        """Return the node of a group, parent of all its nodes."""
+        return self.members(group).removesuffix("/ids")
+
     def members(self, group: str) -> str:
         """Return the parent of a group's member nodes."""
         return self._fill(NodeKind.MEMBER, group=group, member="*").removesuffix("/*")

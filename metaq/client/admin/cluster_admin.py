@@ -52,7 +52,7 @@ from metaq.model import (
 )
 from metaq.record.layout import HEADER_BYTES
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
-from metaq.zk.groups import Members, read_members, read_owners
+from metaq.zk.groups import Members, list_groups, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step
 from metaq.zk.session import Coordinator
@@ -208,8 +208,32 @@ async def plan_forget(
             )
         if broker.broker_id == broker_id:
             return broker
+    if await offsets_of_broker(context, broker_id, deadline_s=deadline_s):
+        # A Java broker leaves no record; the offsets of its groups stay.
+        return BrokerDescription(broker_id, None, False, (), 0, 0)
     known = ", ".join(str(broker.broker_id) for broker in found) or "none"
-    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
+    raise ClientError(
+        f"there is no record of broker {broker_id}, and no group has offsets of it;"
+        f" brokers are: {known}"
+    )
+
+
+async def offsets_of_broker(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> dict[str, tuple[TopicPartition, ...]]:
+    """Return each group's partitions on one broker that have a committed offset."""
+    coordinator, found = require_coordinator(context), {}
+    for group in await list_groups(coordinator, context.paths, deadline_s=deadline_s):
+        offsets = GroupOffsets(coordinator, context.paths, group=group)
+        partitions = [
+            partition
+            for topic in await offsets.topics(deadline_s=deadline_s)
+            for partition in await offsets.partitions(topic, deadline_s=deadline_s)
+            if partition.broker_id == broker_id
+        ]
+        if partitions:
+            found[group] = tuple(partitions)
+    return found
 
 
 async def forget_broker(
@@ -217,9 +241,10 @@ async def forget_broker(
 ) -> BrokerDescription:
     """Delete the records of a broker that is gone for good, and return them.
 
-    From then on nothing says that its partitions are away, no deletion of a topic waits
-    for it, and the contents of its data directories are unknown. Its data is not
-    touched: if it comes back it registers, and is recorded, again.
+    The offsets that groups have committed in its partitions are deleted too. From then
+    on nothing says that its partitions are away, no deletion of a topic waits for it,
+    and the contents of its data directories are unknown. Its data is not touched: if it
+    comes back it registers, and is recorded, again.
 
     Durability: on return ZooKeeper has it on a majority of its disks. After an error
     some of it is removed; the same call may be made again.
@@ -245,6 +270,9 @@ async def forget_broker(
             await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
 
     raise_first(await for_each(forget, nodes))
+    groups = await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
+    for group, partitions in groups.items():
+        await delete_offsets(context, group, partitions, deadline_s=deadline_s)
     await coordinator.delete(
         paths.recorded_directories(broker_id), deadline_s=deadline_s
     )
@@ -529,17 +557,25 @@ def _all_or_first_error(
 
 
 async def require_idle(
-    context: ClientContext, group: str, topics: Collection[str], *, deadline_s: float
+    context: ClientContext,
+    group: str,
+    topics: Collection[str] | None,
+    *,
+    deadline_s: float,
 ) -> None:
     """Refuse to move a group that reads: it goes on from where it is, and overwrites.
 
     Raises:
-        GroupInUseError: a member subscribes to one of the topics.
+        GroupInUseError: a member subscribes to one of the topics; None: to any.
     """
     members = await read_members(
         require_coordinator(context), context.paths, group, deadline_s=deadline_s
     )
-    live = [name for name, read in members.items() if not set(read).isdisjoint(topics)]
+    live = [
+        name
+        for name, read in members.items()
+        if topics is None or not set(read).isdisjoint(topics)
+    ]
     if live:
         raise GroupInUseError(
             f"group {group}: expected no live member, got {len(live)}"
@@ -574,4 +610,57 @@ async def write_offsets(
         raise CoordinationError(
             f"{len(failed)} of {len(changes)} offsets are not written, the first of"
             f" {partition}: {error}"
+        ) from error
+
+
+# -- deleting -------------------------------------------------------------------------
+
+
+async def delete_offsets(
+    context: ClientContext,
+    group: str,
+    partitions: Iterable[TopicPartition],
+    *,
+    deadline_s: float,
+) -> None:
+    """Delete committed offsets of a group; each partition by itself.
+
+    After an error some are deleted; the same call may be made again.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+
+    async def delete(partition: TopicPartition) -> None:
+        await offsets.delete_offset(partition, deadline_s=deadline_s)
+
+    raise_first(await for_each(delete, list(partitions)))
+
+
+async def delete_group(
+    context: ClientContext, group: str, *, deadline_s: float
+) -> None:
+    """Delete a group without members: its committed offsets, then its nodes.
+
+    Raises:
+        GroupInUseError: a member is there, has joined meanwhile, or has ended without
+            a farewell, and its session is not over yet.
+    """
+    await require_idle(context, group, None, deadline_s=deadline_s)
+    coordinator, paths = require_coordinator(context), context.paths
+    # First the parent of the members: it cannot be deleted once one has joined.
+    nodes = [paths.members(group)]
+    owners = paths.group_topics(NodeKind.OWNER, group)
+    offsets = paths.group_topics(NodeKind.GROUP_OFFSET, group)
+    for parent in (owners, offsets):
+        topics = await coordinator.children(parent, deadline_s=deadline_s) or ()
+        nodes += [*(f"{parent}/{topic}" for topic in topics), parent]
+    try:
+        await coordinator.delete(nodes[0], deadline_s=deadline_s)
+        found = await read_offsets(context, group, None, deadline_s=deadline_s)
+        await delete_offsets(context, group, found, deadline_s=deadline_s)
+        for path in (*nodes[1:], paths.group(group)):
+            await coordinator.delete(path, deadline_s=deadline_s)
+    except NodeNotEmptyError as error:
+        raise GroupInUseError(
+            f"group {group}: a member has joined, or one that was killed still owns"
+            f" partitions until its session ends: {error}"
         ) from error
