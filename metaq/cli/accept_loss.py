@@ -1,9 +1,10 @@
-"""`metaq accept-loss`: have a start take what is there for all that there was.
+"""`metaq accept-loss`: have the next start accept what a data directory has lost.
 
-It shows what that start would be refused or stop partitions for, by the same functions,
-and writes one file, the record of a data directory's contents, only where no broker
-runs. What other witnesses know (the broker's other data directories, ZooKeeper) takes
-the settings of the broker, or a start that was refused: it left that in the record.
+It shows why that start would be refused, or would stop partitions, by the same
+functions, and writes one file, the record of the directory's contents, only where no
+broker runs. To ask the other witnesses (the broker's other data directories, ZooKeeper)
+it needs the settings of the broker; a start that was refused has left in the record
+what they know.
 """
 
 import asyncio
@@ -16,7 +17,11 @@ import click
 
 from metaq.cli import render
 from metaq.cli.inspect_log import list_segments, require_data_directory
+from metaq.cli.options import yes_option
+from metaq.cli.serve import read_bytes
+from metaq.cli.tree import command
 from metaq.clock import Clock, SystemClock
+from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, CoordinationError
 from metaq.fs import FileSystem, SystemFileSystem
@@ -41,6 +46,26 @@ STOP_S: Final = 3.0
 """Time for the end of the session."""
 
 
+@command(
+    "accept-loss",
+    click.argument(
+        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    ),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=lambda _context, _option, path: (
+            None if path is None else load_config(str(path), read_bytes)
+        ),
+        help="Settings of the broker: shows what its other data directories and"
+        " ZooKeeper know of this one, and accepts a new disk.",
+    ),
+    yes_option,
+    examples=(
+        "metaq accept-loss /var/lib/metaq",
+        "metaq accept-loss /var/lib/metaq --config config/server.ini",
+    ),
+)
 def accept_loss(
     directory: Path,
     config: BrokerConfig | None,
@@ -48,22 +73,12 @@ def accept_loss(
     is_sure: bool,
     new_coordinator: Callable[[Clock], Coordinator] | None = None,
 ) -> None:
-    """Have the next start accept what a data directory has lost.
+    """Let a broker start on less than it had, for good.
 
-    Prints what that start would print, and asks. Only that one start: it makes a new
-    record.
-
-    Args:
-        directory: the data directory.
-        config: settings of its broker; None: only the directory itself is looked at.
-        is_sure: do not ask.
-        new_coordinator: substitute for ZooKeeper, for tests.
-
-    Raises:
-        ConfigError: `directory` is no data directory by the settings.
-        LogDirLockedError: a broker is running in it.
-        StorageError: the disk refuses, or no broker was ever started on it.
-        click.Abort: the answer is no.
+    For a broker that refuses to start, or stopped a partition, because the data
+    directory DIRECTORY contains less than it did: when a disk is not mounted, mount it
+    instead. Prints what is missing and asks; the next start accepts what is there, and
+    later ones compare with that. The broker must not be running.
     """
     fs = SystemFileSystem()
     path = directory if config is None else _configured(directory, config)
@@ -86,7 +101,7 @@ def accept_loss(
             records = {each: read_holdings(fs, each) for each in data_paths(config)}
             claims |= claims_of_siblings(path, records)
             if config.zookeeper.is_enabled:
-                known = _ask_zookeeper(config, new_coordinator or _connect(config))
+                known = _ask_zookeeper(config, new_coordinator)
                 claims |= claims_of_zookeeper(path, names, *known)
         _show(fs, directory, record, names, claims, journal)
         if config is None:
@@ -94,7 +109,7 @@ def accept_loss(
                 "what its broker's other data directories and ZooKeeper know beyond"
                 " that is shown with --config"
             )
-        question = "Take what is there for all that there is, at the next start?"
+        question = "Accept what is there as all that there is, at the next start?"
         if not is_sure:
             click.confirm(question, abort=True)
         record = record or Holdings(identity="", written_ms=Millis(0))
@@ -149,25 +164,12 @@ def _configured(directory: Path, config: BrokerConfig) -> Path:
     raise ConfigError(f"{config.path}: expected dataPath {expected}, got {directory}")
 
 
-def _connect(config: BrokerConfig) -> Callable[[Clock], Coordinator]:
-    zookeeper = config.zookeeper
-
-    def connect(clock: Clock) -> Coordinator:
-        return KazooCoordinator(
-            zookeeper.connect,
-            session_timeout_ms=zookeeper.session_timeout_ms,
-            clock=clock,
-        )
-
-    return connect
-
-
 def _ask_zookeeper(
-    config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator]
+    config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator] | None
 ) -> tuple[str, Mapping[str, tuple[str, int]]]:
     """Return what ZooKeeper knows of the data directories, and how texts name it.
 
-    A start does without it, and so does this; but it says so.
+    Without an answer go on, as a start does, and say so.
     """
     from metaq.broker.registration import read_claims, witness_of  # noqa: PLC0415  # as in serve.py
 
@@ -177,7 +179,15 @@ def _ask_zookeeper(
 
     async def ask() -> Mapping[str, tuple[str, int]]:
         clock = SystemClock()
-        coordinator = new_coordinator(clock)
+        coordinator: Coordinator
+        if new_coordinator is None:
+            coordinator = KazooCoordinator(
+                zookeeper.connect,
+                session_timeout_ms=zookeeper.session_timeout_ms,
+                clock=clock,
+            )
+        else:
+            coordinator = new_coordinator(clock)
         coordinator.start()
         try:
             until_s = clock.monotonic_s() + zookeeper.connection_timeout_ms / 1000

@@ -4,22 +4,25 @@ They go through the Unix socket in its data directory; the right to open it is t
 to give them.
 """
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from metaq.broker.admin_socket import SOCKET_NAME, call_admin
 from metaq.cli import render
-from metaq.cli.options import example, json_option, place_options
+from metaq.cli.options import json_option
 from metaq.cli.serve import default_data_dir, read_bytes
+from metaq.cli.tree import command, group
 from metaq.config.load import load_config
 from metaq.errors import AdminError
 
 TIMEOUT_S: Final = 10.0
 
+R = TypeVar("R")
 Span = Mapping[str, int]
 """Fields of a request, `start` and `end`; none of them is a whole topic."""
 
@@ -51,49 +54,66 @@ def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
     return found
 
 
-def reload(data_dir: Path, *, as_json: bool) -> None:
-    """Let the broker read its configuration again; print who it is and what changed.
+def here_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options that say which broker here is meant, as `data_dir`."""
 
-    Raises:
-        AdminError: no broker runs there, or the file has an error.
-    """
-    reply = call_admin(data_dir, {"command": "reload"}, timeout_s=TIMEOUT_S)
-    if as_json:
-        render.print_json(reply)
-        return
-    changes = [
-        f"{what} {', '.join(names)}"
-        for what in ("added", "removed", "changed")
-        if (names := _texts(reply.get(what)))
-    ]
-    broker = f"broker {reply['broker_id']} at {reply['address']}"
-    click.echo(f"{broker}, data directory {reply['data_dir']}")
-    click.echo("reloaded: " + ("; ".join(changes) or "no topic changed"))
-    for difference in _texts(reply.get("needs_restart")):
-        click.echo(f"takes a restart: {difference}")
+    @functools.wraps(function)
+    def with_directory(
+        *args: Any, data_dir: Path | None, config: Path | None, **given: Any
+    ) -> R:
+        return function(*args, data_dir=find_data_dir(data_dir, config), **given)
+
+    add_directory = click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        help="Data directory of the broker.  [default: that of 'metaq local']",
+    )
+    add_config = click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Configuration of the broker; its dataPath is the data directory.",
+    )
+    return add_directory(add_config(with_directory))
 
 
-def close_partitions(data_dir: Path, topic: str, span: Span) -> None:
-    """Refuse puts and gets of partitions.
+def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
+    """Return the answer of the broker on a data directory.
 
     Raises:
         AdminError: no broker runs there, or it refused.
     """
-    _send("close_partitions", data_dir, topic, span)
+    return call_admin(data_dir, {"command": order, **fields}, timeout_s=TIMEOUT_S)
 
 
-def open_partitions(data_dir: Path, topic: str, span: Span) -> None:
-    """Take puts and gets of partitions again; raises as `close_partitions`."""
-    _send("open_partitions", data_dir, topic, span)
+@command(
+    "reload",
+    json_option,
+    here_options,
+    examples=("metaq reload", "metaq reload --config config/server.ini"),
+)
+def reload(data_dir: Path, *, as_json: bool) -> None:
+    """Let a broker on this machine read its configuration again.
 
-
-def read_span(_context: click.Context, _parameter: click.Parameter, text: str) -> Span:
-    """Read `3` or `0-3` while the command line is read: before a broker is looked for.
-
-    Raises:
-        click.BadParameter: it is neither.
+    Prints which broker it was and what changed. A file with an error changes nothing,
+    and the error is printed.
     """
-    return parse_span(text)
+    reply = ask(data_dir, "reload")
+    if as_json:
+        render.print_json(reply)
+        return
+    changes = [
+        f"{what} {', '.join(reply[what])}"
+        for what in ("added", "removed", "changed")
+        if reply[what]
+    ]
+    broker = f"broker {reply['broker_id']} at {reply['address']}"
+    click.echo(f"{broker}, data directory {reply['data_dir']}")
+    click.echo("reloaded: " + ("; ".join(changes) or "no topic changed"))
+    for difference in reply["needs_restart"]:
+        click.echo(f"takes a restart: {difference}")
+
+
+group("partitions", "Close partitions to puts and gets, or open them again.")
 
 
 def parse_span(text: str) -> Span:
@@ -112,72 +132,48 @@ def parse_span(text: str) -> Span:
     return {"start": int(match[1]), "end": int(match[2] or match[1])}
 
 
-def _send(command: str, data_dir: Path, topic: str, span: Span) -> None:
-    request: dict[str, object] = {"command": command, "topic": topic}
-    reply = call_admin(data_dir, {**request, **span}, timeout_s=TIMEOUT_S)
-    closed = reply.get("closed")
-    numbers = closed.get(topic) if isinstance(closed, dict) else None
-    shown = ", ".join(_texts(numbers))
+topic_argument = click.argument("topic")
+# Read with the command line: before a broker is looked for.
+span_argument = click.argument(
+    "span",
+    metavar="[RANGE]",
+    default="",
+    callback=lambda _context, _parameter, text: parse_span(text),
+)
+
+
+@command(
+    "partitions close",
+    topic_argument,
+    span_argument,
+    here_options,
+    examples=("metaq partitions close test", "metaq partitions close test 0-3"),
+)
+def close_partitions(topic: str, span: Span, data_dir: Path) -> None:
+    """Refuse puts and gets of TOPIC, or of some partitions.
+
+    RANGE is a number or FIRST-LAST. Lasts until the partitions are opened or the broker
+    restarts.
+    """
+    _move("close_partitions", topic, span, data_dir)
+
+
+@command(
+    "partitions open",
+    topic_argument,
+    span_argument,
+    here_options,
+    examples=("metaq partitions open test", "metaq partitions open test 2"),
+)
+def open_partitions(topic: str, span: Span, data_dir: Path) -> None:
+    """Take puts and gets of TOPIC again.
+
+    All of it or RANGE, a number or FIRST-LAST.
+    """
+    _move("open_partitions", topic, span, data_dir)
+
+
+def _move(order: str, topic: str, span: Span, data_dir: Path) -> None:
+    closed = ask(data_dir, order, topic=topic, **span)["closed"].get(topic, ())
+    shown = ", ".join(map(str, closed))
     click.echo(f"{topic}: closed partitions: {shown or 'none'}")
-
-
-def _texts(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else []
-
-
-# -- commands ------------------------------------------------------------------------
-
-
-@click.command(
-    "reload", epilog=example("metaq reload", "metaq reload --config config/server.ini")
-)
-@json_option
-@place_options
-def reload_command(data_dir: Path | None, config: Path | None, as_json: bool) -> None:
-    """Let a broker on this machine read its configuration again.
-
-    A file with an error changes nothing, and the error is printed.
-    """
-    reload(find_data_dir(data_dir, config), as_json=as_json)
-
-
-@click.group()
-def partitions() -> None:
-    """Close partitions to puts and gets, or open them again."""
-
-
-@partitions.command(
-    "close",
-    short_help="Refuse puts and gets of TOPIC, or of some partitions.",
-    epilog=example("metaq partitions close test", "metaq partitions close test 0-3"),
-)
-@click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="", callback=read_span)
-@place_options
-def close_command(
-    topic: str, span: Span, data_dir: Path | None, config: Path | None
-) -> None:
-    """Refuse puts and gets of TOPIC, all of it or RANGE (a number, FIRST-LAST).
-
-    Lasts until the partitions are opened or the broker restarts.
-    """
-    close_partitions(find_data_dir(data_dir, config), topic, span)
-
-
-@partitions.command(
-    "open",
-    short_help="Take puts and gets of TOPIC again.",
-    epilog=example("metaq partitions open test", "metaq partitions open test 2"),
-)
-@click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="", callback=read_span)
-@place_options
-def open_command(
-    topic: str, span: Span, data_dir: Path | None, config: Path | None
-) -> None:
-    """Take puts and gets of TOPIC again, all of it or RANGE (a number, FIRST-LAST)."""
-    open_partitions(find_data_dir(data_dir, config), topic, span)
-
-
-COMMANDS: Final = (reload_command, partitions)
-"""Of the argument tree."""

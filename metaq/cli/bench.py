@@ -10,10 +10,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Found, Target, find_topic
+from metaq.cli.options import count_option, json_option, takes, target_options
+from metaq.cli.tree import command, group
 from metaq.client import Client, Consumer, SendFuture
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
@@ -32,28 +36,70 @@ DIGITS: Final = 4
 """Significant digits of figures; larger ones have no decimals."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """The options of the command."""
+group("bench", "Measure what the cluster does for this client, right now.")
 
-    topic: str
-    """Target topic; the messages of `produce` and `latency` stay there."""
-    count: int
-    """Messages in all."""
-    as_json: bool
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """The options of `bench consume`."""
+
+    topic: Annotated[
+        str, click.option("--topic", required=True, help="Topic to measure.")
+    ]
+    count: Annotated[int, count_option(500_000)]
+    as_json: Annotated[bool, json_option]
     """One object per figure."""
-    size_bytes: int = 0
-    """Size of each message, bytes; `latency` takes at least 24."""
-    rate: int = 1
-    """Messages per second of `latency`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOptions(ReadOptions):
+    """The options of `bench produce`."""
+
+    size_bytes: Annotated[
+        int,
+        click.option(
+            "--size",
+            "size_bytes",
+            type=click.IntRange(0, 1024 * 1024),
+            default=128,
+            show_default=True,
+            help="Bytes of a message; `latency` takes at least 24.",
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOptions(PutOptions):
+    """The options of `bench latency`."""
+
+    count: Annotated[int, count_option(5_000)]
+    rate: Annotated[
+        int,
+        click.option(
+            "--rate",
+            type=click.IntRange(1),
+            default=1000,
+            show_default=True,
+            help="Messages per second.",
+        ),
+    ]
 
 
 Figures = list[tuple[str, float, str]]
 """Name, value and unit of each figure."""
 
 
-def bench_produce(target: Target, options: BenchOptions) -> None:
-    """Print how fast lists are stored, and how long one of them takes."""
+@command(
+    "bench produce",
+    takes(PutOptions),
+    target_options,
+    examples=("metaq bench produce --topic test --size 128 --count 1000000",),
+)
+def bench_produce(target: Target, options: PutOptions) -> None:
+    """Put messages to a topic: rates, and the times of lists.
+
+    The messages stay in the topic.
+    """
     found = find_topic(target, options.topic, (), kind="puts")
     list_count = max(1, LIST_BYTES // max(1, options.size_bytes))
     body = os.urandom(options.size_bytes)
@@ -79,12 +125,14 @@ def bench_produce(target: Target, options: BenchOptions) -> None:
     show(figures, as_json=options.as_json)
 
 
-def bench_consume(target: Target, options: BenchOptions) -> None:
-    """Print how fast a backlog is read, from the start of the logs.
-
-    Raises:
-        RequestTimeoutError: there are fewer messages than were asked for.
-    """
+@command(
+    "bench consume",
+    takes(ReadOptions),
+    target_options,
+    examples=("metaq bench consume --topic test --count 1000000",),
+)
+def bench_consume(target: Target, options: ReadOptions) -> None:
+    """Read a topic from its start, without a group: rates."""
     count = size_bytes = 0
     found = find_topic(target, options.topic, (), kind="gets")
     with found.target.client() as client:
@@ -106,19 +154,21 @@ def bench_consume(target: Target, options: BenchOptions) -> None:
     show(rates(count, size_bytes, seconds), as_json=options.as_json)
 
 
-def bench_latency(target: Target, options: BenchOptions) -> None:
-    """Print how long messages take from `send` to a consumer that waits.
+@command(
+    "bench latency",
+    takes(LatencyOptions),
+    target_options,
+    examples=("metaq bench latency --topic test --rate 5000 --count 50000",),
+)
+def bench_latency(target: Target, options: LatencyOptions) -> None:
+    """Send at a steady rate to a waiting consumer: percentiles.
 
-    They are sent at a steady rate; one that is late makes no other late in the figures,
-    because each counts from when it was due.
-
-    Raises:
-        RequestTimeoutError: a message did not arrive.
-        MetaqError: that was because one could not be sent.
+    Each time is that from when a message was due until a consumer has it, so that a
+    late one makes no other late in the figures. The messages stay in the topic.
     """
     run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
     body = os.urandom(max(0, options.size_bytes - STAMP.size))
-    failures: list[MetaqError] = []  # the first one alone
+    failures: list[MetaqError] = []  # only the first one
     late: RequestTimeoutError | None = None
 
     def on_done(future: SendFuture) -> None:
@@ -169,7 +219,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
 
 
 def _reading(client: Client, found: Found, start: Start) -> Consumer:
-    """Read partitions of one topic, without a group, from a place that is settled."""
+    """Return a consumer of partitions of one topic that is in no group."""
     return client.consumer(
         GROUP,
         [found.partitions[0].topic],

@@ -1,22 +1,28 @@
-"""`metaq brokers` and `metaq stats`: brokers there are, or were, and their counters."""
+"""`metaq brokers` and `metaq stats`: brokers, present and missing, and their state."""
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from metaq.cli import render
+from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
+from metaq.cli.options import dry_option, json_option, target_options, yes_option
+from metaq.cli.tree import ListingGroup, command
 from metaq.client.admin.cluster_admin import (
     BrokerDescription,
-    brokers,
     forget_broker,
+    offsets_of_broker,
     plan_forget,
 )
+from metaq.client.admin.cluster_admin import brokers as read_brokers
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import parse_stats
 from metaq.client.fan_out import for_each
 from metaq.errors import MetaqError, NoBrokerError
-from metaq.model import BrokerId
+from metaq.model import BrokerId, TopicPartition
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 
@@ -29,98 +35,227 @@ ITEMS: Final = ("topics", "offsets", "realtime", "config", "help")
 """Items that are no topics."""
 UNKNOWN: Final = "1"
 """Value of `resultCode` where a broker knows no topic of that name."""
+LOG_COLUMNS: Final = (
+    "topic", "partition", "state", "is_closed", "log_start", "high_watermark",
+    "size_bytes", "segment_count", "damage",
+)  # fmt: skip
+DIRECTORY_COLUMNS: Final = (
+    "path", "state", "offline_cause", "size_bytes", "free_bytes", "is_low_on_space",
+    "is_silent",
+)  # fmt: skip
 
 
+@command(
+    "brokers",
+    json_option,
+    target_options,
+    examples=("metaq brokers",),
+    cls=ListingGroup,
+)
 def list_brokers(target: Target, *, as_json: bool) -> bool:
-    """Print one row per broker, those that are missing too.
+    """List brokers, present and missing; look at one, or forget it.
 
-    Returns:
-        False when one is missing.
-
-    Raises:
-        NoBrokerError: there is none at all.
+    A broker that has left a record in ZooKeeper and is not registered is missing. The
+    exit code is 1 when one is. Java brokers leave no record.
     """
-
-    async def look(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[BrokerDescription, ...]:
-        return await brokers(context, deadline_s=deadline_s)
-
-    found = target.run(look)
+    found = target.run(
+        lambda context, deadline_s: read_brokers(context, deadline_s=deadline_s)
+    )
     if not found:
         target.require_brokers(())
     _print(found, as_json=as_json)
     return all(each.is_present for each in found)
 
 
+@command(
+    "brokers forget",
+    click.argument("number", metavar="BROKER", type=click.IntRange(0)),
+    dry_option,
+    yes_option,
+    json_option,
+    target_options,
+    examples=("metaq brokers forget 3 --dry-run", "metaq brokers forget 3 --yes"),
+)
 def forget(
     target: Target, number: int, *, is_dry: bool, is_sure: bool, as_json: bool
 ) -> None:
-    """Take a broker that is gone for good out of the catalog.
+    """Take a broker that is gone for good out of ZooKeeper.
 
-    Args:
-        target: which cluster.
-        number: the broker's id.
-        is_dry: only print the records that would be deleted.
-        is_sure: do not ask.
-        as_json: the row as an object.
-
-    Raises:
-        BrokerRegisteredError: it is there.
-        ClientError: there is no record of it.
-        click.Abort: the user does not want it after all.
+    From then on reads do not miss the partitions of BROKER; the offsets that groups
+    have committed there are deleted. Nothing that it stored is touched: a broker that
+    comes back is recorded again. One that is registered is refused.
     """
     broker_id = BrokerId(number)
 
-    async def plan(context: ClientContext, deadline_s: float) -> BrokerDescription:
-        return await plan_forget(context, broker_id, deadline_s=deadline_s)
+    async def plan(
+        context: ClientContext, deadline_s: float
+    ) -> tuple[BrokerDescription, dict[str, tuple[TopicPartition, ...]]]:
+        found = await plan_forget(context, broker_id, deadline_s=deadline_s)
+        return found, await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
 
-    async def carry_out(context: ClientContext, deadline_s: float) -> None:
-        await forget_broker(context, broker_id, deadline_s=deadline_s)
-
-    found = target.run(plan)
+    found, offsets = target.run(plan)
     _print((found,), as_json=as_json)
+    count = render.count_text(sum(map(len, offsets.values())), "committed offset")
+    render.say(f"groups with offsets there: {', '.join(offsets) or 'none'}")
     if is_dry:
         render.say("dry run: nothing was removed")
         return
-    if not is_sure:
-        click.confirm(
-            f"Forget broker {number} and its"
-            f" {render.count_text(found.partition_count, 'partition')}? Reads will not"
-            " miss them any more",
-            abort=True,
-            err=True,
+    render.confirm(
+        f"Forget broker {number}, its"
+        f" {render.count_text(found.partition_count, 'partition')} and {count} of"
+        " groups? Reads will not miss them any more",
+        is_sure=is_sure,
+    )
+    target.run(
+        lambda context, deadline_s: forget_broker(
+            context, broker_id, deadline_s=deadline_s
         )
-    target.run(carry_out)
+    )
     render.say(f"broker {number} is forgotten")
 
 
 def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:
+    rows: list[tuple[render.Cell, ...]] = [
+        (
+            each.broker_id,
+            str(each.address) if each.address else None,
+            "present" if each.is_present else "missing",
+            each.has_leader,
+            ",".join(map(str, each.followers)) or None,
+            each.topic_count,
+            each.partition_count,
+        )
+        for each in found
+    ]
     marked = [index for index, each in enumerate(found) if not each.is_present]
-    rows = [_row(each) for each in found]
     render.print_rows(COLUMNS, rows, as_json=as_json, marked=marked)
 
 
-def _row(each: BrokerDescription) -> tuple[render.Cell, ...]:
-    return (
-        each.broker_id,
-        str(each.address) if each.address else None,
-        "present" if each.is_present else "missing",
-        each.has_leader,
-        ",".join(map(str, each.followers)) or None,
-        each.topic_count,
-        each.partition_count,
-    )
+# -- one on this machine -------------------------------------------------------------
 
 
+@command(
+    "brokers status",
+    json_option,
+    here_options,
+    examples=("metaq brokers status", "metaq brokers status --json"),
+)
+def status(data_dir: Path, *, as_json: bool) -> bool:
+    """Print who a broker on this machine is, and its alarms.
+
+    The exit code is 1 when one of them is failing, as /health answers 503 then.
+    """
+    reply = ask(data_dir, "status")
+    problems = reply.pop("problems")
+    if as_json:
+        render.print_json({**reply, "problems": problems})
+    else:
+        for name, value in reply.items():
+            click.echo(f"{name} {render.printable_lines(str(value))}")
+        if problems:
+            click.echo()
+            _print_objects(("severity", "alarm", "text"), problems, as_json=False)
+    return all(each["severity"] != "failing" for each in problems)
+
+
+@command(
+    "brokers logs",
+    json_option,
+    here_options,
+    examples=("metaq brokers logs", "metaq brokers logs --json"),
+)
+def logs(data_dir: Path, *, as_json: bool) -> bool:
+    """Print the partition logs of a broker on this machine.
+
+    Offsets, sizes, state and damage; the exit code is 1 when one is damaged. --json
+    prints all that is known.
+    """
+    found = ask(data_dir, "logs")["logs"]
+    marked = [index for index, each in enumerate(found) if each["damage"]]
+    if not as_json:
+        found = [{**each, "damage": "; ".join(each["damage"])} for each in found]
+    _print_objects(LOG_COLUMNS, found, as_json=as_json, marked=marked)
+    return not marked
+
+
+@command(
+    "brokers directories",
+    json_option,
+    here_options,
+    examples=("metaq brokers directories",),
+)
+def directories(data_dir: Path, *, as_json: bool) -> bool:
+    """Print the data directories of a broker on this machine.
+
+    The exit code is 1 when one is offline, silent or low on space.
+    """
+    found = ask(data_dir, "directories")["directories"]
+    marked = [
+        index
+        for index, each in enumerate(found)
+        if each["state"] != "online" or each["is_silent"] or each["is_low_on_space"]
+    ]
+    _print_objects(DIRECTORY_COLUMNS, found, as_json=as_json, marked=marked)
+    return not marked
+
+
+@command("brokers scrub", json_option, here_options, examples=("metaq brokers scrub",))
+def scrub(data_dir: Path, *, as_json: bool) -> bool:
+    """Print how far the verification in the background is.
+
+    The exit code is 1 when it has found damage.
+    """
+    reply = ask(data_dir, "scrub")
+    if as_json:
+        render.print_json(reply)
+    elif not reply["is_on"]:
+        click.echo("the scrub is off: scrubBytesPerS is 0")
+    else:
+        click.echo(
+            f"pass {reply['passes'] + 1}:"
+            f" {render.bytes_text(reply['checked_bytes'])} of"
+            f" {render.bytes_text(reply['total_bytes'])} checked, now at"
+            f" {reply['log'] or 'no log'}, offset {reply['offset']};"
+            f" {render.count_text(reply['damage_count'], 'damaged range')}"
+        )
+    return not reply.get("damage_count")
+
+
+def _print_objects(
+    columns: Sequence[str],
+    found: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    marked: Sequence[int] = (),
+) -> None:
+    """Print objects of a broker: whole for machines, some columns for people."""
+    if as_json:
+        for each in found:
+            render.print_json(each)
+        return
+    rows = [[each[name] for name in columns] for each in found]
+    render.print_rows(columns, rows, as_json=False, marked=marked)
+
+
+# -- counters -------------------------------------------------------------------------
+
+
+@command(
+    "stats",
+    click.argument("item", default=""),
+    json_option,
+    target_options,
+    examples=(
+        "metaq stats",
+        "metaq stats topics --json",
+        "metaq stats realtime --broker localhost:8123",
+    ),
+)
 def stats(target: Target, item: str, *, as_json: bool) -> bool:
-    """Print one item of every broker.
+    """Print what brokers count.
 
-    Returns:
-        False when a broker could not be asked; the others have been.
-
-    Raises:
-        NoBrokerError: there is no broker at all, or none that knows the topic.
+    ITEM is topics, offsets, realtime, config, help or the name of a topic; without it
+    each broker reports on itself.
     """
 
     async def ask_all(
@@ -135,19 +270,19 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
             reply = await connection.call(question, deadline_s=deadline_s)
             return require_ok(reply).text
 
-        told = await for_each(ask, context.metadata.snapshot.brokers)
+        texts = await for_each(ask, context.metadata.snapshot.brokers)
         return {
             broker_id: (str(context.address_of(broker_id)), text)
-            for broker_id, text in told.items()
+            for broker_id, text in texts.items()
         }
 
-    told = target.run(ask_all)
-    target.require_brokers(told)
-    if all(_is_unknown(text) for _address, text in told.values()):
+    answers = target.run(ask_all)
+    target.require_brokers(answers)
+    if all(_is_unknown(text) for _address, text in answers.values()):
         raise NoBrokerError(
             f"no broker knows a topic '{item}'; other items are {', '.join(ITEMS)}"
         )
-    for broker_id, (address, text) in told.items():
+    for broker_id, (address, text) in answers.items():
         if isinstance(text, MetaqError):
             render.say(f"broker {broker_id}: {text}")
         elif as_json:
@@ -155,10 +290,10 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
             value["stats"] = text if item in RAW_ITEMS else parse_stats(text)
             render.print_json(value)
         else:
-            if len(told) > 1:
+            if len(answers) > 1:
                 click.echo(f"# broker {broker_id} {address}")
             click.echo(render.printable_lines("\n".join(text.splitlines())))
-    return not any(isinstance(text, MetaqError) for _address, text in told.values())
+    return not any(isinstance(text, MetaqError) for _address, text in answers.values())
 
 
 def _is_unknown(text: str | MetaqError) -> bool:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Final
 
@@ -12,7 +11,15 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.options import json_option, max_option, parse_time
+from metaq.cli.options import (
+    json_option,
+    max_option,
+    parse_start,
+    partitions_option,
+    takes,
+    target_options,
+)
+from metaq.cli.tree import command
 from metaq.client import Client
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
@@ -49,16 +56,7 @@ class CatOptions:
             "--follow", "follows", is_flag=True, help="Wait for new messages."
         ),
     ]
-    partitions: Annotated[
-        tuple[str, ...],
-        click.option(
-            "--partition",
-            "partitions",
-            multiple=True,
-            metavar="BROKER-NUMBER",
-            help="Read this partition; may be repeated.  [default: all]",
-        ),
-    ]
+    partitions: Annotated[tuple[str, ...], partitions_option("Read")]
     is_partial: Annotated[
         bool,
         click.option(
@@ -73,12 +71,25 @@ class CatOptions:
     """One object per message instead of its bytes and a line end."""
 
 
+@command(
+    "cat",
+    takes(CatOptions),
+    target_options,
+    examples=(
+        "metaq cat test --max 10",
+        "metaq cat test --from 2026-01-31T12:00 --json",
+        "metaq cat test --from latest --follow",
+    ),
+)
 def cat(target: Target, options: CatOptions) -> None:
-    """Print messages; one partition after the other unless it follows.
+    """Print the messages of TOPIC, each followed by a line end.
 
-    Raises:
-        PartitionsAwayError: a broker of the topic is away; nothing is printed.
-        MetaqError: reading cannot go on; messages before have been printed.
+    All of it, or nothing: while a broker that has some of its partitions is away, the
+    command waits for the time-out and fails, unless --partial is given.
+
+    Needs no group and commits nothing. Partitions are printed in turn, each up to the
+    end it has when its turn comes; with --follow as messages arrive. Within a partition
+    the order is that of the log.
     """
     start = parse_start(options.start)
     found = find_topic(
@@ -106,7 +117,7 @@ def cat(target: Target, options: CatOptions) -> None:
 def _follow(
     client: Client, topic: str, names: list[str], start: Start
 ) -> Generator[Message, None, None]:
-    """Yield messages for ever, or until the reader of our output has gone."""
+    """Yield messages until the reader of our output has gone."""
     with client.consumer(
         NO_GROUP,
         [topic],
@@ -120,26 +131,6 @@ def _follow(
             render.require_reader()
 
 
-def parse_start(text: str, *, hint: str = "--from") -> Start:
-    """Return where to begin: `earliest`, `latest` or a time.
-
-    Raises:
-        click.BadParameter: it is none of the three; names the option `hint`.
-    """
-    if text == "earliest":
-        return "earliest"
-    if text == "latest":
-        return "latest"
-    try:
-        return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
-    except ValueError as error:
-        raise click.BadParameter(
-            "expected earliest, latest, or a time such as 2026-01-31T12:00 or"
-            f" 1769857200, got '{text}'",
-            param_hint=hint,
-        ) from error
-
-
 def write_message(message: Message, *, as_json: bool) -> None:
     """Print a message and a line end, without flushing."""
     if as_json:
@@ -149,7 +140,7 @@ def write_message(message: Message, *, as_json: bool) -> None:
 
 
 def to_json(message: Message) -> dict[str, object]:
-    """Return a message as a `--json` object; bytes that are no text as base64."""
+    """Return a message as a `--json` object."""
     return {
         "topic": message.topic,
         "broker": message.partition.broker_id,

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -9,7 +10,7 @@ from typing import Annotated, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.cat import LOOK_S, parse_start, write_message
+from metaq.cli.cat import LOOK_S, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
@@ -18,14 +19,21 @@ from metaq.cli.options import (
     json_option,
     max_option,
     metrics_option,
+    parse_start,
     serve_while_running,
+    takes,
+    target_options,
 )
+from metaq.cli.tree import command
 from metaq.client import Client, Consumer
 from metaq.client.group.assignments import Fence
+from metaq.client.names import member_id
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.session import make_store
 from metaq.errors import MetaqError
 from metaq.model import GroupOffset, TopicPartition
+from metaq.net.dial import own_host
+from metaq.zk.groups import member_name
 
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""
@@ -40,11 +48,13 @@ class ConsumeOptions:
     start: Annotated[
         str,
         click.option(
-            "--start",
+            "--from",
+            "start",
             default="earliest",
             show_default=True,
             metavar="earliest|latest|TIME",
-            help="Where the group begins in partitions without a committed offset.",
+            help="Where the group begins in partitions without a committed offset;"
+            " TIME as of metaq cat.",
         ),
     ]
     count_max: Annotated[int | None, max_option("End after so many messages.")]
@@ -105,14 +115,23 @@ class UncommittedOffsets:
         await self._store.close()
 
 
+@command(
+    "consume",
+    takes(ConsumeOptions),
+    target_options,
+    examples=(
+        "metaq consume test --group billing",
+        "metaq consume test --group billing --max 10 --no-commit --json",
+        "metaq consume test --group nightly --idle 5 --from 2026-01-31T12:00",
+    ),
+)
 def consume(target: Target, options: ConsumeOptions) -> None:
-    """Print messages until there were enough, or a signal ends it.
+    """Print the messages of TOPIC as a member of a group.
 
-    A signal ends it between messages: printed messages are committed, and the group
-    left. Without ZooKeeper there is no group: all partitions are read.
-
-    Raises:
-        MetaqError: reading cannot go on; messages before have been printed.
+    Each is followed by a line end. The members of a group share the partitions, ours
+    and those of Java consumers; without ZooKeeper there is no group, and all partitions
+    are read. Ctrl-C and SIGTERM commit what was printed and leave the group; after a
+    crash the last messages are printed again.
     """
     found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
     with (
@@ -120,25 +139,38 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         Interrupts() as interrupts,
         serve_while_running(client, options.metrics_port),
     ):
-        with _consumer(client, options) as consumer:
-            _print_all(consumer, options, interrupts)
+        consumer_id = member_id(own_host(), uuid.uuid4())
+        name = (
+            f"member {member_name(options.group, consumer_id)} of group {options.group}"
+        )
+        if found.target.brokers:
+            name = "a reader of all partitions: without ZooKeeper there is no group"
+        with _consumer(client, options, consumer_id) as consumer:
+            _print_all(consumer, options, interrupts, name)
         with interrupts.pause():
             """Let the signal that ended it decide how we end."""
 
 
-def _consumer(client: Client, options: ConsumeOptions) -> Consumer:
-    start = parse_start(options.start, hint="--start")
+def _consumer(client: Client, options: ConsumeOptions, consumer_id: str) -> Consumer:
+    start = parse_start(options.start)
     offsets = None
     if options.no_commit:
         offsets = UncommittedOffsets(make_store(client.context, is_broadcast=False))
-    return client.consumer(options.group, [options.topic], start=start, offsets=offsets)
+    return client.consumer(
+        options.group,
+        [options.topic],
+        start=start,
+        offsets=offsets,
+        consumer_id=consumer_id,
+    )
 
 
 def _print_all(
-    consumer: Consumer, options: ConsumeOptions, interrupts: Interrupts
+    consumer: Consumer, options: ConsumeOptions, interrupts: Interrupts, name: str
 ) -> None:
     left = options.count_max
     last_s = time.monotonic()
+    is_waiting = False
     while left != 0 and not interrupts.is_pending:
         count = COUNT_MAX if left is None else min(left, COUNT_MAX)
         many = consumer.receive_many(count, LOOK_S)
@@ -151,4 +183,7 @@ def _print_all(
             continue
         if options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
             break
+        if not is_waiting and sys.stderr.isatty():
+            render.say(f"waiting for messages of {options.topic} as {name}")
+        is_waiting = True
         render.require_reader()

@@ -1,25 +1,25 @@
 """Follow a file that grows: whole lines, through rotation, and from where it was left.
 
 Theory of operation. A bookmark is an inode, a position, and a checksum of the bytes
-right before it. It is still true while the file has those bytes there; so a file that
-was cut and written anew is noticed even when it is longer than before, and an inode
-that the system gave to another file is not mistaken for the old one.
+right before it. It is valid while the file has those bytes there; so a file that was
+cut and written again is noticed even when it is longer than before, and an inode that
+the system gave to another file is not mistaken for the old one.
 
-    rename + create   the path has another inode. The open file is read to its
-                      end, and for ROTATED_S longer, because the writer may not have
-                      opened the new file yet. Then the next one is begun: the oldest
-                      rotated file that is younger, or the path itself.
-    copy + truncate   the bytes before the bookmark are gone. The rotated file that
-                      has them is the copy: its rest is read first.
+    rename + create   the path has another inode. The open file is read to its end, and
+                      for ROTATED_S longer, because the writer may not have opened the
+                      new file yet. Then the next one is begun: the oldest rotated file
+                      that is younger, or the path itself.
+    copy + truncate   the bytes before the bookmark are gone. The rotated file that has
+                      them is the copy: its rest is read first.
     restart           the bookmark is looked for in the path and among the rotated
                       files; reading goes on there as above.
 
-A rotated file has the path's name with numbers, dots and dashes behind it, as in
-`app.log.1` and `app.log-20260131`. A compressed one is not read, nor one that we may
-not open: its unread rest is lost, and that is told.
+A rotated file has the path's name, then numbers, dots and dashes, as in `app.log.1` and
+`app.log-20260131`. A compressed one is not read, nor one that we may not open: its
+unread rest is lost, and this is logged.
 
-Only whole lines are given out; the last line of a file waits for its end, which it has
-when the file was rotated and nothing more came.
+Only whole lines are given out; the last line of a file waits for its end. A rotated
+file that gains nothing more ends its last line.
 """
 
 import logging
@@ -35,10 +35,10 @@ from typing import Final
 
 from metaq.errors import ClientError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CHECK_BYTES: Final = 256
-"""Bytes right before a position that tell a file from another."""
+"""Bytes right before a position that identify a file."""
 CHUNK_BYTES: Final = 1024 * 1024
 """Bytes per read."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -51,7 +51,7 @@ ROTATED_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """A place in a file, and how to find it again."""
+    """A position in a file, and how to find it again."""
 
     inode: int
     """The file."""
@@ -64,10 +64,7 @@ class Bookmark:
 
 
 class FileFollower:
-    """Gives out the lines of one path, whatever file is behind it. Owner: one thread.
-
-    Lifecycle: made, `read` any number of times, `close`.
-    """
+    """Gives out the lines of one path, through its rotation. Owner: one thread."""
 
     def __init__(
         self,
@@ -85,8 +82,8 @@ class FileFollower:
             path: the file to follow; it may not exist yet.
             bookmark: where to go on; None at the first time.
             from_start: without a bookmark, give out the present lines too.
-            monotonic_s: the clock for ROTATED_S.
-            chunk_bytes: bytes read at once.
+            monotonic_s: the clock.
+            chunk_bytes: bytes per read.
             line_bytes_max: the longest line.
         """
         self._path = path
@@ -107,17 +104,17 @@ class FileFollower:
             self._skip_all()
 
     def close(self) -> None:
-        """Let go of the file; harmless twice."""
+        """Close the file; harmless twice."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The place behind the last line that was given out; None without a file."""
+        """The position after the last line that was given out; None without a file."""
         if self._fd is None:
             return None
-        # The rest of a line is read again: it lies before the position.
+        # The rest of a line is read again: it is before the position.
         known = self._tail[: len(self._tail) - len(self._rest)]
         if len(self._rest) >= len(self._tail):
             known = b""
@@ -203,7 +200,7 @@ class FileFollower:
                     raise
                 refused.append(path.name)
         if refused:
-            log.warning(
+            _log.warning(
                 "rotated files may not be read: names=%s; what is missing may be there",
                 ",".join(dict.fromkeys(refused)),
             )
@@ -216,7 +213,7 @@ class FileFollower:
     # -- from file to file ------------------------------------------------------------
 
     def _on_cut(self) -> list[bytes]:
-        """The file has other bytes than it had: go on in the copy, or at its start."""
+        """Go on in the copy of a file that was cut, or else at its start."""
         assert self._fd is not None
         if self._tail:
             check = zlib.crc32(self._tail)
@@ -224,9 +221,9 @@ class FileFollower:
             if self._open_at(reversed(self._rotated()), mark):
                 return self._read_on()
         self.lost_count += 1
-        log.warning(
-            "file was cut: path=%s position=%d; what it had gained since it was read"
-            " last is not found",
+        _log.warning(
+            "file was cut: path=%s position=%d; what it had gained since the last read"
+            " is not found",
             self._path,
             self._position,
         )
@@ -235,7 +232,7 @@ class FileFollower:
         return lines
 
     def _turn_page(self) -> list[bytes]:
-        """At the end of the file: go to the next one, if there is one, in time."""
+        """Go to the next file, if there is one, ROTATED_S after it has come."""
         assert self._fd is not None
         ours = os.fstat(self._fd)
         successor = self._successor(ours)
@@ -249,8 +246,7 @@ class FileFollower:
             return []
         lines = self._end_line()
         if not self._open_next(successor):
-            # It was renamed between the look and the opening, or is passed over; look
-            # again.
+            # It was renamed before it could be opened, or is skipped; look again.
             self._rest = b"".join(lines)
             return []
         self._done.append(ours.st_ino)
@@ -265,7 +261,7 @@ class FileFollower:
                 raise
         self._done.append(inode)
         self.lost_count += 1
-        log.warning(
+        _log.warning(
             "rotated file may not be read: path=%s; its lines are missing", path
         )
         return False
@@ -308,7 +304,7 @@ class FileFollower:
         if self._open_at((*same, *copies), bookmark):
             return
         self.lost_count += 1
-        log.warning(
+        _log.warning(
             "file was rotated away while it was not followed: path=%s position=%d;"
             " lines may be missing",
             self._path,
@@ -329,7 +325,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _is_at(path: Path, bookmark: Bookmark) -> bool:
-    """Tell whether a file has the bytes before a bookmark."""
+    """Return whether a file has the bytes before a bookmark."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < bookmark.position:

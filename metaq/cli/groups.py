@@ -1,4 +1,4 @@
-"""`metaq groups`: members, owners and lag."""
+"""`metaq groups`: members, owners and lag; deletion."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,11 +7,17 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
+from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
+from metaq.cli.options import dry_option, json_option, target_options, yes_option
+from metaq.cli.tree import ListingGroup, command
 from metaq.client.admin.cluster_admin import (
     GroupDescription,
     PartitionProgress,
+    delete_group,
     describe_group,
+    read_offsets,
     require_coordinator,
+    require_idle,
 )
 from metaq.client.cluster.context import ClientContext
 from metaq.client.fan_out import all_of
@@ -28,16 +34,19 @@ PARTITION_COLUMNS = (
 )  # fmt: skip
 
 
+@command(
+    "groups",
+    click.argument("name", metavar="[GROUP]", default=""),
+    json_option,
+    target_options,
+    examples=("metaq groups", "metaq groups billing --json"),
+    cls=ListingGroup,
+)
 def groups(target: Target, name: str, *, as_json: bool) -> None:
-    """Print one row per group, or all about one of them.
+    """List consumer groups with their lag; show or delete one.
 
-    Args:
-        target: which cluster.
-        name: of a group; "" lists all.
-        as_json: one object per group, with all about it.
-
-    Raises:
-        ClientError: there is no such group.
+    With GROUP, show its members, and each partition with its owner and lag. Partitions
+    that a member subscribes to and that have no owner are highlighted.
     """
     found = describe_groups(target, name)
     if as_json:
@@ -51,27 +60,74 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
         render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
 
 
+@command(
+    "groups delete",
+    click.argument("group"),
+    dry_option,
+    yes_option,
+    json_option,
+    target_options,
+    examples=("metaq groups delete billing --dry-run", "metaq groups delete billing"),
+)
+def delete(
+    target: Target, group: str, *, is_dry: bool, is_sure: bool, as_json: bool
+) -> None:
+    """Delete GROUP with the offsets that it has committed in ZooKeeper.
+
+    Prints these offsets and asks; a group with live members is refused. If it comes
+    back, it begins as a new group does.
+    """
+
+    async def plan(
+        context: ClientContext, deadline_s: float
+    ) -> list[tuple[render.Cell, ...]]:
+        await _known_groups(context, group, deadline_s)
+        await require_idle(context, group, None, deadline_s=deadline_s)
+        return offset_rows(
+            await read_offsets(context, group, None, deadline_s=deadline_s)
+        )
+
+    rows = target.run(plan)
+    render.print_rows(OFFSET_COLUMNS, rows, as_json=as_json)
+    if is_dry:
+        render.say("dry run: nothing was deleted")
+        return
+    count = render.count_text(len(rows), "committed offset")
+    render.confirm(f"Delete group {group} and its {count}?", is_sure=is_sure)
+    target.run(
+        lambda context, deadline_s: delete_group(context, group, deadline_s=deadline_s)
+    )
+    render.say(f"group {group} is deleted")
+
+
 def describe_groups(target: Target, name: str) -> tuple[GroupDescription, ...]:
-    """Return one group, or all; raises as `groups`."""
+    """Return one group, or all with an empty name; raise if there is no such group."""
 
     async def look(
         context: ClientContext, deadline_s: float
     ) -> tuple[GroupDescription, ...]:
-        known = await list_groups(
-            require_coordinator(context), context.paths, deadline_s=deadline_s
-        )
-        if name and name not in known:
-            raise ClientError(
-                f"no group {name}; groups there are: {', '.join(known) or 'none'}"
-            )
-        wanted = (name,) if name else known
+        names = await _known_groups(context, name, deadline_s)
         return tuple(
             await all_of(
-                describe_group(context, n, deadline_s=deadline_s) for n in wanted
+                describe_group(context, n, deadline_s=deadline_s) for n in names
             )
         )
 
     return target.run(look)
+
+
+async def _known_groups(
+    context: ClientContext, name: str, deadline_s: float
+) -> tuple[str, ...]:
+    """Return the group of a name, all of them without one."""
+    known = await list_groups(
+        require_coordinator(context), context.paths, deadline_s=deadline_s
+    )
+    if name and name not in known:
+        raise ClientError(
+            f"no group {name}; groups there are: {', '.join(known) or 'none'}"
+        )
+    return (name,) if name else known
 
 
 def to_json(group: GroupDescription) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""`metaq dump` and `verify`: commands that read files.
+"""`metaq dump` and `metaq verify`: commands that read files.
 
-Neither needs a broker nor disturbs one: a file that is being written is read up to its
-present end.
+Both work without a broker, and beside one: a file that is being written is read up to
+its present end.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,8 @@ from typing import Annotated, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.options import json_option, max_option
+from metaq.cli.options import json_option, max_option, takes
+from metaq.cli.tree import command
 from metaq.errors import (
     ConfigError,
     CorruptRecordError,
@@ -34,10 +35,10 @@ from metaq.storage.verify import Finding, list_logs, verify_directory
 from metaq.storage.walk import search_record
 
 WINDOW_BYTES: Final = 1 << 20
-"""Read at once; a larger record is read alone."""
+"""Bytes read at once."""
 DUMP_PAYLOAD_BYTES_MAX: Final = 64 << 20
-"""A longer payload is not read: a length that rotted, or was made, would take gigabytes
-of memory. It is four times what brokers take by default."""
+"""A longer payload is not read: a damaged or made-up length would take gigabytes of
+memory. It is four times what brokers accept by default."""
 DUMP_COLUMNS: Final = {
     "offset": 12,
     "id": 20,
@@ -98,8 +99,8 @@ def iter_records(
     Args:
         file: the segment.
         start: a record boundary.
-        end: where the file ends, or ended when its size was asked.
-        window_bytes: bytes read at once; a larger record is read alone.
+        end: the size of the file, as it was read.
+        window_bytes: bytes read at once; a larger record is read by itself.
     """
     window, base = b"", start
     position = start
@@ -126,11 +127,19 @@ def iter_records(
             return
 
 
+@command(
+    "dump",
+    takes(DumpOptions),
+    examples=(
+        "metaq dump data/test-0/00000000000000000000.meta",
+        "metaq dump 00000000000000000000.meta --from 4096 --max 10 --json",
+        "metaq dump archive/test-0/00000000000000000000.meta.zip",
+    ),
+)
 def dump(options: DumpOptions) -> bool:
-    """Print the records of a segment, archived or not.
+    """Print the records of the file SEGMENT, archived or not.
 
-    Returns:
-        Whether no damage was met, and `--from` begins a record; a torn tail is none.
+    The exit code is 1 when a damaged record is met, or when no record begins at --from.
     """
     base = base_offset_of(options.segment)
     fs, path = SystemFileSystem(), options.segment
@@ -195,7 +204,7 @@ def _dump(
 
 
 def _begins_record(options: DumpOptions, base: Offset, start: Position) -> bool:
-    """Tell whether a record may begin at a position; say so where none does."""
+    """Return whether a record may begin at a position; print where it does instead."""
     begins_at = _record_start(options.segment, start)
     if begins_at != start:
         render.say(
@@ -206,7 +215,7 @@ def _begins_record(options: DumpOptions, base: Offset, start: Position) -> bool:
 
 
 def _record_start(path: Path, position: Position) -> Position:
-    """Return where the record begins that holds a position; itself behind damage."""
+    """Return where the record of a position begins; after damage, the position."""
     source = open_source(SystemFileSystem(), path, is_zip=path.suffix == ZIP_SUFFIX)
     begin = Position(0)
     try:
@@ -270,21 +279,30 @@ def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") ->
     Args:
         fs: the disk.
         directory: one without a segment.
-        advice: the end of the sentence.
+        advice: end of the sentence.
     """
     if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
         text = f"no data directory of a broker: directory={directory}{advice}"
         raise StorageError(text)
 
 
+@command(
+    "verify",
+    click.argument(
+        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    ),
+    json_option,
+    examples=(
+        "metaq verify ~/.local/share/metaq",
+        "metaq verify /var/lib/metaq --json",
+    ),
+)
 def verify(directory: Path, *, as_json: bool) -> bool:
-    """Check every stored byte of a data directory, or of one partition's directory.
+    """Check every stored byte of a data directory.
 
-    Returns:
-        Whether nothing is wrong.
-
-    Raises:
-        StorageError: the disk refused a read, or no broker ever stored anything here.
+    DIRECTORY may also be that of one partition. Reads only, and may run beside a
+    broker. Prints what is wrong, where, and where the next good record is; the exit
+    code is 1 when anything is.
     """
     fs = SystemFileSystem()
     segments = list_segments(fs, (path for _id, path in list_logs(fs, directory)))
@@ -328,18 +346,18 @@ def verify(directory: Path, *, as_json: bool) -> bool:
 def is_in_use(fs: FileSystem, directory: Path) -> bool:
     """Return whether a broker works in a data directory, or in a partition's parent.
 
-    The lock is only tried where its file is: a directory that no broker ever opened
+    The lock is only tried where its file exists: a directory that no broker ever opened
     is left as it is.
     """
-    for place in (directory, directory.absolute().parent):
-        if not fs.exists(place / LOCK_FILE):
+    for path in (directory, directory.absolute().parent):
+        if not fs.exists(path / LOCK_FILE):
             continue
         try:
-            fs.lock_directory(place).release()
+            fs.lock_directory(path).release()
         except LogDirLockedError:
             return True
         except DiskError:
-            # We may not write here, so we cannot ask; assume the more careful check.
+            # We may not write here, so we cannot know; use the more careful check.
             continue
     return False
 

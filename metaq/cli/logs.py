@@ -2,7 +2,7 @@
 
 A command says in one sentence how it ended (`render.say`). The client's log explains
 why: it has time, level and the name of the logger before the text, so that it is not
-taken for the command's own word.
+taken for the command's own sentence.
 
     default          errors, and warnings of the command itself, as sentences
     -v, a broker     from INFO on; other people's libraries from WARNING on
@@ -22,7 +22,7 @@ OWN: Final = "metaq.cli."
 RAISED: Final = "metaq.client.consume.consumer"
 """Logger whose errors end the command as well, which prints them as its sentence."""
 CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
-"""Loggers that tell of every job and packet at INFO; ours tell what matters."""
+"""Loggers that log every job and packet at INFO."""
 
 
 class _Lines(logging.Handler):
@@ -65,7 +65,7 @@ def be_quiet() -> None:
         SHOWN.addFilter(_is_shown_always)
 
 
-def tell(level: int) -> None:
+def show(level: int) -> None:
     """Show everything from a level on; below INFO, of other people's libraries too."""
     be_quiet()
     SHOWN.removeFilter(_is_shown_always)

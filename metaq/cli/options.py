@@ -7,8 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, Final, TypeVar, cast, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import click
 
@@ -23,22 +22,23 @@ ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
-"""Longest pause of what is repeated, seconds."""
+"""Longest pause between repetitions, seconds."""
 DIGITS_OF_MILLISECONDS: Final = 12
-"""A number of so many digits, or more, is in milliseconds."""
+"""A number with this many digits or more is in milliseconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 T = TypeVar("T")
+Moment = Literal["earliest", "latest"] | dt.datetime
 
 
 class SecondsRange(click.FloatRange):
-    """Seconds between bounds; `nan` lies between all of them, and is refused."""
+    """Float within bounds; NaN is refused."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number that a word means; fails when it is none of the range."""
+        """Return the number that a word means; fail when it is out of range."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
@@ -47,7 +47,7 @@ class SecondsRange(click.FloatRange):
 
 def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -> None:
     if count:
-        logs.tell(logging.INFO if count == 1 else logging.DEBUG)
+        logs.show(logging.INFO if count == 1 else logging.DEBUG)
 
 
 TARGET_OPTIONS: Final = (
@@ -85,14 +85,9 @@ TARGET_OPTIONS: Final = (
         default=ZOOKEEPER,
         show_default=True,
         metavar="HOST:PORT,...",
-        help="ZooKeeper; METAQ_ZOOKEEPER in the environment says the same.",
+        help="ZooKeeper; METAQ_ZOOKEEPER in the environment sets the same.",
     ),
 )
-
-
-def example(*lines: str) -> str:
-    """Return the text below a command's options."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def target_options(command: F) -> F:
@@ -115,24 +110,6 @@ def target_options(command: F) -> F:
     for option in TARGET_OPTIONS:
         wrapped = option(wrapped)
     return cast("F", wrapped)
-
-
-def place_options(command: F) -> F:
-    """Add the options that say which broker on this machine is meant."""
-    for option in (
-        click.option(
-            "--config",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Configuration of the broker; its dataPath is the data directory.",
-        ),
-        click.option(
-            "--data-dir",
-            type=click.Path(path_type=Path),
-            help="Data directory of the broker.  [default: that of 'metaq local']",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def takes(
@@ -165,8 +142,10 @@ def takes(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
 )
-
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+dry_option = click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Print the plan; change nothing."
+)
 
 
 def parse_time(text: str) -> Millis:
@@ -195,16 +174,34 @@ def parse_time(text: str) -> Millis:
         ) from error
 
 
-def _read_pairs(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str]:
-    found = {}
+def parse_start(text: str, *, hint: str = "--from") -> Moment:
+    """Return where to begin: `earliest`, `latest` or a time.
+
+    Raises:
+        click.BadParameter: it is none of the three; names the option `hint`.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    try:
+        return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
+    except ValueError as error:
+        raise click.BadParameter(
+            "expected earliest, latest, or a time such as 2026-01-31T12:00 or"
+            f" 1769857200, got '{text}'",
+            param_hint=hint,
+        ) from error
+
+
+def _read_pairs(option: click.Parameter, given: tuple[str, ...]) -> list[list[str]]:
+    pairs = []
     for text in given:
         key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise click.BadParameter(f"expected KEY=VALUE, got {text!r}")
-        found[key] = value
-    return found
+        if not key.strip() or not equals:
+            raise click.BadParameter(f"expected {option.metavar}, got '{text}'")
+        pairs.append([key.strip(), value])
+    return pairs
 
 
 def pairs_option(
@@ -215,7 +212,7 @@ def pairs_option(
         flag,
         name,
         multiple=True,
-        callback=_read_pairs,
+        callback=lambda _context, option, given: dict(_read_pairs(option, given)),
         metavar="KEY=VALUE",
         help=f"{text}; may be repeated.",
     )
@@ -225,16 +222,13 @@ attribute_option = click.option("--attribute", help="Attribute of every message.
 
 
 def _read_headers(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+    _context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> HeaderPairs:
-    pairs = []
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"expected NAME=VALUE, got '{text}'")
-        # Bytes of the command line that are no UTF-8 stay what they are.
-        pairs.append((name, value.encode(errors="surrogateescape")))
-    return tuple(pairs)
+    # Bytes of the command line that are not UTF-8 stay what they are.
+    return tuple(
+        (name, value.encode(errors="surrogateescape"))
+        for name, value in _read_pairs(option, given)
+    )
 
 
 headers_option = click.option(
@@ -245,6 +239,26 @@ headers_option = click.option(
     callback=_read_headers,
     help="Header of every message; may be given more than once.",
 )
+
+
+def put_option(default: str) -> Callable[[F], F]:
+    """Return the option that puts everything to one partition."""
+    return click.option(
+        "--partition",
+        metavar="BROKER-NUMBER",
+        help=f"Put everything to this partition.  [default: {default}]",
+    )
+
+
+def partitions_option(verb: str) -> Callable[[F], F]:
+    """Return the option that names partitions; none of them is all."""
+    return click.option(
+        "--partition",
+        "partitions",
+        multiple=True,
+        metavar="BROKER-NUMBER",
+        help=f"{verb} this partition; may be repeated.  [default: all]",
+    )
 
 
 def read_group(_context: click.Context, _option: click.Parameter, group: str) -> str:

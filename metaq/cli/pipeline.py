@@ -10,19 +10,19 @@ import click
 from metaq.cli import pipeline_jobs as jobs
 from metaq.cli import pipeline_project as project
 from metaq.cli import render
-from metaq.cli.cat import parse_start
 from metaq.cli.cluster import Target
 from metaq.cli.options import (
     INTERVAL_S_MAX,
     SecondsRange,
     count_option,
-    example,
     json_option,
     pairs_option,
+    parse_start,
     takes,
     target_options,
 )
 from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire
+from metaq.cli.tree import example
 
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000

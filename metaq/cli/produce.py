@@ -13,13 +13,22 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.options import attribute_option, headers_option, json_option
+from metaq.cli.options import (
+    attribute_option,
+    headers_option,
+    json_option,
+    put_option,
+    takes,
+    target_options,
+)
+from metaq.cli.tree import command
 from metaq.client import OutgoingMessage, Producer
 from metaq.client.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
     PartlySentError,
 )
+from metaq.client.options import MIB
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClientError
 from metaq.model import HeaderPairs
@@ -27,6 +36,8 @@ from metaq.model import HeaderPairs
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
 without waiting for more."""
+PIECE_BYTES_MIN: Final = 4096
+"""Bytes of the smallest piece of a file that goes to one partition."""
 STANDARD_INPUT: Final = 0
 """Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -46,14 +57,7 @@ class ProduceOptions:
             help="Read this file instead of standard input.",
         ),
     ]
-    partition: Annotated[
-        str | None,
-        click.option(
-            "--partition",
-            metavar="BROKER-NUMBER",
-            help="Put everything to this partition.  [default: all partitions in turn]",
-        ),
-    ]
+    partition: Annotated[str | None, put_option("all partitions in turn")]
     attribute: Annotated[str | None, attribute_option]
     key: Annotated[
         str | None,
@@ -66,8 +70,8 @@ class ProduceOptions:
         click.option(
             "--key-separator",
             metavar="TEXT",
-            help="The key of a line is what stands before this text; a line without it"
-            " has no key.",
+            help="The key of a line is its part before this text; a line without it has"
+            " no key.",
         ),
     ]
     headers: Annotated[HeaderPairs, headers_option]
@@ -81,7 +85,7 @@ def iter_lines(
     """Yield the lines of each chunk that was read, without their line ends.
 
     A line ends with LF; a CR before it is part of the line, so that every byte comes
-    back from `metaq cat`. Bytes behind the last LF are a line of their own.
+    back from `metaq cat`. Bytes after the last LF are a line of their own.
 
     Args:
         read: as `os.read` with the descriptor filled in; b"" at the end.
@@ -111,11 +115,23 @@ def iter_lines(
         yield [b"".join(pieces)]
 
 
+@command(
+    "produce",
+    takes(ProduceOptions),
+    target_options,
+    examples=(
+        "metaq produce test --file /var/log/syslog",
+        "tail -F app.log | metaq produce test --attribute app",
+    ),
+)
 def produce(target: Target, options: ProduceOptions) -> None:
-    """Send every line, then print a summary.
+    """Put each line of standard input or of a file to TOPIC.
 
-    Raises:
-        MetaqError: sending failed; the summary was printed nevertheless.
+    A line ends with LF; all other bytes, a CR among them, are kept. A file is cut into
+    as many pieces as there are partitions, or more, which go to all of them at once;
+    lines of a pipe that are read at once go to one partition, the next to the next
+    partition. Within a piece the order is kept. A line that got no answer is sent
+    again; the summary says how many may be stored twice.
     """
     if options.key is not None and options.key_separator is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
@@ -125,16 +141,30 @@ def produce(target: Target, options: ProduceOptions) -> None:
     found = find_topic(target, options.topic, wanted, kind="puts")
     name = found.partitions[0].name if wanted else None
     with (
-        found.target.client() as client,
-        client.producer(timeout_s=target.timeout_s) as producer,
         Interrupts() as interrupts,
+        open_input(options.file, interrupts) as fd,
+        found.target.client() as client,
+        client.producer(
+            timeout_s=target.timeout_s,
+            batch_bytes_max=piece_bytes(os.fstat(fd).st_size, len(found.partitions)),
+        ) as producer,
     ):
         started_s = time.monotonic()
         try:
-            _send_all(producer, name, options, interrupts)
+            _send_all(producer, name, options, interrupts, fd)
         finally:
             seconds = time.monotonic() - started_s
             _print_summary(producer.statistics(), seconds, as_json=options.as_json)
+
+
+def piece_bytes(total_bytes: int, partition_count: int) -> int:
+    """Return the size of the pieces that go to one partition each.
+
+    A pipe has a total of 0 bytes: the size is not known.
+    """
+    if not total_bytes or partition_count == 1:
+        return MIB
+    return min(MIB, max(PIECE_BYTES_MIN, total_bytes // partition_count))
 
 
 def _send_all(
@@ -142,32 +172,32 @@ def _send_all(
     partition: str | None,
     options: ProduceOptions,
     interrupts: Interrupts,
+    fd: int,
 ) -> None:
     done_bytes = line_count = 0
-    with open_input(options.file, interrupts) as fd:
 
-        def read(size: int) -> bytes:
+    def read(size: int) -> bytes:
+        try:
+            with interrupts.pause():
+                return os.read(fd, size)
+        except OSError as error:
+            error.filename = options.file or "standard input"
+            raise
+
+    total_bytes = os.fstat(fd).st_size or None
+    with render.progress(
+        options.topic, total_bytes, is_typing=os.isatty(fd)
+    ) as advance:
+        for lines in iter_lines(read):
             try:
-                with interrupts.pause():
-                    return os.read(fd, size)
-            except OSError as error:
-                error.filename = options.file or "standard input"
-                raise
-
-        total_bytes = os.fstat(fd).st_size or None
-        with render.progress(
-            options.topic, total_bytes, is_typing=os.isatty(fd)
-        ) as advance:
-            for lines in iter_lines(read):
-                try:
-                    send_lines(producer, options, lines, partition)
-                except MessageTooLargeError as error:
-                    longest = max(range(len(lines)), key=lambda n: len(lines[n]))
-                    number = line_count + longest + 1
-                    raise ClientError(f"line {number:,}: {error}") from error
-                line_count += len(lines)
-                done_bytes += sum(map(len, lines)) + len(lines)
-                advance(done_bytes)
+                send_lines(producer, options, lines, partition)
+            except MessageTooLargeError as error:
+                longest = max(range(len(lines)), key=lambda n: len(lines[n]))
+                number = line_count + longest + 1
+                raise ClientError(f"line {number:,}: {error}") from error
+            line_count += len(lines)
+            done_bytes += sum(map(len, lines)) + len(lines)
+            advance(done_bytes)
 
 
 def send_lines(

@@ -68,16 +68,32 @@ def say(text: str) -> None:
     click.echo(f"{SPEAKER}{printable_lines(text)}", err=True)
 
 
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Ask on standard error, unless the user is sure already.
+
+    Raises:
+        click.UsageError: there is no terminal to ask at.
+        click.Abort: the answer is no.
+    """
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{question} Not asked, for the input is no terminal: --yes means yes"
+        )
+    click.confirm(question, abort=True, err=True)
+
+
 def printable_lines(text: str) -> str:
-    """Return a text of several lines with everything else escaped that is no print."""
+    """Return a text of several lines with all other unprintable characters escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def leave_echo() -> None:
-    """Go to a new line of the terminal: behind the `^C` that it shows for the key.
+    """Go to a new line of the terminal, after the `^C` that it shows for the key.
 
-    A bar takes its line away, with all that stands there. Called in a signal handler,
-    so nothing that buffers is used.
+    A progress bar clears its line by itself. Called in a signal handler, so nothing
+    that buffers is used.
     """
     with suppress(OSError):
         if not _bars and os.isatty(STANDARD_ERROR):
@@ -283,10 +299,10 @@ def print_any_character() -> None:
 
 
 def fill_standard_descriptors() -> None:
-    """Open /dev/null in the place of standard descriptors that are closed.
+    """Open /dev/null as each standard descriptor that is closed.
 
-    A segment that was opened as descriptor 2 would take in whatever a library prints
-    to standard error. Python leaves out the streams of those that it found closed.
+    A segment that was opened as descriptor 2 would receive what a library prints to
+    standard error. Python leaves out the streams of those that it found closed.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         pass
@@ -304,7 +320,7 @@ def require_reader() -> None:
         BrokenPipeError: the pipe on standard output has no other end.
     """
     output = select.poll()
-    output.register(STANDARD_OUTPUT, 0)  # errors are always told
+    output.register(STANDARD_OUTPUT, 0)  # errors are always reported
     if any(event & select.POLLERR for _fd, event in output.poll(0)):
         raise BrokenPipeError
 

@@ -11,11 +11,11 @@ ZooKeeper is a child process that the kernel kills when this process ends, howev
 ends. It is started first and stopped last.
 
 With port 0 the broker takes the port it had last time, if that is still free: after a
-kill its old registration, which outlives it by the session time-out, is then its own
-and is taken over at once.
+kill its old registration lasts until the session time-out; it is then recognised as the
+broker's own and replaced at once.
 
 NB: `metaq.broker.process` is imported inside the functions that run a broker: that
-takes a tenth of a second, and every other command can do without it.
+takes a tenth of a second, and no other command needs it.
 """
 
 import asyncio
@@ -35,11 +35,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import click
 
 from metaq.cli import logs, render
+from metaq.cli.options import pairs_option, takes
+from metaq.cli.tree import command
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import DIRECTORY_MODE, SystemFileSystem
 from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
+from metaq.zk.registry import RegistrationState
 
 if TYPE_CHECKING:
     from metaq.broker.app import Broker
@@ -56,8 +59,10 @@ SESSION_TIMEOUT_MS: Final = 4_000
 session expires."""
 SYNC_TIME_MS: Final = 200
 """Between withdrawing and closing the port: clients on the same machine are quick."""
+LOOK_S: Final = 0.1
+"""Interval of looks at a registration that is not complete, seconds."""
 SETTINGS_BYTES_MAX: Final = 1024 * 1024
-"""A configuration file is some ten KiB."""
+"""A configuration file has about ten KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +100,8 @@ class LocalOptions:
         ),
     ]
     settings: Annotated[
-        tuple[str, ...],
-        click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override a key of server.ini; may be repeated.",
-        ),
+        dict[str, str],
+        pairs_option("--set", "settings", "Override a key of server.ini"),
     ]
     topics: Annotated[
         tuple[str, ...],
@@ -116,36 +115,60 @@ class LocalOptions:
     ]
 
 
-def serve_broker(path: Path, settings: tuple[str, ...]) -> None:
-    """Run a broker until it is told to end.
+@command(
+    "broker",
+    click.option(
+        "--config",
+        "path",
+        required=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Settings, in MetaQ's format.",
+    ),
+    pairs_option(
+        "--set",
+        "settings",
+        "Override a key; TOPIC:KEY=VALUE overrides it for one topic",
+    ),
+    examples=(
+        "metaq broker --config config/server.ini",
+        "metaq broker --config server.ini --set serverPort=9123 --set brokerId=1",
+    ),
+)
+def serve_broker(path: Path, settings: dict[str, str]) -> None:
+    """Run a broker in the foreground, until SIGTERM or Ctrl-C.
 
-    Raises:
-        MetaqError: it cannot start.
-        click.BadParameter: a setting is no `key=value`.
+    SIGHUP reloads the configuration.
     """
-    overrides = parse_settings(settings)
-    # Until the broker has its own handler: what there is to reload is read now.
+    # Until the broker has its own handler: what a reload would read is read now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    config = load_config(str(path), read_bytes, overrides)
-    logs.tell(logging.INFO)
+    config = load_config(str(path), read_bytes, settings)
+    logs.show(logging.INFO)
     from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
-    asyncio.run(run_broker(config, overrides=overrides))
+    asyncio.run(run_broker(config, overrides=settings))
 
 
+@command(
+    "local",
+    takes(LocalOptions),
+    examples=(
+        "metaq local",
+        "metaq local --port 0 --zk-port 0 --data-dir ./data --topic orders=4",
+        "metaq local --set unflushThreshold=1000",
+    ),
+)
 def serve_local(options: LocalOptions) -> None:
-    """Run ZooKeeper and a broker until told to end; print one line when both serve.
+    """Run ZooKeeper and a broker on this machine, for this machine.
 
-    Raises:
-        MetaqError: something cannot start; nothing is left running.
-        click.BadParameter: a setting or topic is malformed.
+    Prints one line when both are ready; logs go to standard error and to
+    local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C.
     """
     data_dir = (options.data_dir or default_data_dir()).absolute()
     # A mistake in a setting shows before anything is started or created.
     config = local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
     if options.data_dir is None:
         render.say(f"data is kept in {data_dir}")
-    logs.tell(logging.INFO)
+    logs.show(logging.INFO)
     _make_directories(data_dir)
     Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
     lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
@@ -167,7 +190,7 @@ def serve_local(options: LocalOptions) -> None:
 
 @contextlib.contextmanager
 def _naming_another(option: str, port: int) -> Iterator[None]:
-    """Say which option helps where a port is taken."""
+    """Name the option that takes another port, where one is in use."""
     try:
         yield
     except MetaqError as error:
@@ -194,11 +217,17 @@ def _run(
         with contextlib.suppress(OSError):
             memory.write_text(f"{broker.port}\n")
         connect = zookeeper.connect if zookeeper.is_enabled else "none"
-        click.echo(
+        line = (
             f"ready broker={broker.address} zookeeper={connect}"
             f" data={config.system.data_path}"
         )
-        sys.stdout.flush()
+        problem = _registration_problem(broker)
+        if problem:
+            render.say(
+                f"not ready: no client finds the broker in ZooKeeper at {connect}:"
+                f" {problem}; it is tried again"
+            )
+        _print_when_registered(broker, line)
 
     asyncio.run(run_broker(config, overrides=overrides, on_ready=on_ready))
     if server is not None and not server.is_running:
@@ -207,11 +236,25 @@ def _run(
         )
 
 
-def _end_with(server: EmbeddedZooKeeper) -> None:
-    """Stop in good order when ZooKeeper ends: clients could not find the broker.
+def _registration_problem(broker: "Broker") -> str:
+    """Return why clients cannot find a broker; "" when they can, or need not."""
+    found = broker.control.status().registration
+    if found is None or found.state is RegistrationState.REGISTERED:
+        return ""
+    return found.last_error or found.state.value
 
-    Its end is an event of the loop, not something to look for every second.
-    """
+
+def _print_when_registered(broker: "Broker", line: str) -> None:
+    if _registration_problem(broker):
+        loop = asyncio.get_running_loop()
+        loop.call_later(LOOK_S, _print_when_registered, broker, line)
+        return
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _end_with(server: EmbeddedZooKeeper) -> None:
+    """Stop in good order when ZooKeeper ends: clients could not find the broker."""
     if server.pid is None:
         os.kill(os.getpid(), signal.SIGTERM)
         return
@@ -230,9 +273,8 @@ def _end_with(server: EmbeddedZooKeeper) -> None:
 def local_zookeeper(
     options: LocalOptions, config: BrokerConfig, data_dir: Path
 ) -> Iterator[tuple[str, EmbeddedZooKeeper | None]]:
-    """Give the address of ZooKeeper, and ours unless the settings name another."""
-    given = parse_settings(options.settings)
-    if not config.zookeeper.is_enabled or "zk.zkConnect" in given:
+    """Yield ZooKeeper's address, and our server unless the settings name another."""
+    if not config.zookeeper.is_enabled or "zk.zkConnect" in options.settings:
         yield config.zookeeper.connect, None
         return
     directory = data_dir / LOCAL / "zookeeper"
@@ -241,7 +283,7 @@ def local_zookeeper(
         with _naming_another("--zk-port", options.zookeeper_port):
             server.start()
     except EmbeddedZooKeeperError as error:
-        # The end of its log follows in the message; one line says enough here.
+        # The message ends with the end of its log; one line is enough here.
         reason, *log = str(error).split("\n")
         where = f"; its log is in {directory}" if log else ""
         raise EmbeddedZooKeeperError(reason + where) from error
@@ -280,33 +322,12 @@ def _overrides(options: LocalOptions, data_dir: Path, connect: str) -> dict[str,
         "zk.zkSyncTimeMs": str(SYNC_TIME_MS),
         **parse_topics(options.topics),
         # The user's settings come last, and win.
-        **parse_settings(options.settings),
+        **options.settings,
     }
 
 
-def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
-    """Return the overrides that `--set key=value` asks for.
-
-    Raises:
-        click.BadParameter: one has no '=' or no key.
-    """
-    overrides = {}
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise click.BadParameter(
-                f"expected KEY=VALUE, got '{text}'", param_hint="--set"
-            )
-        overrides[key.strip()] = value.strip()
-    return overrides
-
-
 def parse_topics(topics: tuple[str, ...]) -> dict[str, str]:
-    """Return the overrides that `--topic NAME[=PARTITIONS]` asks for.
-
-    Raises:
-        click.BadParameter: a name is missing, or the number is none.
-    """
+    """Return the overrides that `--topic NAME[=PARTITIONS]` asks for."""
     overrides = {}
     for text in topics:
         name, equals, count = text.partition("=")
@@ -333,7 +354,7 @@ def _make_directories(data_dir: Path) -> None:
 def default_data_dir() -> Path:
     """Return the default data directory of `metaq local`."""
     base = os.environ.get("XDG_DATA_HOME", "")
-    # The standard has a relative path ignored.
+    # The standard says to ignore a relative path.
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     return root / "metaq"
 
@@ -341,7 +362,7 @@ def default_data_dir() -> Path:
 def installed_settings() -> Path:
     """Return the `server.ini` that came with the package.
 
-    In a wheel it lies inside the package; in a checkout it is `config/server.ini`.
+    In a wheel it is inside the package; in a checkout it is `config/server.ini`.
 
     Raises:
         ConfigError: neither is there.

@@ -1,4 +1,4 @@
-"""`metaq tail`: each line of a growing file becomes a message.
+"""`metaq ship`: each line of a growing file becomes a message.
 
 The state file says how far the file was sent. It is written after the lines before it
 are stored, and by a rename: a restart loses no line, and after a crash the lines of one
@@ -23,8 +23,12 @@ from metaq.cli.options import (
     headers_option,
     json_option,
     metrics_option,
+    put_option,
     serve_while_running,
+    takes,
+    target_options,
 )
+from metaq.cli.tree import command
 from metaq.client import OutgoingMessage, Producer, SendResult
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.partitioner import KeyHash, Selector
@@ -41,8 +45,8 @@ STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TailOptions:
-    """The options of `metaq tail`."""
+class ShipOptions:
+    """The options of `metaq ship`."""
 
     file: Annotated[
         Path, click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
@@ -54,7 +58,7 @@ class TailOptions:
         click.option(
             "--state",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Keep the place in the file here, to go on from after a restart.",
+            help="Keep the position in the file here, to go on from after a restart.",
         ),
     ]
     from_start: Annotated[
@@ -69,15 +73,7 @@ class TailOptions:
     once: Annotated[
         bool, click.option("--once", is_flag=True, help="End at the end of the file.")
     ]
-    partition: Annotated[
-        str | None,
-        click.option(
-            "--partition",
-            metavar="BROKER-NUMBER",
-            help="Put everything to this partition.  [default: one partition, by the"
-            " file's name]",
-        ),
-    ]
+    partition: Annotated[str | None, put_option("one, by the file's name")]
     attribute: Annotated[str | None, attribute_option]
     headers: Annotated[HeaderPairs, headers_option] = ()
     metrics_port: Annotated[int | None, metrics_option] = None
@@ -92,18 +88,28 @@ class _Counts:
     repeated_count: int = 0
 
 
-def tail(target: Target, options: TailOptions) -> None:
-    """Send every line that comes, until a signal ends it.
+@command(
+    "ship",
+    takes(ShipOptions),
+    target_options,
+    examples=(
+        "metaq ship /var/log/syslog logs",
+        "metaq ship app.log logs --state app.state --from-start",
+        "metaq ship app.log logs --state app.state --once --json",
+    ),
+)
+def ship(target: Target, options: ShipOptions) -> None:
+    """Put each line that FILE gains to TOPIC, through its rotation.
 
-    Raises:
-        MetaqError: a line that no broker will ever take, a state file of another
-            file or topic, or in a directory that takes none, or nothing to read and
-            no wait for it (`once`).
+    FILE may be renamed and made again, or copied and cut; a line is sent when it has
+    its end. With --state no line is lost over a restart, and after a crash the lines
+    of one batch at most come twice. A broker has to be there at the start; for one
+    that goes away it waits.
     """
     if options.once and not options.file.exists():
         raise ConfigError(f"{options.file}: there is no such file")
     if options.file.exists() and not options.file.is_file():
-        # Opening a pipe would wait, and there is no place in it to come back to.
+        # Opening a pipe would wait, and it has no position to come back to.
         raise ConfigError(
             f"{options.file}: expected a regular file; of a pipe, metaq produce reads"
             " the lines"
@@ -127,7 +133,7 @@ def tail(target: Target, options: TailOptions) -> None:
     try:
         with (
             found.target.client() as client,
-            # One at a time: MetaQ 1.4 keeps no order among puts in flight.
+            # One batch at a time: MetaQ 1.4 keeps no order among puts in flight.
             client.producer(
                 timeout_s=target.timeout_s,
                 in_flight_batches_max=1,
@@ -155,7 +161,7 @@ def _run(
     producer: Producer,
     follower: FileFollower,
     partition: str | None,
-    options: TailOptions,
+    options: ShipOptions,
     counts: _Counts,
     interrupts: Interrupts,
 ) -> None:
@@ -233,10 +239,10 @@ def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
         bookmark = Bookmark(**{name: int(state[name]) for name in _FIELDS})
         known = (state["file"], state["topic"])
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise ConfigError(f"{path}: no state of metaq tail: {error}") from None
+        raise ConfigError(f"{path}: no state of metaq ship: {error}") from None
     if not 0 <= bookmark.check_bytes <= min(bookmark.position, CHECK_BYTES):
         raise ConfigError(
-            f"{path}: no state of metaq tail: expected up to {CHECK_BYTES} bytes before"
+            f"{path}: no state of metaq ship: expected up to {CHECK_BYTES} bytes before"
             f" position {bookmark.position}, got {bookmark.check_bytes}"
         )
     if known != (str(file.absolute()), topic):
@@ -281,6 +287,6 @@ def _print_summary(counts: _Counts, lost_count: int, *, as_json: bool) -> None:
         )
     if lost_count:
         render.say(
-            f"lines may be missing in {render.count_text(lost_count, 'place')}: a file"
-            " was cut, removed or made unreadable before they were read"
+            f"{render.count_text(lost_count, 'gap')}, where lines may be missing: a"
+            " file was cut, removed or made unreadable before they were read"
         )

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import click
 
-from metaq.broker.admin_socket import call_admin
 from metaq.cli import render
-from metaq.cli.admin import TIMEOUT_S, find_data_dir
+from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
-from metaq.cli.options import example, json_option, place_options, target_options
+from metaq.cli.options import json_option, target_options
+from metaq.cli.tree import command, group
 from metaq.client.cluster.context import ClientContext
 
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
@@ -21,15 +21,41 @@ SPARK_NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write)-[^:/]+)")
 """Name of an exactly-once write of Spark, alone or as the end of a key."""
 
 
-def list_transactions(data_dir: Path, *, as_json: bool) -> None:
-    """Print every transaction that is not finished, and every heuristic outcome.
+class End(NamedTuple):
+    """One way to end a transaction by command."""
 
-    Raises:
-        AdminError: no broker runs there, or it refused.
+    help: str
+    """Its help, one sentence."""
+    done: str
+    """Text printed afterwards."""
+
+
+ENDS: Final = {
+    "commit": End(
+        "Commit KEY, which is prepared; its coordinator gets code 7.", "committed"
+    ),
+    "rollback": End(
+        "Roll back KEY, which is prepared; its coordinator gets code 6.", "rolled back"
+    ),
+    "complete": End(
+        "Drop KEY, which is prepared and was ended by other means.\n\nIts coordinator"
+        " gets code 8.",
+        "dropped",
+    ),
+    "forget": End("Forget what was decided about KEY by command.", "forgotten"),
+}
+"""By the word of the command."""
+
+group("txn", "List transactions of a broker; end those that are in doubt.")
+
+
+@command("txn list", json_option, here_options, examples=("metaq txn list",))
+def list_transactions(data_dir: Path, *, as_json: bool) -> None:
+    """List what is not finished, and what was ended by command.
+
+    The second is listed until it is forgotten.
     """
-    reply = call_admin(data_dir, {"command": "transactions"}, timeout_s=TIMEOUT_S)
-    found = reply.get("transactions")
-    transactions = found if isinstance(found, list) else []
+    transactions = ask(data_dir, "transactions")["transactions"]
     if as_json:
         # Ages as numbers, in milliseconds; null is one that is not known.
         for each in transactions:
@@ -62,17 +88,18 @@ def spark_names(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for match in found))
 
 
+@command(
+    "txn settle",
+    click.argument("key", metavar="NAME"),
+    target_options,
+    examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
+)
 def settle_write(target: Target, key: str) -> None:
-    """End what a write of Spark has left, as was decided; print which way.
+    """End what a write of Spark has left, as was decided.
 
-    Args:
-        target: its cluster.
-        key: name of the write, or key of one of its transactions.
-
-    Raises:
-        click.BadParameter: it is neither.
-        NoBrokerError: there is no broker.
-        MetaqError: not all is ended, or a broker does not say so.
+    For an exactly-once write whose driver is gone and is not started again. At all
+    brokers, what ZooKeeper says was decided is committed, the rest is rolled back. NAME
+    is the end of a key of 'metaq txn list'.
     """
     from metaq.spark.sink.decisions import Decision
     from metaq.spark.sink.exactly_once import TransactionManager
@@ -103,93 +130,15 @@ def settle_write(target: Target, key: str) -> None:
         click.echo(f"{name}: batch {decision.batch} was decided, and is committed")
 
 
-def end_transaction(data_dir: Path, key: str, word: str) -> None:
-    """End a prepared transaction, or forget an outcome; print what was done.
+def _add_end(word: str) -> None:
+    def end(key: str, data_dir: Path) -> None:
+        ask(data_dir, "end_transaction", key=key, **{"as": word})
+        click.echo(f"{key}: {ENDS[word].done}")
 
-    Raises:
-        AdminError: no broker runs there, or it refused.
-    """
-    request = {"command": "end_transaction", "key": key, "as": word}
-    call_admin(data_dir, request, timeout_s=TIMEOUT_S)
-    click.echo(f"{key}: {ENDS[word].done}")
-
-
-# -- the commands ---------------------------------------------------------------------
-
-
-class End(NamedTuple):
-    """One way to end a transaction by command."""
-
-    help: str
-    """Its help, one sentence."""
-    done: str
-    """Text printed afterwards."""
-
-
-ENDS: Final = {
-    "commit": End(
-        "Commit KEY, which is prepared; code 7 tells its coordinator.", "committed"
-    ),
-    "rollback": End(
-        "Roll back KEY, which is prepared; code 6 tells its coordinator.", "rolled back"
-    ),
-    "complete": End(
-        "Drop KEY, which is prepared and was ended by other means; code 8 tells its"
-        " coordinator.",
-        "dropped",
-    ),
-    "forget": End("Forget what was decided about KEY by command.", "forgotten"),
-}
-"""By the word of the command."""
-
-
-@click.group()
-def txn() -> None:
-    """List transactions of a broker, and end those that are in doubt."""
-
-
-@txn.command(
-    "list",
-    short_help="List what is not finished, and what was ended by command.",
-    epilog=example("metaq txn list"),
-)
-@json_option
-@place_options
-def list_command(as_json: bool, data_dir: Path | None, config: Path | None) -> None:
-    """List transactions that are not finished, and outcomes that are not forgotten."""
-    list_transactions(find_data_dir(data_dir, config), as_json=as_json)
-
-
-def _end_command(word: str) -> click.Command:
-    @click.command(
-        word,
-        help=ENDS[word].help,
-        epilog=example(f"metaq txn {word} XID:1:0a:0b:billing-1"),
-    )
-    @click.argument("key")
-    @place_options
-    def command(key: str, data_dir: Path | None, config: Path | None) -> None:
-        end_transaction(find_data_dir(data_dir, config), key, word)
-
-    return command
-
-
-@txn.command(
-    "settle",
-    short_help="End what a write of Spark has left, as was decided.",
-    epilog=example("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e"),
-)
-@click.argument("name")
-@target_options
-def settle_command(name: str, target: Target) -> None:
-    """End what the exactly-once write NAME has left, at all brokers.
-
-    For one whose driver is gone and is not started again. What ZooKeeper says was
-    decided is committed, the rest is rolled back. NAME is the end of a key of
-    'metaq txn list'.
-    """
-    settle_write(target, name)
+    end.__doc__ = ENDS[word].help
+    line = f"metaq txn {word} XID:1:0a:0b:billing-1"
+    command(f"txn {word}", click.argument("key"), here_options, examples=(line,))(end)
 
 
 for _word in ENDS:
-    txn.add_command(_end_command(_word))
+    _add_end(_word)

@@ -1,9 +1,12 @@
 """Runs commands, in this process or in one whose reader goes away."""
 
+import io
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
+import click
 from click.testing import CliRunner, Result
 
 from metaq.cli.main import main
@@ -18,6 +21,18 @@ def run(*words: str, broker: AnyBroker | MemoryBroker | None = None) -> Result:
     """Run `metaq WORDS`; with a broker, that one is asked."""
     target = ["--broker", f"127.0.0.1:{broker.port}"] if broker else []
     return CliRunner().invoke(main, [*words, *target])
+
+
+class Terminal(io.BytesIO):
+    """Input that is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(work: Callable[[], object], typed: bytes) -> Result:
+    """Call the function of a command where a person types the answers."""
+    return CliRunner().invoke(click.Command("it", callback=work), input=Terminal(typed))
 
 
 def id_at(wall_ms: int, sequence: int = 0) -> MessageId:

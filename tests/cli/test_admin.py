@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,7 +16,7 @@ from tests.cli.runner import run
 
 
 class AdminSocket:
-    """Answers one request in the place of a broker."""
+    """Answers one request instead of a broker."""
 
     def __init__(self, directory: Path, reply: dict[str, object]) -> None:
         self.request: dict[str, object] = {}
@@ -96,6 +97,94 @@ def test_partitions_are_named_to_the_broker(
     request, code, output = ask(tmp_path, reply, "partitions", *words)
     assert request == {"topic": "t", **fields}
     assert (code, output) == (0, "t: closed partitions: 2, 3\n")
+
+
+HEALTH = {
+    "ok": True,
+    "status": "failing",
+    "problems": [
+        {"alarm": "low_space", "severity": "failing", "text": "/data refuses puts"}
+    ],
+    "broker_id": 7,
+    "address": "meta://host:8123",
+}
+LOG = {
+    "topic": "t",
+    "partition": 0,
+    "state": "open",
+    "is_closed": False,
+    "is_group_commit": True,
+    "log_start": 0,
+    "high_watermark": 21,
+    "log_end": 21,
+    "size_bytes": 21,
+    "segment_count": 1,
+    "record_count": 1,
+    "damage": ["offset 5"],
+}
+DIRECTORY = {
+    "path": "/data",
+    "state": "online",
+    "offline_cause": None,
+    "size_bytes": 21,
+    "free_bytes": 4096,
+    "is_low_on_space": True,
+    "is_silent": False,
+}
+SCRUB = {
+    "is_on": True,
+    "passes": 2,
+    "log": "t-0",
+    "offset": 5,
+    "checked_bytes": 1024,
+    "total_bytes": 4096,
+    "damage_count": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "reply", "texts"),
+    [
+        ("status", HEALTH, ["broker_id 7", "failing\tlow_space\t/data refuses puts"]),
+        (
+            "logs",
+            {"ok": True, "logs": [LOG]},
+            ["t\t0\topen\tFalse\t0\t21\t21\t1\toffset"],
+        ),
+        ("directories", {"ok": True, "directories": [DIRECTORY]}, ["/data\tonline\t-"]),
+        ("scrub", {"ok": True, **SCRUB}, ["pass 3: 1.0 KiB of 4.0 KiB", "1 damaged"]),
+    ],
+)
+def test_a_broker_here_says_how_it_is(
+    tmp_path: Path, word: str, reply: dict[str, Any], texts: list[str]
+) -> None:
+    """As text and as JSON; the exit code is 1 where an operator has to look."""
+    request, code, output = ask(tmp_path, reply, "brokers", word)
+    assert (request, code) == ({"command": word}, 1)
+    assert [text for text in texts if text not in output] == []
+    (tmp_path / "admin.sock").unlink()
+    _request, code, output = ask(tmp_path, reply, "brokers", word, "--json")
+    wanted = {name: value for name, value in reply.items() if name != "ok"}
+    if word in {"logs", "directories"}:
+        (wanted,) = wanted[word]
+    assert (code, json.loads(output)) == (1, wanted)
+
+
+@pytest.mark.parametrize(
+    ("word", "reply"),
+    [
+        ("status", {**HEALTH, "problems": []}),
+        ("logs", {"ok": True, "logs": [{**LOG, "damage": []}]}),
+        ("directories", {"ok": True, "directories": []}),
+        ("scrub", {"ok": True, **SCRUB, "damage_count": 0}),
+        ("scrub", {"ok": True, "is_on": False}),
+    ],
+)
+def test_a_broker_without_problems_is_exit_code_0(
+    tmp_path: Path, word: str, reply: dict[str, Any]
+) -> None:
+    _request, code, _output = ask(tmp_path, reply, "brokers", word)
+    assert code == 0
 
 
 def test_no_broker_there_is_one_sentence(tmp_path: Path) -> None:

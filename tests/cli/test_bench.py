@@ -10,7 +10,7 @@ import pytest
 
 from metaq.cli import bench
 from metaq.cli.bench import (
-    BenchOptions,
+    LatencyOptions,
     bench_consume,
     bench_latency,
     bench_produce,
@@ -40,8 +40,8 @@ def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def options(*, count: int, size_bytes: int = 100) -> BenchOptions:
-    return BenchOptions(
+def options(*, count: int, size_bytes: int = 100) -> LatencyOptions:
+    return LatencyOptions(
         topic="test", size_bytes=size_bytes, count=count, rate=2000, as_json=True
     )
 
@@ -139,7 +139,7 @@ def test_figures_have_the_digits_that_they_are_worth() -> None:
     assert bench.rounded(124) == 124
 
 
-def latency_error(text: str, broker: Any, wanted: BenchOptions) -> MetaqError:
+def latency_error(text: str, broker: Any, wanted: LatencyOptions) -> MetaqError:
     """Return the error that says so; other things may take longer than a short time."""
     for timeout_s in (0.3, 1.2, 5.0, 20.0):
         target = Target("memory", "/meta", (), timeout_s, broker.coordinator_factory)

@@ -5,22 +5,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from metaq.cli import client_tree, options
+from metaq.cli import options
 from metaq.cli.brokers import forget, list_brokers
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.groups import groups
 from metaq.cli.main import main
+from metaq.cli.offsets import WriteOptions, reset_offsets
 from metaq.cli.topics import topics
 from metaq.client import Client
 from metaq.client.errors import BrokerRegisteredError, PartitionsAwayError
-from metaq.errors import NoBrokerError
+from metaq.errors import ClientError, NoBrokerError
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import PYTHON, AnyBroker, broker_of
+from tests.cli.runner import at_terminal
 
+WRITE = WriteOptions(is_dry=False, is_forced=False, as_json=True)
 ONE_BROKER = {"pair": "MetaQ 1.4 records nothing"}
 
 Pair = tuple[AnyBroker, AnyBroker]
@@ -78,7 +82,6 @@ def test_forgetting_asks_and_can_be_looked_at_first(
     pair: Pair,
     target: Target,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing goes by a dry run, nor when the answer is no."""
     with pytest.raises(BrokerRegisteredError, match="stop it before"):
@@ -88,22 +91,16 @@ def test_forgetting_asks_and_can_be_looked_at_first(
     assert "dry run: nothing was removed" in capsys.readouterr().err
     assert not list_brokers(target, as_json=True)
 
-    answers = iter(["n\n", "y\n"])
+    def run() -> None:
+        forget(target, 1, is_dry=False, is_sure=False, as_json=True)
 
-    def run(number: int, **how: Any) -> Result:
-        monkeypatch.setattr(
-            client_tree,
-            "forget",
-            lambda _target, *words, **named: forget(target, *words, **named),
-        )
-        words = ["brokers", "forget", str(number)]
-        return CliRunner().invoke(main, words, input=next(answers), **how)
-
-    refused = run(1)
+    refused = at_terminal(run, b"n\n")
     assert refused.exit_code == 1
-    assert "Forget broker 1 and its 2 partitions?" in refused.stderr
+    assert "Forget broker 1, its 2 partitions and 0 committed offsets" in refused.stderr
     assert not list_brokers(target, as_json=True)
-    assert run(1).exit_code == 0
+    with pytest.raises(click.UsageError, match="--yes"):
+        run()
+    assert at_terminal(run, b"y\n").exit_code == 0
     assert list_brokers(target, as_json=True)
 
 
@@ -112,7 +109,7 @@ def test_options_of_the_list_are_not_those_of_forgetting() -> None:
     words = ["brokers", "--zookeeper", "other:1", "forget", "3", "--yes"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
-    assert "options go behind the command" in result.stderr
+    assert "options go after the command" in result.stderr
     assert options.ZOOKEEPER not in result.stderr
 
 
@@ -201,6 +198,44 @@ def test_groups_do_not_count_what_is_not_known(
     problems = {each["partition"]: each["problem"] for each in group["partitions"]}
     assert problems["0-0"] is None
     assert problems["1-0"] == "t/1-0: broker 1 is not registered"
+
+
+def test_a_forgotten_broker_takes_the_offsets_of_groups_along(
+    pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without them no group shows a lag that will never be known again."""
+    _first, second = pair
+    for partition in ("0-0", "1-0", "1-1"):
+        reset_offsets(target, "g", "t", "latest", (partition,), WRITE, is_sure=True)
+    second.stop()
+
+    def known() -> dict[str, Any]:
+        capsys.readouterr()
+        groups(target, "g", as_json=True)
+        (group,) = objects(capsys.readouterr().out)
+        return {each["partition"]: each["problem"] for each in group["partitions"]}
+
+    assert known()["1-1"] is not None
+    capsys.readouterr()
+    forget(target, 1, is_dry=True, is_sure=True, as_json=True)
+    assert "groups with offsets there: g" in capsys.readouterr().err
+    forget(target, 1, is_dry=False, is_sure=True, as_json=True)
+    assert known() == {"0-0": None}
+    groups(target, "", as_json=False)
+    header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert dict(zip(header, row, strict=True))["lag_bytes"] == "0"
+
+
+def test_a_java_broker_is_known_by_the_offsets_of_its_groups(
+    pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves no record; the offsets of its groups can be taken out nevertheless."""
+    with pytest.raises(ClientError, match="no record of broker 7, and no group"):
+        forget(target, 7, is_dry=False, is_sure=True, as_json=True)
+    pair[0].zookeeper.put("/meta/consumers/g/offsets/t/7-0", b"0-21")
+    forget(target, 7, is_dry=False, is_sure=True, as_json=True)
+    groups(target, "g", as_json=True)
+    assert "7-0" not in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_addresses_from_zookeeper_are_printed_and_not_obeyed(

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -190,6 +191,41 @@ def test_a_signal_ends_the_process_with_its_exit_code(
     child.send_signal(number)
     out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, out, err) == (128 + number, b"m1\nm2\nm3\nm4\nm5\n", b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("has_terminal", "has_group", "text"),
+    [
+        (
+            True,
+            True,
+            r"metaq: waiting for messages of test as member g_\S+ of group g\n",
+        ),
+        (
+            True,
+            False,
+            r"metaq: waiting for .* as a reader of all partitions: .* group\n",
+        ),
+        (False, True, ""),
+    ],
+)
+def test_a_wait_is_announced_at_a_terminal(
+    broker: AnyBroker,
+    target: Target,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has_terminal: bool,
+    has_group: bool,
+    text: str,
+) -> None:
+    """For what, and as which member; once, and not in the log of a script."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: has_terminal)
+    direct = Target("memory", "/meta", (broker.address,), 10.0)
+    consume(target if has_group else direct, options(idle_s=0.5))
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 6
+    assert re.fullmatch(text, shown.err)
 
 
 @pytest.fixture

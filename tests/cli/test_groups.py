@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
+from metaq.cli.groups import delete as delete_group
 from metaq.cli.groups import group_row, groups
 from metaq.cli.main import main
 from metaq.cli.offsets import (
     WriteOptions,
     copy_offsets,
+    delete,
     describe_offset,
     parse_goal,
     reset_offsets,
@@ -27,6 +29,7 @@ from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
 from metaq.model import BrokerId, Offset, TopicPartition
 from tests.brokers import BROKERS, AnyBroker, broker_of
+from tests.cli.runner import at_terminal
 
 PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 1
@@ -54,8 +57,13 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def reset(target: Target, *words: Any) -> None:
+    """Move a group, which need not be there."""
+    reset_offsets(target, *words, is_sure=True)
+
+
 def put_offset(target: Target, group: str, offset: int) -> None:
-    reset_offsets(target, group, "test", Offset(offset), ("0-0",), FORCE)
+    reset(target, group, "test", Offset(offset), ("0-0",), FORCE)
 
 
 def test_groups_are_listed_with_their_lag(
@@ -79,7 +87,7 @@ def test_lag_is_shown_where_nothing_is_committed(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of the log, and that it is not committed; a pipe and a machine are told."""
-    reset_offsets(target, "fresh", "test", "earliest", ("0-1",), FORCE)
+    reset(target, "fresh", "test", "earliest", ("0-1",), FORCE)
     capsys.readouterr()
     groups(target, "fresh", as_json=True)
     groups(target, "fresh", as_json=False)
@@ -161,7 +169,7 @@ def test_a_reset_prints_what_it_wrote(
     """Old and new of each partition; afterwards it is committed."""
     put_offset(target, "moved", RECORD_BYTES)
     capsys.readouterr()
-    reset_offsets(target, "moved", "test", "latest", (), WRITE)
+    reset(target, "moved", "test", "latest", (), WRITE)
     assert rows(capsys) == [
         {
             "topic": "test",
@@ -190,7 +198,7 @@ def test_a_dry_run_writes_nothing(
     """The plan is the same, and says that it is one."""
     put_offset(target, "dry", RECORD_BYTES)
     capsys.readouterr()
-    reset_offsets(target, "dry", "test", "earliest", ("0-0",), DRY)
+    reset(target, "dry", "test", "earliest", ("0-0",), DRY)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["new"] == 0
     assert shown.err == "metaq: dry run: nothing was written\n"
@@ -202,7 +210,7 @@ def test_a_node_that_holds_no_offset_is_shown_with_the_others(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which node it is, is what an operator has to know."""
-    reset_offsets(target, "odd", "test", "earliest", (), WRITE)
+    reset(target, "odd", "test", "earliest", (), WRITE)
 
     async def spoil(context: ClientContext, deadline_s: float) -> None:
         path = "/meta/consumers/odd/offsets/test/0-0"
@@ -241,26 +249,121 @@ def test_a_group_with_members_is_moved_by_force_alone(
         client.consumer("busy", ["test"], commit_interval_s=None),
     ):
         with pytest.raises(GroupInUseError, match="expected no live member, got 1"):
-            reset_offsets(target, "busy", "test", "latest", (), WRITE)
+            reset(target, "busy", "test", "latest", (), WRITE)
         with pytest.raises(ClientError, match="committed no offset"):
             show_offsets(target, "busy", "", as_json=True)
         capsys.readouterr()
-        reset_offsets(target, "busy", "test", "latest", (), FORCE)
+        reset(target, "busy", "test", "latest", (), FORCE)
         assert "overwrites" in capsys.readouterr().err
         show_offsets(target, "busy", "", as_json=True)
         assert rows(capsys)[0]["committed"] == 5 * RECORD_BYTES
 
 
+def names(target: Target, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    capsys.readouterr()
+    groups(target, "", as_json=True)
+    return {row["group"] for row in rows(capsys)}
+
+
+def test_a_reset_of_a_group_that_is_not_there_asks(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name would get offsets that no member reads."""
+    put_offset(target, "spelt", 0)
+
+    def move() -> None:
+        reset_offsets(target, "splet", "test", "latest", (), WRITE)
+
+    with pytest.raises(click.UsageError, match=r"no group splet; .*spelt.*--yes"):
+        move()
+    done = at_terminal(move, b"n\n")
+    assert "There is no group splet; groups there are:" in done.stderr
+    assert done.exit_code == 1
+    assert "splet" not in names(target, capsys)
+    assert at_terminal(move, b"y\n").exit_code == 0
+    assert "splet" in names(target, capsys)
+    assert at_terminal(move, b"").exit_code == 0, "it is there now"
+
+
+def test_a_group_is_deleted_with_its_offsets(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is shown and asked about; no node of the group is left."""
+    put_offset(target, "gone", RECORD_BYTES)
+
+    def run(*, is_dry: bool = False) -> None:
+        delete_group(target, "gone", is_dry=is_dry, is_sure=False, as_json=True)
+
+    capsys.readouterr()
+    run(is_dry=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {
+        "topic": "test",
+        "partition": "0-0",
+        "committed": RECORD_BYTES,
+    }
+    assert shown.err == "metaq: dry run: nothing was deleted\n"
+    with pytest.raises(click.UsageError, match=r"its 1 committed offset\? .*--yes"):
+        run()
+    assert at_terminal(run, b"n\n").exit_code == 1
+    assert "gone" in names(target, capsys)
+    done = at_terminal(run, b"y\n")
+    assert done.stderr.endswith("metaq: group gone is deleted\n")
+    assert "gone" not in names(target, capsys)
+    with pytest.raises(ClientError, match="no group gone"):
+        run()
+
+
+def test_a_group_with_members_is_not_deleted(
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor are its offsets; when the members have ended, it is."""
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("read", ["test"]) as consumer,
+    ):
+        assert consumer.receive(PATIENCE_S) is not None
+        consumer.commit()
+        with pytest.raises(GroupInUseError, match="expected no live member, got 1"):
+            delete_group(target, "read", is_dry=False, is_sure=True, as_json=True)
+        with pytest.raises(GroupInUseError, match="expected no live member, got 1"):
+            delete(target, "read", "", is_dry=False, is_sure=True, as_json=True)
+        show_offsets(target, "read", "", as_json=True)
+    delete_group(target, "read", is_dry=False, is_sure=True, as_json=True)
+    assert "read" not in names(target, capsys)
+
+
+def test_offsets_of_a_group_are_deleted(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a topic or of all; where there are none, one sentence says who keeps them."""
+    reset(target, "less", "test", "latest", (), FORCE)
+
+    def run(topic: str = "", *, is_dry: bool = False) -> None:
+        delete(target, "less", topic, is_dry=is_dry, is_sure=False, as_json=True)
+
+    with pytest.raises(ClientError, match=r"no offset of topic other in ZooKeeper"):
+        run("other")
+    run("test", is_dry=True)
+    with pytest.raises(click.UsageError, match="Delete 2 committed offsets of group"):
+        run("test")
+    done = at_terminal(run, b"y\n")
+    assert done.stderr.endswith("metaq: 2 committed offsets of group less deleted\n")
+    with pytest.raises(ClientError, match="in files or databases are managed there"):
+        run()
+    assert "less" in names(target, capsys)
+
+
 def test_an_offset_needs_one_partition(target: Target) -> None:
     """The same number means different things in different logs."""
     with pytest.raises(click.UsageError, match="test has 2: say which one"):
-        reset_offsets(target, "g", "test", Offset(0), (), WRITE)
+        reset(target, "g", "test", Offset(0), (), WRITE)
 
 
 def test_a_topic_that_nobody_serves_is_told(target: Target) -> None:
     """Before anything is asked of its partitions."""
     with pytest.raises(NoBrokerError, match="no broker serves topic 'nope'"):
-        reset_offsets(target, "g", "nope", "latest", (), WRITE)
+        reset(target, "g", "nope", "latest", (), WRITE)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +372,8 @@ def test_a_topic_that_nobody_serves_is_told(target: Target) -> None:
         ((Offset(0), Offset(9)), "ok"),
         ((Offset(5), Offset(5)), "ok"),
         ((Offset(7), Offset(9)), "2 bytes below the log start"),
-        ((Offset(0), Offset(4)), "1 bytes behind the log end"),
-        (None, "5 bytes behind the log end"),
+        ((Offset(0), Offset(4)), "1 bytes above the log end"),
+        (None, "5 bytes above the log end"),
         (NoBrokerError("gone"), "gone"),
     ],
 )

@@ -96,7 +96,7 @@ def test_more_is_shown_on_request(
     theirs: int,
 ) -> None:
     logs.be_quiet()
-    logs.tell(level)
+    logs.show(level)
     speak()
     lines = capsys.readouterr().err.splitlines()
     assert all(line.split()[2:4] == line.split()[5:] for line in lines)
@@ -112,7 +112,7 @@ def test_a_name_in_a_line_makes_no_second_one(
     """Nor a command for the terminal; a traceback has its own lines."""
     logs.be_quiet()
     if level is not None:
-        logs.tell(level)
+        logs.show(level)
     try:
         raise ValueError("a\x1b[2Jb")
     except ValueError:

@@ -117,20 +117,44 @@ def test_topics_are_listed_with_their_offsets(java: Any) -> None:
     java.inner.trim("t")
     result = run("topics", broker=java)
     assert result.exit_code == 0
-    address = f"meta://{java.address}"
     assert [line.split("\t") for line in result.stdout.splitlines()] == [
-        [
-            "topic", "partition", "broker", "puts", "gets", "log_start", "log_end",
-            "closed",
-        ],
-        ["t", "7-0", address, "True", "True", "100", "121", "-"],
-        ["t", "7-1", address, "True", "True", "-", "-", "-"],
-    ]  # fmt: skip
+        ["topic", "partition", "broker", "state", "log_start", "log_end"],
+        ["t", "7-0", java.address, "open", "100", "121"],
+        ["t", "7-1", java.address, "open", "-", "-"],
+    ]
+    shown = run("topics", "--json", broker=java).stdout.splitlines()
+    assert json.loads(shown[0]) == {
+        "topic": "t",
+        "partition": "7-0",
+        "broker": f"meta://{java.address}",
+        "puts": True,
+        "gets": True,
+        "log_start": 100,
+        "log_end": 121,
+        "closed": None,
+    }
+
+
+def test_topics_fit_80_columns(broker: AnyBroker) -> None:
+    """Also with large offsets and a long address: a row is one line of a terminal."""
+    printed = run("topics", "t", broker=broker).stdout.splitlines()
+    columns, row = (line.split("\t") for line in printed[:2])
+    assert columns == ["topic", "partition", "broker", "state", "log_start", "log_end"]
+    assert row[:4] == ["t", "7-0", broker.address, "open"]
+    widest = (
+        "page-views", "10-12", "192.168.100.100:65535", "puts only", 10**12, 10**12
+    )  # fmt: skip
+    widths = [
+        max(len(str(c)), len(name)) for c, name in zip(widest, columns, strict=True)
+    ]
+    assert sum(widths) + len(widths) - 1 <= 80
 
 
 def test_closed_partitions_are_shown(broker: AnyBroker) -> None:
     """A MetaQ 1.4 broker does not tell: that is not known, and not open."""
     broker.close_partition("t", 1)
+    *_head, last = run("topics", "t", broker=broker).stdout.splitlines()
+    assert last.split("\t")[3] == ("closed" if broker.has_extensions else "open")
     result = run("topics", "t", "--json", broker=broker)
     closed = [json.loads(line)["closed"] for line in result.stdout.splitlines()]
     assert closed == ([False, True] if broker.has_extensions else [None, None])

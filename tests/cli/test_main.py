@@ -1,6 +1,7 @@
 """The argument tree: names, help, exit codes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from metaq import __version__
-from metaq.cli.main import MetaqGroup, main
+from metaq.cli.main import main
+from metaq.cli.tree import SECTIONS, MetaqGroup
 from metaq.errors import ConfigError
 from tests.brokers import StartBroker
 from tests.cases import for_each
@@ -37,11 +39,20 @@ COMMANDS = {
     "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic"},
     "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--json"},
     "cat": {"--zookeeper", "--from", "--max", "--follow", "--json", "--partition"},
-    "consume": {"--zookeeper", "--group", "--start", "--max", "--no-commit", "--json"},
-    "tail": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
+    "consume": {"--zookeeper", "--group", "--from", "--max", "--no-commit", "--json"},
+    "ship": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
     "groups": {"--zookeeper", "--json"},
+    "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},
-    "offsets reset": {"--zookeeper", "--to", "--partition", "--dry-run", "--force"},
+    "offsets reset": {
+        "--zookeeper",
+        "--to",
+        "--partition",
+        "--dry-run",
+        "--force",
+        "--yes",
+    },
+    "offsets delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets copy": {"--zookeeper", "--dry-run", "--force", "--json"},
     "bench produce": {"--zookeeper", "--topic", "--size", "--count", "--json"},
     "bench consume": {"--zookeeper", "--topic", "--count", "--json"},
@@ -60,6 +71,10 @@ COMMANDS = {
     "stats": {"--zookeeper", "--json"},
     "topics": {"--zookeeper", "--json"},
     "brokers": {"--zookeeper", "--json"},
+    "brokers status": {"--data-dir", "--config", "--json"},
+    "brokers logs": {"--data-dir", "--config", "--json"},
+    "brokers directories": {"--data-dir", "--config", "--json"},
+    "brokers scrub": {"--data-dir", "--config", "--json"},
     "brokers forget": {"--zookeeper", "--dry-run", "--yes"},
     "topics create": {"--zookeeper", "--partitions", "--brokers", "--set", "--json"},
     "topics alter": {"--zookeeper", "--partitions", "--brokers", "--set", "--json"},
@@ -115,16 +130,29 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize(
     "group",
-    ["", "bench", "brokers", "offsets", "partitions", "pipeline", "topics"],
+    ["", "bench", "brokers", "groups", "offsets", "partitions", "pipeline", "topics"],
 )
 def test_lists_of_commands_say_whole_sentences(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal of 80 columns nothing of them is cut off."""
     monkeypatch.setenv("COLUMNS", "80")
-    listed = run(*group.split(), "--help").output.partition("Commands:")[2]
+    shown = run(*group.split(), "--help").output
+    listed = shown.partition("Commands:" if group else "Data:")[2]
     assert listed
     assert "..." not in listed
+    assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_help_shows_the_commands_in_groups() -> None:
+    """Each command once, in an order of use, and not one list of all of them."""
+    named = [name for names in SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(main.commands)
+    shown = run("--help").output
+    heads = re.findall(r"^(\w+):$", shown, re.MULTILINE)
+    assert heads == ["Options", *SECTIONS]
+    assert list(SECTIONS) == ["Data", "Groups", "Topics", "Operate", "Pipelines"]
+    assert [name for name in named if f"\n  {name} " not in shown] == []
 
 
 @for_each("name", COMMANDS)
@@ -263,13 +291,13 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 def test_what_is_logged_is_a_sentence_too() -> None:
     """Errors, and warnings of the command; what the client warns of is for `-v`."""
     program = """
-import logging, metaq.cli.main as cli, metaq.cli.topics as module
-def topics(*_arguments, **_options):
+import logging, metaq.cli.main as cli
+def topics(**_options):
     logging.getLogger("metaq.client").info("connected")
     logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)
     logging.getLogger("metaq.client").error("damaged: partition=%s", "0-1")
     logging.getLogger("metaq.cli.follow").warning("file was cut: path=%s", "x")
-module.topics = topics
+cli.main.commands["topics"].callback = topics
 cli.main(["topics"])
 """
     child = subprocess.run(

@@ -18,7 +18,11 @@ def config(
     data_dir: Path, *settings: str, topics: tuple[str, ...] = ()
 ) -> BrokerConfig:
     options = LocalOptions(
-        data_dir=data_dir, port=0, zookeeper_port=0, settings=settings, topics=topics
+        data_dir=data_dir,
+        port=0,
+        zookeeper_port=0,
+        settings=dict(text.split("=") for text in settings),
+        topics=topics,
     )
     return serve.local_config(options, data_dir, "127.0.0.1:2181")
 
@@ -53,7 +57,7 @@ def test_set_wins_over_everything(tmp_path: Path) -> None:
     """Any key of the file, of a topic, and what `local` sets itself."""
     settings = config(
         tmp_path,
-        "unflushThreshold = 100",
+        "unflushThreshold= 100",
         "test:numPartitions=7",
         "hostName=broker.example.org",
         "scrubBytesPerS=0",
@@ -115,6 +119,31 @@ def metaq_local(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
+def test_a_broker_that_no_client_finds_is_not_ready(tmp_path: Path) -> None:
+    """A ZooKeeper of the settings is not there: a sentence says so, and no `ready`."""
+    settings = ("zk.zkConnect=127.0.0.1:1", "zk.zkConnectionTimeoutMs=1000")
+    words = ["--data-dir", str(tmp_path), "--port", "0"]
+    for setting in settings:
+        words += ["--set", setting]
+    with subprocess.Popen(
+        [sys.executable, "-m", "metaq", "local", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("metaq: "):
+                break
+        child.terminate()
+        output, _errors = child.communicate(timeout=60)
+    assert line.startswith(
+        "metaq: not ready: no client finds the broker in ZooKeeper at 127.0.0.1:1: "
+    )
+    assert (output, child.returncode) == ("", 0)
+
+
 def test_the_last_port_is_used_again_if_it_is_free(tmp_path: Path) -> None:
     """A port that is taken, and nonsense in the file, give 0."""
     memory = tmp_path / "port"
@@ -151,7 +180,11 @@ def test_a_zookeeper_that_is_named_is_used_instead_of_ours(tmp_path: Path) -> No
         ("zk.zkEnable=false", "127.0.0.1:0"),
     ):
         options = LocalOptions(
-            data_dir=tmp_path, port=0, zookeeper_port=0, settings=(setting,), topics=()
+            data_dir=tmp_path,
+            port=0,
+            zookeeper_port=0,
+            settings=dict([setting.split("=")]),
+            topics=(),
         )
         settings = serve.local_config(options, tmp_path, "127.0.0.1:0")
         with serve.local_zookeeper(options, settings, tmp_path) as given:

@@ -1,4 +1,4 @@
-"""`metaq tail`: lines arrive in order, and a restart goes on where it was."""
+"""`metaq ship`: lines arrive in order, and a restart goes on where it was."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli import tail as module
+from metaq.cli import ship as module
 from metaq.cli.cluster import Target
-from metaq.cli.tail import TailOptions, read_state, tail
+from metaq.cli.ship import ShipOptions, read_state, ship
 from metaq.client import Client
 from metaq.errors import ConfigError, LocalProtocolError
 from metaq.model import Message
@@ -42,8 +42,8 @@ def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def options(directory: Path, *, attribute: str | None = None) -> TailOptions:
-    return TailOptions(
+def options(directory: Path, *, attribute: str | None = None) -> ShipOptions:
+    return ShipOptions(
         file=directory / "app.log",
         topic="logs",
         state=directory / "state",
@@ -69,7 +69,7 @@ def test_lines_of_one_file_stay_in_order(
     """They go to one partition, over restarts and rotations, each line once."""
     path = tmp_path / "app.log"
     path.write_bytes(b"1\n2\nhal")
-    tail(target, options(tmp_path, attribute="blue"))
+    ship(target, options(tmp_path, attribute="blue"))
     assert json.loads(capsys.readouterr().out) == {
         "messages": 2,
         "bytes": 2,
@@ -81,7 +81,7 @@ def test_lines_of_one_file_stay_in_order(
     os.rename(path, tmp_path / "app.log.1")
     path.write_bytes(b"3\n")
     for _ in range(2):
-        tail(target, options(tmp_path))
+        ship(target, options(tmp_path))
     found = messages(broker)
     assert [m.data for m in found[:3]] == [b"1", b"2", b"half"]
     assert [m.attribute for m in found[:3]] == ["blue", "blue", None]
@@ -103,11 +103,11 @@ def test_the_place_is_kept_after_the_lines_are_stored(
     with monkeypatch.context() as patched:
         patched.setattr(module, "write_state", killed)
         with pytest.raises(SystemExit):
-            tail(target, options(tmp_path))
+            ship(target, options(tmp_path))
     assert not (tmp_path / "state").exists()
-    tail(target, options(tmp_path))
+    ship(target, options(tmp_path))
     assert [m.data for m in messages(broker)] == [b"1", b"2", b"1", b"2"]
-    tail(target, options(tmp_path))
+    ship(target, options(tmp_path))
     assert len(messages(broker)) == 4
 
 
@@ -122,7 +122,7 @@ def test_a_broker_that_fails_for_a_while_is_waited_for(
     with FakeBroker(topics={"logs": 1}) as broker:
         broker.inject(FaultKind.REFUSE, count=2)
         target = Target("", "/meta", (str(broker.address),), 3.0)
-        tail(target, options(tmp_path))
+        ship(target, options(tmp_path))
         assert sorted(broker.payloads("logs")) == [b"1", b"2"]
     assert "again" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> No
     """A wrong attribute would be wrong for ever; no place is kept."""
     (tmp_path / "app.log").write_bytes(b"1\n")
     with pytest.raises(LocalProtocolError):
-        tail(target, options(tmp_path, attribute="\ud800"))
+        ship(target, options(tmp_path, attribute="\ud800"))
     assert not (tmp_path / "state").exists()
 
 
@@ -142,7 +142,7 @@ def test_a_state_that_cannot_be_kept_ends_it_before_anything_is_sent(
     (tmp_path / "app.log").write_bytes(b"1\n")
     wanted = replace(options(tmp_path), state=tmp_path / "missing" / "state")
     with pytest.raises(ConfigError, match="missing/state: the state cannot be kept"):
-        tail(target, wanted)
+        ship(target, wanted)
     assert messages(broker) == []
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_missing_is_not_waited_for_with_once(
     target: Target, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"app\.log: there is no such file"):
-        tail(target, options(tmp_path))
+        ship(target, options(tmp_path))
 
 
 def test_a_pipe_is_refused_before_it_is_waited_for(
@@ -159,7 +159,7 @@ def test_a_pipe_is_refused_before_it_is_waited_for(
     """There is no place in it to come back to, and opening it takes a writer."""
     os.mkfifo(tmp_path / "app.log")
     with pytest.raises(ConfigError, match="expected a regular file"):
-        tail(target, options(tmp_path))
+        ship(target, options(tmp_path))
     assert messages(broker) == []
 
 
@@ -182,14 +182,14 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
     """It is not overwritten either."""
     path = tmp_path / "state"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="no state of metaq tail"):
+    with pytest.raises(ConfigError, match="no state of metaq ship"):
         read_state(path, tmp_path / "app.log", "logs")
 
 
 def test_the_state_of_another_file_is_refused(target: Target, tmp_path: Path) -> None:
     """Two commands that share one by mistake would lose lines."""
     (tmp_path / "app.log").write_bytes(b"1\n")
-    tail(target, options(tmp_path))
+    ship(target, options(tmp_path))
     for file, topic in (("other.log", "logs"), ("app.log", "other")):
         with pytest.raises(ConfigError, match="expected the state of"):
             read_state(tmp_path / "state", tmp_path / file, topic)
@@ -204,4 +204,4 @@ def test_a_port_for_metrics_that_is_taken_ends_the_command(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics port {port}: Address"):
-            tail(target, replace(wanted, metrics_port=port))
+            ship(target, replace(wanted, metrics_port=port))

@@ -1,21 +1,19 @@
 """`metaq topics create|alter|delete|describe`."""
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner
 
 from metaq.cli import topics
 from metaq.cli.cluster import Target
-from metaq.cli.topics import Wishes
+from metaq.cli.topics import NewTopic
 from metaq.client.errors import NoTopicError, TopicRefusedError
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.cli.runner import at_terminal
 
 ONE_BROKER = {"broker": "a MetaQ 1.4 broker takes no definitions"}
 
@@ -31,8 +29,8 @@ def target(broker: Any) -> Target:
     return Target("zoo:2181", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def wishes(partitions: int | None = None, **settings: str) -> Wishes:
-    return Wishes(partitions=partitions, brokers=None, settings=settings)
+def wishes(partitions: int, **settings: str) -> NewTopic:
+    return NewTopic(partitions=partitions, brokers=None, settings=settings)
 
 
 def test_a_topic_is_made_and_shown(
@@ -92,21 +90,13 @@ def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
         topics.describe(target, "t", as_json=False)
 
 
-class Terminal(io.BytesIO):
-    """Input that is typed."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     """The name is asked for only at a terminal."""
     topics.create(target, "orders", wishes(1), as_json=False)
 
-    @click.command
     def delete() -> None:
         topics.delete(target, "orders", None, as_json=False)
 
-    done = CliRunner().invoke(delete, input=Terminal(b"orders\n"))
+    done = at_terminal(delete, b"orders\n")
     assert "All messages of orders will be removed. Its name again: " in done.stderr
     assert done.stderr.endswith("metaq: topic orders is deleted\n")
