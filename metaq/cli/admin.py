@@ -28,29 +28,26 @@ Span = Mapping[str, int]
 
 
 def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
-    """Return the data directory that the options name.
+    """Return the data directory that the options name; raise if no broker runs there.
 
-    Raises:
-        ConfigError: the configuration cannot be read.
-        AdminError: no broker runs on its dataPath, or where `metaq local` keeps its
-            data; one that was given another by `--set` can only be found by that.
+    A broker that was given another one by `--set` can only be found by `--data-dir`.
     """
     if data_dir is not None:
         return data_dir
     if config is None:
         found = default_data_dir()
-        if not (found / SOCKET_NAME).exists():
-            raise AdminError(
-                f"no broker runs on {found}, where 'metaq local' keeps its data; name"
-                " another with --data-dir, or its configuration with --config"
-            )
-        return found
-    found = Path(load_config(str(config), read_bytes).system.data_path)
-    if not (found / SOCKET_NAME).exists():
-        raise AdminError(
-            f"no broker runs on {found}, the dataPath of {config}; if it was started"
-            " with --set dataPath=..., name that with --data-dir"
+        hint = (
+            "where 'metaq local' keeps its data; name another with --data-dir, or its"
+            " configuration with --config"
         )
+    else:
+        found = Path(load_config(str(config), read_bytes).system.data_path)
+        hint = (
+            f"the dataPath of {config}; if it was started with --set dataPath=...,"
+            " name that with --data-dir"
+        )
+    if not (found / SOCKET_NAME).exists():
+        raise AdminError(f"no broker runs on {found}, {hint}")
     return found
 
 
@@ -77,11 +74,7 @@ def here_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
-    """Return the answer of the broker on a data directory.
-
-    Raises:
-        AdminError: no broker runs there, or it refused.
-    """
+    """Return the answer of the broker on a data directory, or raise AdminError."""
     return call_admin(data_dir, {"command": order, **fields}, timeout_s=TIMEOUT_S)
 
 
@@ -117,11 +110,7 @@ group("partitions", "Close partitions to puts and gets, or open them again.")
 
 
 def parse_span(text: str) -> Span:
-    """Return what `3` or `0-3` means; nothing for a whole topic.
-
-    Raises:
-        click.BadParameter: it is neither.
-    """
+    """Return what `3` or `0-3` means; nothing for a whole topic."""
     if not text:
         return {}
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)

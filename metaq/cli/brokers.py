@@ -1,6 +1,7 @@
 """`metaq brokers` and `metaq stats`: brokers, present and missing, and their state."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +59,7 @@ def list_brokers(target: Target, *, as_json: bool) -> bool:
     A broker that has left a record in ZooKeeper and is not registered is missing. The
     exit code is 1 when one is. Java brokers leave no record.
     """
-    found = target.run(
-        lambda context, deadline_s: read_brokers(context, deadline_s=deadline_s)
-    )
+    found = target.run(read_brokers)
     if not found:
         target.require_brokers(())
     _print(found, as_json=as_json)
@@ -97,21 +96,14 @@ def forget(
     _print((found,), as_json=as_json)
     count = render.count_text(sum(map(len, offsets.values())), "committed offset")
     render.say(f"groups with offsets there: {', '.join(offsets) or 'none'}")
-    if is_dry:
-        render.say("dry run: nothing was removed")
-        return
-    render.confirm(
+    question = (
         f"Forget broker {number}, its"
         f" {render.count_text(found.partition_count, 'partition')} and {count} of"
-        " groups? Reads will not miss them any more",
-        is_sure=is_sure,
+        " groups? Reads will not miss them any more."
     )
-    target.run(
-        lambda context, deadline_s: forget_broker(
-            context, broker_id, deadline_s=deadline_s
-        )
-    )
-    render.say(f"broker {number} is forgotten")
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        target.run(partial(forget_broker, broker_id=broker_id))
+        render.say(f"broker {number} is forgotten")
 
 
 def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import click
 
@@ -24,6 +24,7 @@ from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import normalize_root
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Time for commits and replies at the end of a command, seconds."""
@@ -31,6 +32,16 @@ NAMES_SHOWN_MAX: Final = 10
 """Topics that an error names."""
 SESSION_TIMEOUT_S: Final = 10.0
 """Time until the partitions of a killed command go to another member, seconds."""
+
+
+class Work(Protocol[T_co]):
+    """Work with the parts of a client, up to a deadline."""
+
+    def __call__(
+        self, context: ClientContext, /, *, deadline_s: float
+    ) -> Awaitable[T_co]:
+        """Begin it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +60,11 @@ class Target:
     """Substitute for ZooKeeper, for tests."""
 
     def client(self) -> Client:
-        """Return a client, not started.
-
-        Raises:
-            click.BadParameter: an address is none.
-        """
+        """Return a client, not started."""
         return Client(**self._client_options())
 
-    def run(self, work: Callable[[ClientContext, float], Awaitable[T]]) -> T:
+    def run(self, work: Work[T]) -> T:
         """Do some work with a client that has found the cluster.
-
-        Args:
-            work: is given the client's parts, and the time when to give up.
 
         Raises:
             NoBrokerError: no broker could be asked.
@@ -76,13 +80,11 @@ class Target:
                 except NoBrokerError as error:
                     raise NoBrokerError(self._nobody()) from error
                 now_s = context.clock.monotonic_s()
-                return await work(context, now_s + self.timeout_s)
+                return await work(context, deadline_s=now_s + self.timeout_s)
 
         return asyncio.run(run())
 
     def _client_options(self) -> dict[str, Any]:
-        for text in self.brokers:
-            check_address(text)
         options: dict[str, Any] = {
             "root": self.root,
             "session_timeout_s": SESSION_TIMEOUT_S,
@@ -112,35 +114,18 @@ class Target:
 
 
 def check_target(target: Target) -> None:
-    """Refuse options that say nowhere where the cluster is.
-
-    Raises:
-        click.BadParameter: names the option.
-    """
-    if target.brokers:
-        return
-    for check, text, hint in (
+    """Refuse options without an address of the cluster; the error names the option."""
+    checks: list[tuple[Callable[[str], object], str, str]] = [
+        (parse_address, text, "--broker") for text in target.brokers
+    ] or [
         (check_hosts, target.zookeeper, "--zookeeper"),
         (normalize_root, target.root, "--zk-root"),
-    ):
+    ]
+    for check, text, hint in checks:
         try:
             check(text)
         except ConfigError as error:
             raise click.BadParameter(str(error), param_hint=hint) from error
-
-
-def check_address(text: str) -> None:
-    """Refuse a text that is not an address of a broker.
-
-    Raises:
-        click.BadParameter: it is neither `host:port` nor `meta://host:port`.
-    """
-    try:
-        parse_address(text)
-    except ConfigError as error:
-        raise click.BadParameter(
-            f"'{text}' is not HOST:PORT", param_hint="--broker"
-        ) from error
 
 
 def named_partitions(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import click
 
@@ -89,15 +90,11 @@ def delete(
 
     rows = target.run(plan)
     render.print_rows(OFFSET_COLUMNS, rows, as_json=as_json)
-    if is_dry:
-        render.say("dry run: nothing was deleted")
-        return
     count = render.count_text(len(rows), "committed offset")
-    render.confirm(f"Delete group {group} and its {count}?", is_sure=is_sure)
-    target.run(
-        lambda context, deadline_s: delete_group(context, group, deadline_s=deadline_s)
-    )
-    render.say(f"group {group} is deleted")
+    question = f"Delete group {group} and its {count}?"
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        target.run(partial(delete_group, group=group))
+        render.say(f"group {group} is deleted")
 
 
 def describe_groups(target: Target, name: str) -> tuple[GroupDescription, ...]:

@@ -1,8 +1,9 @@
 """`metaq offsets`: show, reset, copy and delete the committed offsets of groups."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import click
@@ -212,13 +213,13 @@ def reset_offsets(
 
     changes, known = target.run(plan)
     _print_plan(changes, options)
-    if group not in known and not options.is_dry:
-        render.confirm(
-            f"There is no group {group}; groups there are:"
-            f" {', '.join(known) or 'none'}. Make it?",
-            is_sure=is_sure,
-        )
-    _write(target, group, changes, options)
+    question = (
+        f"There is no group {group}; groups there are: {', '.join(known) or 'none'}."
+        " Make it?"
+    )
+    is_sure = is_sure or group in known
+    if render.may_change(question, is_dry=options.is_dry, is_sure=is_sure):
+        target.run(partial(write_offsets, group=group, changes=changes))
 
 
 @command(
@@ -253,7 +254,8 @@ def copy_offsets(
 
     changes = target.run(plan)
     _print_plan(changes, options)
-    _write(target, goal, changes, options)
+    if render.may_change("", is_dry=options.is_dry, is_sure=True):
+        target.run(partial(write_offsets, group=goal, changes=changes))
 
 
 async def _require_idle(
@@ -269,19 +271,6 @@ async def _require_idle(
         if not options.is_forced and not options.is_dry:
             raise
         render.say(str(error))
-
-
-def _write(
-    target: Target, group: str, changes: Sequence[OffsetChange], options: WriteOptions
-) -> None:
-    if options.is_dry:
-        render.say("dry run: nothing was written")
-        return
-    target.run(
-        lambda context, deadline_s: write_offsets(
-            context, group, changes, deadline_s=deadline_s
-        )
-    )
 
 
 def _print_plan(changes: Iterable[OffsetChange], options: WriteOptions) -> None:
@@ -343,19 +332,11 @@ def delete(
 
     found = target.run(plan)
     render.print_rows(OFFSET_COLUMNS, offset_rows(found), as_json=as_json)
-    if is_dry:
-        render.say("dry run: nothing was deleted")
-        return
     count = render.count_text(len(found), "committed offset")
-    render.confirm(f"Delete {count} of group {group}?", is_sure=is_sure)
-
-    async def carry_out(context: ClientContext, deadline_s: float) -> None:
-        topics = {partition.topic for partition in found}
-        await require_idle(context, group, topics, deadline_s=deadline_s)
-        await delete_offsets(context, group, found, deadline_s=deadline_s)
-
-    target.run(carry_out)
-    render.say(f"{count} of group {group} deleted")
+    question = f"Delete {count} of group {group}?"
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        target.run(partial(delete_offsets, group=group, partitions=found))
+        render.say(f"{count} of group {group} deleted")
 
 
 def offset_rows(found: Stored) -> list[tuple[render.Cell, ...]]:

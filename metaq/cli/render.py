@@ -68,20 +68,22 @@ def say(text: str) -> None:
     click.echo(f"{SPEAKER}{printable_lines(text)}", err=True)
 
 
-def confirm(question: str, *, is_sure: bool) -> None:
-    """Ask on standard error, unless the user is sure already.
+def may_change(question: str, *, is_dry: bool, is_sure: bool) -> bool:
+    """Return whether a plan that was printed may be carried out; ask on standard error.
 
     Raises:
         click.UsageError: there is no terminal to ask at.
         click.Abort: the answer is no.
     """
-    if is_sure:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"{question} Not asked, for the input is no terminal: --yes means yes"
-        )
-    click.confirm(question, abort=True, err=True)
+    if is_dry:
+        say("dry run: nothing was changed")
+    elif not is_sure:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"{question} Not asked, for the input is no terminal: --yes means yes"
+            )
+        click.confirm(question, abort=True, err=True)
+    return not is_dry
 
 
 def printable_lines(text: str) -> str:

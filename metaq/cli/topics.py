@@ -105,8 +105,8 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
     if as_json:
         render.print_rows(COLUMNS, rows, as_json=True)
     else:
-        shown_rows = [_shown(*row) for row in rows]
-        render.print_rows(SHOWN_COLUMNS, shown_rows, as_json=False, marked=marked)
+        shown = [_shown(row) for row in rows]
+        render.print_rows(SHOWN_COLUMNS, shown, as_json=False, marked=marked)
     if problem:
         render.say(problem)
     return not problem
@@ -142,24 +142,14 @@ def _row(
     )
 
 
-def _shown(
-    topic: render.Cell,
-    partition: render.Cell,
-    broker: render.Cell,
-    takes_puts: render.Cell,
-    takes_gets: render.Cell,
-    log_start: render.Cell,
-    log_end: render.Cell,
-    closed: render.Cell,
-) -> tuple[render.Cell, ...]:
+def _shown(row: Sequence[render.Cell]) -> tuple[render.Cell, ...]:
     """Return the cells of a row for people."""
+    topic, partition, broker, takes_puts, takes_gets, start, end, is_closed = row
     state = "puts only" if takes_puts else "gets only" if takes_gets else "away"
     if takes_puts and takes_gets:
-        state = "open"
-    if closed:
-        state = "closed"
+        state = "closed" if is_closed else "open"
     address = str(broker).removeprefix("meta://")
-    return (topic, partition, address, state, log_start, log_end)
+    return (topic, partition, address, state, start, end)
 
 
 # -- by command -----------------------------------------------------------------------
@@ -185,14 +175,15 @@ class Wishes:
         click.option(
             "--partitions",
             type=click.IntRange(1),
-            help="How many, on each of its brokers; they never become fewer."
-            "  [default: as now]",
+            help="How many, on each of its brokers; needed for a new topic. They never"
+            " become fewer.",
         ),
     ]
-    brokers: Annotated[
+    served_by: Annotated[
         Brokers | None,
         click.option(
             "--brokers",
+            "served_by",
             metavar="all|ID,...",
             callback=_read_brokers,
             help="Brokers that serve it; 'all' includes later ones.",
@@ -210,28 +201,13 @@ class Wishes:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTopic(Wishes):
-    """Settings of a new topic."""
-
-    partitions: Annotated[
-        int,
-        click.option(
-            "--partitions",
-            type=click.IntRange(1),
-            required=True,
-            help="How many, on each of its brokers.",
-        ),
-    ]
-
-
 topic_argument = click.argument("topic")
 
 
 @command(
     "topics create",
     topic_argument,
-    takes(NewTopic, "wishes"),
+    takes(Wishes, "wishes"),
     json_option,
     target_options,
     examples=(
@@ -240,17 +216,20 @@ topic_argument = click.argument("topic")
         "metaq topics create audit --partitions 1 --brokers 0,2",
     ),
 )
-def create(target: Target, topic: str, wishes: NewTopic, *, as_json: bool) -> None:
+def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
     """Make TOPIC, on all brokers or some.
 
     Waits until its brokers serve it. Brokers adopt it at once, beside their server.ini,
     whose sections win. Brokers of MetaQ 1.4 take topics from server.ini alone.
     """
+    partitions = wishes.partitions
+    if partitions is None:
+        raise click.UsageError("Missing option '--partitions'.")
     found = target.run(
-        lambda context, _deadline_s: AsyncAdmin(context).create_topic(
+        lambda context, *, deadline_s: AsyncAdmin(context).create_topic(
             topic,
-            partitions=wishes.partitions,
-            brokers=wishes.brokers or "all",
+            partitions=partitions,
+            brokers=wishes.served_by or "all",
             settings=wishes.settings,
         )
     )
@@ -276,10 +255,10 @@ def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
     put under command.
     """
     found = target.run(
-        lambda context, _deadline_s: AsyncAdmin(context).alter_topic(
+        lambda context, *, deadline_s: AsyncAdmin(context).alter_topic(
             topic,
             partitions=wishes.partitions,
-            brokers=wishes.brokers,
+            brokers=wishes.served_by,
             settings=wishes.settings,
         )
     )
@@ -316,7 +295,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
             " will be removed",
             param_hint="--confirm",
         )
-    target.run(lambda context, _deadline_s: AsyncAdmin(context).delete_topic(topic))
+    target.run(lambda context, *, deadline_s: AsyncAdmin(context).delete_topic(topic))
     if as_json:
         render.print_json({"topic": topic, "is_deleted": True})
     else:
@@ -337,7 +316,7 @@ def describe(target: Target, topic: str, *, as_json: bool) -> None:
     (the text is the file), refuses the definition (the text says why), or is deleting.
     """
     found = target.run(
-        lambda context, _deadline_s: AsyncAdmin(context).describe_topic(topic)
+        lambda context, *, deadline_s: AsyncAdmin(context).describe_topic(topic)
     )
     _print(found, as_json=as_json)
 

@@ -117,11 +117,10 @@ class ListingGroup(click.Group):
             ctx.args = list(args)
             return ctx.args
         ctx.allow_interspersed_args = True
+        ctx.allow_extra_args = False
         late = [word for word in args if word in self.commands]
         try:
-            rest = click.Command.parse_args(self, ctx, list(args))
-            if rest:
-                raise click.UsageError(f"unexpected word '{rest[0]}'", ctx)
+            return click.Command.parse_args(self, ctx, list(args))
         except click.UsageError as error:
             if not late:
                 raise
@@ -129,7 +128,6 @@ class ListingGroup(click.Group):
                 f"options go after the command: metaq {self.name} {late[0]} OPTIONS",
                 ctx,
             ) from error
-        return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Leave the arguments of the listing out of the usage lines of commands."""

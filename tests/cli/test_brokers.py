@@ -88,7 +88,7 @@ def test_forgetting_asks_and_can_be_looked_at_first(
         forget(target, 1, is_dry=False, is_sure=True, as_json=True)
     pair[1].stop()
     forget(target, 1, is_dry=True, is_sure=False, as_json=True)
-    assert "dry run: nothing was removed" in capsys.readouterr().err
+    assert "dry run: nothing was changed" in capsys.readouterr().err
     assert not list_brokers(target, as_json=True)
 
     def run() -> None:

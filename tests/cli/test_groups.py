@@ -201,7 +201,7 @@ def test_a_dry_run_writes_nothing(
     reset(target, "dry", "test", "earliest", ("0-0",), DRY)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["new"] == 0
-    assert shown.err == "metaq: dry run: nothing was written\n"
+    assert shown.err == "metaq: dry run: nothing was changed\n"
     show_offsets(target, "dry", "test", as_json=True)
     assert rows(capsys)[0]["committed"] == RECORD_BYTES
 
@@ -302,7 +302,7 @@ def test_a_group_is_deleted_with_its_offsets(
         "partition": "0-0",
         "committed": RECORD_BYTES,
     }
-    assert shown.err == "metaq: dry run: nothing was deleted\n"
+    assert shown.err == "metaq: dry run: nothing was changed\n"
     with pytest.raises(click.UsageError, match=r"its 1 committed offset\? .*--yes"):
         run()
     assert at_terminal(run, b"n\n").exit_code == 1

@@ -81,7 +81,10 @@ def test_an_address_that_is_none_names_its_option() -> None:
     """As every other usage error does."""
     result = run("stats", "--broker", "127.0.0.1")
     assert result.exit_code == 2
-    assert "Invalid value for --broker: '127.0.0.1' is not HOST:PORT" in result.stderr
+    assert (
+        "Invalid value for --broker: broker: expected host:port, got '127.0.0.1'"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.cli import topics
 from metaq.cli.cluster import Target
-from metaq.cli.topics import NewTopic
+from metaq.cli.topics import Wishes
 from metaq.client.errors import NoTopicError, TopicRefusedError
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -29,8 +29,8 @@ def target(broker: Any) -> Target:
     return Target("zoo:2181", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def wishes(partitions: int, **settings: str) -> NewTopic:
-    return NewTopic(partitions=partitions, brokers=None, settings=settings)
+def wishes(partitions: int, **settings: str) -> Wishes:
+    return Wishes(partitions=partitions, served_by=None, settings=settings)
 
 
 def test_a_topic_is_made_and_shown(

@@ -272,7 +272,10 @@ async def forget_broker(
     raise_first(await for_each(forget, nodes))
     groups = await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
     for group, partitions in groups.items():
-        await delete_offsets(context, group, partitions, deadline_s=deadline_s)
+        # Members of the group read other brokers, and commit there.
+        offsets = GroupOffsets(coordinator, paths, group=group)
+        for partition in partitions:
+            await offsets.delete_offset(partition, deadline_s=deadline_s)
     await coordinator.delete(
         paths.recorded_directories(broker_id), deadline_s=deadline_s
     )
@@ -626,13 +629,19 @@ async def delete_offsets(
     """Delete committed offsets of a group; each partition by itself.
 
     After an error some are deleted; the same call may be made again.
+
+    Raises:
+        GroupInUseError: a member subscribes to one of the topics.
     """
+    partitions = tuple(partitions)
+    topics = {partition.topic for partition in partitions}
+    await require_idle(context, group, topics, deadline_s=deadline_s)
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
 
     async def delete(partition: TopicPartition) -> None:
         await offsets.delete_offset(partition, deadline_s=deadline_s)
 
-    raise_first(await for_each(delete, list(partitions)))
+    raise_first(await for_each(delete, partitions))
 
 
 async def delete_group(
