@@ -257,11 +257,9 @@ def percentiles(prefix: str, seconds: Sequence[float]) -> Figures:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest value that so many percent are not above.
+    """Return the smallest value that so many percent (above 0, to 100) are not above.
 
-    Args:
-        ordered: at least one, ascending.
-        percentile: above 0, to 100.
+    The values, at least one, ascend.
     """
     rank = -(-len(ordered) * percentile // 100)
     return ordered[int(rank) - 1]

@@ -64,12 +64,7 @@ class Target:
         return Client(**self._client_options())
 
     def run(self, work: Work[T]) -> T:
-        """Do some work with a client that has found the cluster.
-
-        Raises:
-            NoBrokerError: no broker could be asked.
-            MetaqError: raised by the work.
-        """
+        """Do some work with a client that has found the cluster."""
 
         async def run() -> T:
             async with AsyncClient(**self._client_options()) as client:
@@ -133,13 +128,7 @@ def named_partitions(
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions that `--partition` names, all of them without one.
 
-    Args:
-        topic: topic name, for messages.
-        everything: all of its partitions.
-        wanted: `BROKER-NUMBER`, or a number where only one broker has it.
-
-    Raises:
-        click.BadParameter: there is no such partition, or more than one.
+    A name is `BROKER-NUMBER`, or a number where only one broker has it.
     """
     if not wanted:
         return tuple(everything)
@@ -176,7 +165,10 @@ def find_topic(
     kind: Literal["puts", "gets"],
     is_partial: bool = False,
 ) -> Found:
-    """Return the partitions of a topic, and whom to ask for them.
+    """Return the partitions of a topic, and the brokers to ask for them.
+
+    Raises when no broker serves the topic, or when one of the partitions that are to be
+    read is away.
 
     Args:
         target: which cluster.
@@ -184,11 +176,6 @@ def find_topic(
         wanted: partitions of `--partition`; () for all.
         kind: partitions that take puts, or those that are read.
         is_partial: of those that are read, leave out partitions that are away.
-
-    Raises:
-        NoBrokerError: no broker serves the topic.
-        PartitionsAwayError: a partition to be read is away.
-        click.BadParameter: there is no such partition, or more than one.
     """
 
     async def find(context: ClientContext, deadline_s: float) -> Found:
@@ -210,11 +197,7 @@ def find_topic(
 def require_not_away(
     snapshot: ClusterSnapshot, topic: str, wanted: tuple[str, ...]
 ) -> None:
-    """Refuse partitions that are named by `--partition` and are away.
-
-    Raises:
-        PartitionsAwayError: there are some.
-    """
+    """Refuse partitions that are named by `--partition` and are away."""
     away = [each for each in snapshot.away(topic) if each.name in wanted]
     if away:
         raise PartitionsAwayError(name_away(away), partitions=away)
@@ -223,9 +206,7 @@ def require_not_away(
 def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
     """Return the error of a command that was given a topic without partitions.
 
-    Args:
-        topic: its name, which may be among the known ones: nodes outlive brokers.
-        known: names of topics to choose from.
+    The topic may be among those that are known: nodes outlive brokers.
     """
     others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
     return NoBrokerError(

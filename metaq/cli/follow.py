@@ -126,12 +126,7 @@ class FileFollower:
         )
 
     def read(self) -> list[bytes]:
-        """Return the next whole lines, without their ends; [] when there are none now.
-
-        Raises:
-            ClientError: a line is too long.
-            OSError: the file cannot be read.
-        """
+        """Return the next whole lines, without their ends; [] when there are none."""
         if self._fd is None and not self._open(self._path):
             return []
         lines = self._read_on()

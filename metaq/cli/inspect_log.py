@@ -76,11 +76,7 @@ class DumpOptions:
 
 
 def base_offset_of(path: Path) -> Offset:
-    """Return the base offset that a segment is named by.
-
-    Raises:
-        ConfigError: the name is not `<offset>.meta`.
-    """
+    """Return the base offset in the name of a segment, `<offset>.meta`."""
     name = path.name.partition(".")[0]
     if not name.isdecimal() or ".meta" not in path.name:
         raise ConfigError(f"{path}: a segment is named <offset>.meta")
@@ -276,10 +272,7 @@ def list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
 def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") -> None:
     """Raise StorageError where no broker was ever started on a directory.
 
-    Args:
-        fs: the disk.
-        directory: one without a segment.
-        advice: end of the sentence.
+    The directory has no segment; the advice ends the sentence.
     """
     if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
         text = f"no data directory of a broker: directory={directory}{advice}"

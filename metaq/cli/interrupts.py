@@ -17,9 +17,9 @@ EXIT_SIGNAL: Final = 128
 class Interrupts:
     """Lets the first signal end the command inside `pause` only, the second anywhere.
 
-    An exception in the middle of sending would leave lines in doubt. Ctrl-C is raised
-    as KeyboardInterrupt, SIGTERM as SystemExit. Used in the main thread; does nothing
-    in another.
+    An exception in the middle of sending would leave the outcome of lines unknown.
+    Ctrl-C is raised as KeyboardInterrupt, SIGTERM as SystemExit. Used in the main
+    thread; does nothing in another.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,7 @@ class Interrupts:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let a signal end the block, one that came before too.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-            SystemExit: SIGTERM; 143.
-        """
+        """Let a signal end the block, one that came before too."""
         self._may_end = True
         try:
             if self._first is not None:

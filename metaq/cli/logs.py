@@ -26,7 +26,7 @@ CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
 
 
 class _Lines(logging.Handler):
-    """Writes to whatever standard error is at the moment."""
+    """Writes to the present standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -40,7 +40,7 @@ class _Lines(logging.Handler):
 
 
 class _Formatter(logging.Formatter):
-    """Keeps a message on one line, whatever names are in it; a traceback has more."""
+    """Keeps a message on one line, with any name in it; a traceback has more lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # its name
         """Return the line of a record."""

@@ -175,11 +175,7 @@ def parse_time(text: str) -> Millis:
 
 
 def parse_start(text: str, *, hint: str = "--from") -> Moment:
-    """Return where to begin: `earliest`, `latest` or a time.
-
-    Raises:
-        click.BadParameter: it is none of the three; names the option `hint`.
-    """
+    """Return where to begin: `earliest`, `latest` or a time; an error names `hint`."""
     if text == "earliest":
         return "earliest"
     if text == "latest":
@@ -262,11 +258,7 @@ def partitions_option(verb: str) -> Callable[[F], F]:
 
 
 def read_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
-    """Return the name of a group that members could have.
-
-    Raises:
-        click.BadParameter: MetaQ or ZooKeeper would not take it.
-    """
+    """Return the name of a group; refuse what MetaQ or ZooKeeper would not accept."""
     try:
         return check_group(group)
     except ConfigError as error:
@@ -308,11 +300,7 @@ metrics_option = click.option(
 def serve_while_running(
     client: Client, port: int | None
 ) -> AbstractContextManager[object]:
-    """Answer scrapes inside the block; without a port, do nothing.
-
-    Raises:
-        ConfigError: the port cannot be had.
-    """
+    """Answer scrapes inside the block; without a port, do nothing."""
     if port is None:
         return nullcontext()
     from metaq.client.metrics import serve_metrics  # noqa: PLC0415  # rarely wanted

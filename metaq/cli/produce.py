@@ -89,10 +89,7 @@ def iter_lines(
 
     Args:
         read: as `os.read` with the descriptor filled in; b"" at the end.
-        line_bytes_max: the longest line.
-
-    Raises:
-        ClientError: a line is longer.
+        line_bytes_max: the longest line; a longer one raises ClientError.
     """
     pieces: list[bytes] = []
     size_bytes = 0
@@ -240,12 +237,9 @@ def to_messages(
 
 @contextmanager
 def open_input(path: Path | None, interrupts: Interrupts) -> Iterator[int]:
-    """Give the descriptor of a file, or of standard input.
+    """Yield the descriptor of a file, or of standard input.
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C while a pipe that has a name waits for its writer.
-        SystemExit: SIGTERM then.
-        OSError: it cannot be opened.
+    A signal ends the wait of a named pipe for its writer.
     """
     if path is None:
         yield STANDARD_INPUT

@@ -12,9 +12,9 @@ import json
 import os
 import select
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol, TextIO
+from typing import Final, TextIO
 
 import click
 from rich.console import Console
@@ -44,7 +44,7 @@ SPEAKER: Final = "metaq: "
 
 PREVIEW_CHARS_MAX: Final = 60
 TABLE_WIDTH_MAX: Final = 1000
-"""Characters; cells of a table that is wider are broken, whatever the terminal."""
+"""Characters; a wider table has its cells broken, on any terminal."""
 BAR_WIDTH_MIN: Final = 4
 BAR_WIDTH_MAX: Final = 40
 FIGURES_WIDTH: Final = 42
@@ -160,9 +160,7 @@ def print_header(widths: Mapping[str, int]) -> None:
 def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
     """Print one row of a table of unknown length.
 
-    Args:
-        widths: name of each column, and its least width on a terminal.
-        cells: one per column.
+    The widths are the least ones on a terminal, by the names of the columns.
     """
     texts = [_cell_text(cell) for cell in cells]
     if sys.stdout.isatty():
@@ -240,14 +238,6 @@ def format_time(moment: Millis | None) -> str | None:
     return text.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Advance(Protocol):
-    """Callback that takes progress."""
-
-    def __call__(self, done_bytes: int, /) -> None:
-        """Say how many bytes are done in all."""
-        ...
-
-
 class _Speed(ProgressColumn):
     """Speed, in the units of the sizes beside it."""
 
@@ -260,8 +250,10 @@ class _Speed(ProgressColumn):
 @contextmanager
 def progress(
     what: str, total_bytes: int | None, *, is_typing: bool = False
-) -> Iterator[Advance]:
+) -> Iterator[Callable[[int], None]]:
     """Show a progress bar while the body runs; nothing where no terminal is.
+
+    Yields a function that takes the bytes that are done in all.
 
     Args:
         what: the words beside the bar.
@@ -316,11 +308,7 @@ def fill_standard_descriptors() -> None:
 
 
 def require_reader() -> None:
-    """Raise if the reader of our output has gone, while there is nothing to write.
-
-    Raises:
-        BrokenPipeError: the pipe on standard output has no other end.
-    """
+    """Raise BrokenPipeError if the pipe on standard output has no reader any more."""
     output = select.poll()
     output.register(STANDARD_OUTPUT, 0)  # errors are always reported
     if any(event & select.POLLERR for _fd, event in output.poll(0)):
@@ -328,13 +316,10 @@ def require_reader() -> None:
 
 
 def let_go_of_refused(stream: TextIO | None) -> None:
-    """Write the bytes that a stream still holds; drop those it does not take.
+    """Write the bytes that a stream still buffers; drop those it does not take.
 
-    It would be tried once more when the process ends, and fail with lines and an exit
-    code of Python's own.
-
-    Args:
-        stream: standard output or error; None was closed when we were started.
+    Python would try again when the process ends, and fail with lines and an exit code
+    of its own. A stream that was closed when we were started is None.
     """
     if stream is None:
         return

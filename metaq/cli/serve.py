@@ -363,9 +363,6 @@ def installed_settings() -> Path:
     """Return the `server.ini` that came with the package.
 
     In a wheel it is inside the package; in a checkout it is `config/server.ini`.
-
-    Raises:
-        ConfigError: neither is there.
     """
     package = Path(str(resources.files("metaq")))
     candidates = (package / "server.ini", package.parent / "config" / "server.ini")
@@ -376,11 +373,7 @@ def installed_settings() -> Path:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the bytes of a configuration file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the bytes of a configuration file; raise ConfigError without them."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(SETTINGS_BYTES_MAX + 1)

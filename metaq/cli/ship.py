@@ -223,13 +223,7 @@ def _send(
 def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
     """Return where to go on; None when there is no state file yet.
 
-    Args:
-        path: the state file.
-        file: the followed file.
-        topic: the target topic.
-
-    Raises:
-        ConfigError: it is no state file, or one of another file or topic.
+    Raises ConfigError where it is no state file, or one of another file or topic.
     """
     files = SystemFileSystem()
     if not files.exists(path):
@@ -257,10 +251,9 @@ _FIELDS: Final = ("inode", "position", "check_bytes", "check")
 
 
 def write_state(path: Path, file: Path, topic: str, bookmark: Bookmark) -> None:
-    """Say where to go on; durable when this returns, the old or the new after a crash.
+    """Store where to go on.
 
-    Raises:
-        StorageError: it cannot be written.
+    *Durability*: on return it is on the disk; after a crash the old or the new is.
     """
     state = {"file": str(file.absolute()), "topic": topic, **asdict(bookmark)}
     SystemFileSystem().write_atomically(path, json.dumps(state).encode() + b"\n")

@@ -116,7 +116,7 @@ def live_once(data: Path, server: MemoryZooKeeper) -> None:
 def test_what_zookeeper_knows_is_shown_after_the_start_that_it_refused(
     data_dir: Path,
 ) -> None:
-    """The sentence of the start, whatever became of ZooKeeper meanwhile."""
+    """The sentence of the start, with or without ZooKeeper."""
     server = MemoryZooKeeper()
     live_once(data_dir, server)
     shutil.rmtree(data_dir)

@@ -113,7 +113,7 @@ def test_all_that_is_counted_is_timed(
 def test_the_first_message_is_due_when_the_topic_is_known(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The highest percentiles would tell of ZooKeeper."""
+    """Otherwise the highest percentiles would measure ZooKeeper."""
     calls = []
 
     def recording(name: str) -> Any:

@@ -7,14 +7,11 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from metaq.cli import options
 from metaq.cli.brokers import forget, list_brokers
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.groups import groups
-from metaq.cli.main import main
 from metaq.cli.offsets import WriteOptions, reset_offsets
 from metaq.cli.topics import topics
 from metaq.client import Client
@@ -102,15 +99,6 @@ def test_forgetting_asks_and_can_be_looked_at_first(
         run()
     assert at_terminal(run, b"y\n").exit_code == 0
     assert list_brokers(target, as_json=True)
-
-
-def test_options_of_the_list_are_not_those_of_forgetting() -> None:
-    """An address that is said too early must not be left out in silence."""
-    words = ["brokers", "--zookeeper", "other:1", "forget", "3", "--yes"]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 2
-    assert "options go after the command" in result.stderr
-    assert options.ZOOKEEPER not in result.stderr
 
 
 @pytest.mark.slow

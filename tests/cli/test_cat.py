@@ -17,8 +17,8 @@ NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 
 
 ONE_BROKER = {
-    "test_reading_begins_at_a_time": "MetaQ 1.4 tells no times",
-    "java": "a message of any id, a damaged one, a broker that tells no times",
+    "test_reading_begins_at_a_time": "MetaQ 1.4 knows no times",
+    "java": "a message of any id, a damaged one, a broker that knows no times",
 }
 
 

@@ -1,4 +1,4 @@
-"""Following a file: every line once, whole and in order, whatever rotation does."""
+"""Following a file: every line once, whole and in order, through any rotation."""
 
 import errno
 import os
@@ -270,15 +270,15 @@ def test_a_copy_that_may_not_be_read_is_told(
     world.write(b"three\n")
     assert world.read() == [b"three"]
     assert follower.lost_count == 1
-    told = [record.message for record in caplog.records]
-    assert told[0].startswith("rotated files may not be read: names=app.log.1;")
-    assert told[1].startswith("file was cut: ")
+    logged = [record.message for record in caplog.records]
+    assert logged[0].startswith("rotated files may not be read: names=app.log.1;")
+    assert logged[1].startswith("file was cut: ")
 
 
 def test_a_restart_passes_over_what_may_not_be_read(
     world: World, forbidden: set[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file rotated away meanwhile is missing; the new one is read."""
+    """A file that was rotated away in between is missing; the new one is read."""
     world.write(b"1\n")
     follower = world.follow()
     assert world.read() == [b"1"]

@@ -1,6 +1,5 @@
 """`metaq groups` and `metaq offsets`: what is printed, written and refused."""
 
-import datetime as dt
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,6 @@ from metaq.cli.offsets import (
     WriteOptions,
     copy_offsets,
     delete,
-    describe_offset,
-    parse_goal,
     reset_offsets,
     show_offsets,
 )
@@ -86,7 +83,7 @@ def test_groups_are_listed_with_their_lag(
 def test_lag_is_shown_where_nothing_is_committed(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of the log, and that it is not committed; a pipe and a machine are told."""
+    """All of the log, and that it is not committed; a pipe and a machine get it too."""
     reset(target, "fresh", "test", "earliest", ("0-1",), FORCE)
     capsys.readouterr()
     groups(target, "fresh", as_json=True)
@@ -243,7 +240,7 @@ def test_offsets_go_from_group_to_group(
 def test_a_group_with_members_is_moved_by_force_alone(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without force nothing is written; with it, the danger is told."""
+    """Without force nothing is written; with it, the danger is printed."""
     with (
         Client(**broker.client_options) as client,
         client.consumer("busy", ["test"], commit_interval_s=None),
@@ -364,45 +361,6 @@ def test_a_topic_that_nobody_serves_is_told(target: Target) -> None:
     """Before anything is asked of its partitions."""
     with pytest.raises(NoBrokerError, match="no broker serves topic 'nope'"):
         reset(target, "g", "nope", "latest", (), WRITE)
-
-
-@pytest.mark.parametrize(
-    ("ends", "text"),
-    [
-        ((Offset(0), Offset(9)), "ok"),
-        ((Offset(5), Offset(5)), "ok"),
-        ((Offset(7), Offset(9)), "2 bytes below the log start"),
-        ((Offset(0), Offset(4)), "1 bytes above the log end"),
-        (None, "5 bytes above the log end"),
-        (NoBrokerError("gone"), "gone"),
-    ],
-)
-def test_an_offset_outside_the_log_is_seen(
-    ends: tuple[Offset, Offset] | NoBrokerError | None, text: str
-) -> None:
-    """Messages there are gone, or were never written."""
-    assert describe_offset(Offset(5), ends) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "goal"),
-    [
-        ("earliest", "earliest"),
-        ("latest", "latest"),
-        ("4096", Offset(4096)),
-        ("2026-01-31T12:00:00Z", dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)),
-    ],
-)
-def test_goals_are_read(text: str, goal: object) -> None:
-    """A number is an offset, a date a time."""
-    assert parse_goal(text) == goal
-
-
-@pytest.mark.parametrize("text", ["soon", "-1", "1.5e3", "", "2026-13-01"])
-def test_a_goal_that_is_none_is_wrong_usage(text: str) -> None:
-    """The error shows how to write one."""
-    with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
-        parse_goal(text)
 
 
 def test_groups_need_zookeeper(broker: AnyBroker) -> None:

@@ -44,9 +44,9 @@ def test_who_asks_for_it_is_told_what_went_on_inside() -> None:
     code, lines = metaq("topics", "-v", "--broker", DEAD, "--timeout", "2.5")
     assert code == 1
     assert lines[-1] == SENTENCE
-    told = lines[:-1]
-    assert told
-    assert all(" WARNING metaq.client.cluster.metadata " in line for line in told)
+    warnings = lines[:-1]
+    assert warnings
+    assert all(" WARNING metaq.client.cluster.metadata " in line for line in warnings)
 
 
 @pytest.mark.slow

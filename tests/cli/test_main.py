@@ -1,7 +1,6 @@
 """The argument tree: names, help, exit codes."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,12 +10,9 @@ from typing import IO, Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from metaq import __version__
 from metaq.cli.main import main
-from metaq.cli.tree import SECTIONS, MetaqGroup
-from metaq.errors import ConfigError
 from tests.brokers import StartBroker
 from tests.cases import for_each
 from tests.cli.runner import run
@@ -144,17 +140,6 @@ def test_lists_of_commands_say_whole_sentences(
     assert max(map(len, listed.splitlines())) <= 80
 
 
-def test_help_shows_the_commands_in_groups() -> None:
-    """Each command once, in an order of use, and not one list of all of them."""
-    named = [name for names in SECTIONS.values() for name in names]
-    assert sorted(named) == sorted(main.commands)
-    shown = run("--help").output
-    heads = re.findall(r"^(\w+):$", shown, re.MULTILINE)
-    assert heads == ["Options", *SECTIONS]
-    assert list(SECTIONS) == ["Data", "Groups", "Topics", "Operate", "Pipelines"]
-    assert [name for name in named if f"\n  {name} " not in shown] == []
-
-
 @for_each("name", COMMANDS)
 def test_every_example_can_be_parsed(name: str) -> None:
     """Examples use only words and options that exist."""
@@ -232,46 +217,6 @@ def test_what_the_user_typed_gives_the_terminal_no_commands(words: list[str]) ->
 def test_the_version_is_told() -> None:
     """--version prints the package's version."""
     assert run("--version").output == f"metaq, version {__version__}\n"
-
-
-def invoke(error: BaseException) -> Result:
-    """Run a command that fails, of a group like that of all commands."""
-    assert type(main) is MetaqGroup
-    group = MetaqGroup()
-
-    @group.command("fail")
-    def fail() -> None:
-        raise error
-
-    return CliRunner().invoke(group, ["fail"])
-
-
-def told(error: BaseException) -> tuple[int, str]:
-    result = invoke(error)
-    return result.exit_code, result.stderr
-
-
-def test_an_error_is_one_sentence_and_exit_code_1() -> None:
-    """No traceback; an error of several lines becomes one."""
-    error = ConfigError("server.ini: wrong\nvery wrong")
-    assert told(error) == (1, "metaq: server.ini: wrong very wrong\n")
-
-
-def test_an_error_of_the_system_is_one_sentence_too() -> None:
-    """The file that it is about is named."""
-    error = PermissionError(13, "Permission denied", "some/file")
-    assert told(error) == (1, "metaq: some/file: Permission denied\n")
-
-
-def test_ctrl_c_is_exit_code_130_without_a_word() -> None:
-    """An interrupt is no error to report."""
-    assert told(KeyboardInterrupt()) == (130, "")
-
-
-def test_a_bug_is_not_hidden() -> None:
-    """An error that is not one of ours keeps its traceback."""
-    error = AssertionError("a bug")
-    assert invoke(error).exception is error
 
 
 @pytest.mark.slow
@@ -362,7 +307,7 @@ def test_an_output_that_takes_no_answer_of_a_broker_is_one_sentence(
 
 @pytest.mark.slow
 def test_a_full_standard_error_changes_no_exit_code(start_broker: StartBroker) -> None:
-    """The error cannot be printed; the code tells that there was one."""
+    """The error cannot be printed; the code says that there was one."""
     words = f"topics nothing --broker {start_broker().address}"
     with Path("/dev/full").open("wb") as full:
         child = run_into(subprocess.PIPE, words, err=full)

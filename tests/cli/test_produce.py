@@ -131,7 +131,7 @@ def test_pieces_are_no_larger_than_a_batch_and_not_tiny() -> None:
 
 
 def test_the_summary_is_json_on_request(file: Path, broker: AnyBroker) -> None:
-    """Counts, bytes, time, rate, and what is in doubt."""
+    """Counts, bytes, time, rate, and what has no outcome."""
     words = ["produce", "t", "--file", str(file), "--partition", "0", "--json"]
     result = run(*words, broker=broker)
     summary = json.loads(result.stdout)
@@ -173,13 +173,13 @@ def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:
         assert "4 lines may be stored twice" in result.stderr
 
 
-def run_until_told(
+def run_until_said(
     text: str,
     *words: str,
     broker: AnyBroker | MemoryBroker,
     begin: Callable[[], None] = lambda: None,
 ) -> click.testing.Result:
-    """Send with a short time; with a longer one if it was over before that is told."""
+    """Send with a short time; with a longer one if it ended before that was said."""
     timeout_s = 0.4
     while True:
         begin()
@@ -197,7 +197,7 @@ def test_lines_without_an_answer_are_counted(
     with MemoryBroker() as broker:
         broker.stay_silent = lambda command: isinstance(command, Mput)
         text = "5 lines got no answer: outcome unknown"
-        result = run_until_told(text, "--file", str(file), broker=broker)
+        result = run_until_said(text, "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert text in result.stderr
         assert result.stderr.count("metaq: ") == 2
@@ -212,13 +212,13 @@ def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
             else None
         )
         text = "metaq: partition[7-0] has been closed\n"
-        result = run_until_told(text, "--file", str(file), broker=broker)
+        result = run_until_said(text, "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert result.stderr.endswith(text)
 
 
 def test_a_line_that_is_too_large_is_named_by_its_number(file: Path) -> None:
-    """The others of the file cannot be told from it by their text."""
+    """Its text does not identify it."""
     big = 2 * 1024 * 1024
     file.write_bytes(b"1\n2\n" + bytes(big) + b"\n4\n")
     with MemoryBroker() as broker:
@@ -229,7 +229,7 @@ def test_a_line_that_is_too_large_is_named_by_its_number(file: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named() -> None:
-    """Also when that shows behind its opening."""
+    """Also when that shows only after it was opened."""
     with MemoryBroker() as broker:
         result = run("produce", "t", "--file", "/proc/self/mem", broker=broker)
     assert result.exit_code == 1
@@ -259,7 +259,7 @@ def test_ctrl_c_ends_the_wait_for_the_writer_of_a_pipe(
 
 
 def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> None:
-    """A refusal in the middle: so many stored, so many refused, and none in doubt."""
+    """A refusal in the middle: so many stored, so many refused, and none unknown."""
     file.write_bytes(b"line\n" * 450)
     with MemoryBroker() as broker:
         broker.refuse = lambda command: (
@@ -287,13 +287,13 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
 def test_what_became_of_the_lines_of_a_metaq_1_4_broker_is_told(
     java: Any, file: Path, kind: FaultKind, count: int, exit_code: int, text: str
 ) -> None:
-    """Each has an outcome of its own; the last one, without LF, is sent behind them."""
+    """Each has an outcome of its own; the last one, without LF, is sent after them."""
 
     def inject() -> None:
         java.inner.inject(kind, count=count, body=b"no room")
 
     words = ["--file", str(file), "--partition", "7-0"]
-    result = run_until_told(text, *words, broker=java, begin=inject)
+    result = run_until_said(text, *words, broker=java, begin=inject)
     assert result.exit_code == exit_code
     assert text in result.stderr
     wanted = LINES if kind is FaultKind.DROP_STORED else []
@@ -352,17 +352,17 @@ def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
         result = run("produce", "t", "--file", str(path), *more, broker=broker)
         assert result.exit_code == 0, result.stderr
     printed = run("cat", "t", "--json", broker=broker).stdout
-    told = [json.loads(line) for line in printed.splitlines()]
+    shown = [json.loads(line) for line in printed.splitlines()]
     pairs = [("trace", "a=b"), ("empty", "")]
     headers = [{"name": n, "value": v, "value_base64": None} for n, v in pairs]
-    first = [one for one in told if one["headers"]]
+    first = [one for one in shown if one["headers"]]
     assert all(one["headers"] == headers for one in first)
     assert {(o["key"], o["key_base64"], o["data"]) for o in first} == {
         ("k1", None, "first;1"),
         (None, None, "plain"),
         (None, "/w==", "third"),
     }
-    rest = [one for one in told if not one["headers"]]
+    rest = [one for one in shown if not one["headers"]]
     assert {one["key"] for one in rest} == {"all"}
     assert len({one["partition"] for one in rest}) == 1
     assert len(rest) == 3

@@ -116,7 +116,7 @@ def test_a_broker_that_fails_for_a_while_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each failure is told; the lines arrive."""
+    """Each failure is printed; the lines arrive."""
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     (tmp_path / "app.log").write_bytes(b"1\n2\n")
     with FakeBroker(topics={"logs": 1}) as broker:

@@ -229,7 +229,7 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
 
 @pytest.mark.crash
 def test_it_ends_with_one_sentence_when_its_zookeeper_ends(data_dir: Path) -> None:
-    """A broker that clients cannot find any more does not stay behind."""
+    """A broker that clients cannot find any more does not go on alone."""
     with local(data_dir) as running:
         (java,) = java_of(running.process.pid)
         os.kill(java, signal.SIGKILL)
@@ -336,7 +336,7 @@ def test_a_zookeeper_that_cannot_run_is_one_sentence(
 
 
 def test_a_port_that_is_taken_is_one_sentence(served: Local, data_dir: Path) -> None:
-    """The start fails as a whole: ZooKeeper does not stay behind."""
+    """The start fails as a whole: ZooKeeper does not go on alone."""
     words = ["--port", str(served.port), "--zk-port", "0"]
     done = run_metaq("local", *words, "--data-dir", str(data_dir))
     assert (done.returncode, done.stdout) == (1, b"")

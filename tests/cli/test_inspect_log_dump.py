@@ -205,7 +205,7 @@ def test_a_torn_tail_is_told_and_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_an_attribute_block_that_is_none_is_shown_as_payload(tmp_path: Path) -> None:
-    """dump shows what is there, whatever the flag promises."""
+    """dump shows what is there, not what the flag promises."""
     path = write(tmp_path, record(b"\x00", flag=1))
     result = run("dump", str(path))
     assert result.exit_code == 0
@@ -220,7 +220,7 @@ def test_an_empty_segment_has_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
-    """The name must tell the base offset."""
+    """The base offset is in the name."""
     path = tmp_path / "notes.txt"
     path.write_text("x")
     result = run("dump", str(path))

@@ -154,7 +154,7 @@ def test_topics_fit_80_columns(broker: AnyBroker) -> None:
 
 
 def test_closed_partitions_are_shown(broker: AnyBroker) -> None:
-    """A MetaQ 1.4 broker does not tell: that is not known, and not open."""
+    """A MetaQ 1.4 broker does not say: unknown is not open."""
     broker.close_partition("t", 1)
     *_head, last = run("topics", "t", broker=broker).stdout.splitlines()
     assert last.split("\t")[3] == ("closed" if broker.has_extensions else "open")

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from metaq.cli.main import main
 from tests.brokers import AnyBroker, StartBroker
-from tests.cli.runner import run
 from tests.rigs.waiting import PATIENCE_S, wait_until
 
 
@@ -56,7 +55,7 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 def test_what_is_said_after_ctrl_c_has_a_line_of_its_own(
     broker: AnyBroker, is_typing: bool
 ) -> None:
-    """A terminal shows `^C` for the key, and stays behind it; a bar takes it away."""
+    """A terminal shows `^C` for the key, and stays on its line; a bar clears it."""
     master, slave = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "metaq", "produce", "test", "--broker", broker.address],
@@ -79,12 +78,3 @@ def test_what_is_said_after_ctrl_c_has_a_line_of_its_own(
     os.close(master)
     before = b"line\r\n\r\n" if is_typing else b"\x1b[1A\x1b[2K"
     assert before + b"1 message, 4 B" in shown
-
-
-@pytest.mark.parametrize("command", ["create", "alter", "delete", "describe"])
-def test_the_usage_of_a_command_of_topics_is_its_own(command: str) -> None:
-    """Its line leaves out the topics that the group would list."""
-    first = run("topics", command, "--help").stdout.splitlines()[0]
-    assert f"topics {command} [OPTIONS] TOPIC" in first
-    listing = run("topics", "--help").stdout.splitlines()[0]
-    assert "topics [OPTIONS] [TOPIC]... | COMMAND" in listing

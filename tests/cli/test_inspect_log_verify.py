@@ -83,17 +83,17 @@ def test_a_torn_tail_is_a_problem_too(segment: Path, data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("position", "text"),
     [(108, "offset=81 next_good_offset=108"), (27, "offset=27 next_good_offset=81")],
 )
 def test_a_hole_and_an_overlap_are_found_beside_a_broker(
-    segment: Path, data_dir: Path, place: int, told: str
+    segment: Path, data_dir: Path, position: int, text: str
 ) -> None:
     """The broker stops at them; a check beside it says the same."""
     active = segment.with_name(f"{81:020d}.meta")
-    other = segment.with_name(f"{place:020d}.meta")
+    other = segment.with_name(f"{position:020d}.meta")
     other.write_bytes(active.read_bytes())
-    if place > 81:
+    if position > 81:
         active.unlink()
     lock = SystemFileSystem().lock_directory(data_dir)
     try:
@@ -101,7 +101,7 @@ def test_a_hole_and_an_overlap_are_found_beside_a_broker(
     finally:
         lock.release()
     assert result.exit_code == 1
-    assert told in result.stdout
+    assert text in result.stdout
 
 
 def test_nothing_is_written(segment: Path, data_dir: Path) -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_written(segment: Path, data_dir: Path) -> None:
 
 
 def test_the_directory_of_a_broker_without_messages_is_fine(data_dir: Path) -> None:
-    """Zero partitions are counted; the lock file tells whose directory it is."""
+    """Zero partitions are counted; the lock file shows whose directory it is."""
     SystemFileSystem().lock_directory(data_dir).release()
     result = run("verify", str(data_dir))
     assert (result.exit_code, result.stdout[:12]) == (0, "0 partitions")

@@ -1,0 +1,49 @@
+"""`metaq offsets`: its columns and its goals; `test_groups.py` has the rest."""
+
+import datetime as dt
+
+import click
+import pytest
+
+from metaq.cli.offsets import describe_offset, parse_goal
+from metaq.errors import NoBrokerError
+from metaq.model import Offset
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((Offset(0), Offset(9)), "ok"),
+        ((Offset(5), Offset(5)), "ok"),
+        ((Offset(7), Offset(9)), "2 bytes below the log start"),
+        ((Offset(0), Offset(4)), "1 bytes above the log end"),
+        (None, "5 bytes above the log end"),
+        (NoBrokerError("gone"), "gone"),
+    ],
+)
+def test_an_offset_outside_the_log_is_seen(
+    ends: tuple[Offset, Offset] | NoBrokerError | None, text: str
+) -> None:
+    """Messages there are gone, or were never written."""
+    assert describe_offset(Offset(5), ends) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("4096", Offset(4096)),
+        ("2026-01-31T12:00:00Z", dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)),
+    ],
+)
+def test_goals_are_read(text: str, goal: object) -> None:
+    """A number is an offset, a date a time."""
+    assert parse_goal(text) == goal
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5e3", "", "2026-13-01"])
+def test_a_goal_that_is_none_is_wrong_usage(text: str) -> None:
+    """The error shows how to write one."""
+    with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
+        parse_goal(text)
