@@ -9,14 +9,13 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Found, Target, find_topic
-from metaq.cli.options import count_option, json_option, takes, target_options
+from metaq.cli.options import count_option, json_option, target_options
 from metaq.cli.tree import command, group
 from metaq.client import Client, Consumer, SendFuture
 from metaq.client.offsets.offset_store import MemoryOffsets
@@ -39,51 +38,15 @@ DIGITS: Final = 4
 group("bench", "Measure what the cluster does for this client, right now.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """The options of `bench consume`."""
-
-    topic: Annotated[
-        str, click.option("--topic", required=True, help="Topic to measure.")
-    ]
-    count: Annotated[int, count_option(500_000)]
-    as_json: Annotated[bool, json_option]
-    """One object per figure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutOptions(ReadOptions):
-    """The options of `bench produce`."""
-
-    size_bytes: Annotated[
-        int,
-        click.option(
-            "--size",
-            "size_bytes",
-            type=click.IntRange(0, 1024 * 1024),
-            default=128,
-            show_default=True,
-            help="Bytes of a message; `latency` takes at least 24.",
-        ),
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyOptions(PutOptions):
-    """The options of `bench latency`."""
-
-    count: Annotated[int, count_option(5_000)]
-    rate: Annotated[
-        int,
-        click.option(
-            "--rate",
-            type=click.IntRange(1),
-            default=1000,
-            show_default=True,
-            help="Messages per second.",
-        ),
-    ]
-
+topic_option = click.option("--topic", required=True, help="Topic to measure.")
+size_option = click.option(
+    "--size",
+    "size_bytes",
+    type=click.IntRange(0, 1024 * 1024),
+    default=128,
+    show_default=True,
+    help="Bytes of a message; `latency` takes at least 24.",
+)
 
 Figures = list[tuple[str, float, str]]
 """Name, value and unit of each figure."""
@@ -91,83 +54,106 @@ Figures = list[tuple[str, float, str]]
 
 @command(
     "bench produce",
-    takes(PutOptions),
+    topic_option,
+    size_option,
+    count_option(500_000),
+    json_option,
     target_options,
     examples=("metaq bench produce --topic test --size 128 --count 1000000",),
 )
-def bench_produce(target: Target, options: PutOptions) -> None:
+def bench_produce(
+    target: Target, topic: str, *, count: int, size_bytes: int, as_json: bool
+) -> None:
     """Put messages to a topic: rates, and the times of lists.
 
     The messages stay in the topic.
     """
-    found = find_topic(target, options.topic, (), kind="puts")
-    list_count = max(1, LIST_BYTES // max(1, options.size_bytes))
-    body = os.urandom(options.size_bytes)
+    found = find_topic(target, topic, (), kind="puts")
+    list_count = max(1, LIST_BYTES // max(1, size_bytes))
+    body = os.urandom(size_bytes)
     with (
         found.target.client() as client,
         client.producer(timeout_s=target.timeout_s) as producer,
     ):
-        producer.send(options.topic, body)  # connecting is not measured
+        producer.send(topic, body)  # connecting is not measured
         started_s = time.monotonic()
-        left, before_s, list_s = options.count, started_s, list[float]()
+        left, before_s, list_s = count, started_s, list[float]()
         while left:
-            count = min(left, list_count)
-            producer.send_many(options.topic, [body] * count)
-            left -= count
+            listed = min(left, list_count)
+            producer.send_many(topic, [body] * listed)
+            left -= listed
             now_s = time.monotonic()
             list_s.append(now_s - before_s)
             before_s = now_s
-    figures = rates(
-        options.count, options.count * options.size_bytes, before_s - started_s
-    )
-    figures.append(("messages_per_list", min(options.count, list_count), ""))
+    figures = rates(count, count * size_bytes, before_s - started_s)
+    figures.append(("messages_per_list", min(count, list_count), ""))
     figures += percentiles("list_", list_s)
-    show(figures, as_json=options.as_json)
+    show(figures, as_json=as_json)
 
 
 @command(
     "bench consume",
-    takes(ReadOptions),
+    topic_option,
+    count_option(500_000),
+    json_option,
     target_options,
     examples=("metaq bench consume --topic test --count 1000000",),
 )
-def bench_consume(target: Target, options: ReadOptions) -> None:
+def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> None:
     """Read a topic from its start, without a group: rates."""
-    count = size_bytes = 0
-    found = find_topic(target, options.topic, (), kind="gets")
+    read_count = size_bytes = 0
+    found = find_topic(target, topic, (), kind="gets")
     with found.target.client() as client:
         with _reading(client, found, "earliest") as consumer:
             _next(consumer, 1, target.timeout_s)  # connections are not measured
         started_s = time.monotonic()
         with _reading(client, found, "earliest") as consumer:
-            while count < options.count:
+            while read_count < count:
                 try:
-                    many = _next(consumer, options.count - count, target.timeout_s)
+                    many = _next(consumer, count - read_count, target.timeout_s)
                 except RequestTimeoutError as error:
                     raise RequestTimeoutError(
-                        f"{error}; {count:,} of {options.count:,} were there: ask for"
+                        f"{error}; {read_count:,} of {count:,} were there: ask for"
                         " fewer with --count"
                     ) from None
-                count += len(many)
+                read_count += len(many)
                 size_bytes += sum(len(message.data) for message in many)
             seconds = time.monotonic() - started_s
-    show(rates(count, size_bytes, seconds), as_json=options.as_json)
+    show(rates(read_count, size_bytes, seconds), as_json=as_json)
 
 
 @command(
     "bench latency",
-    takes(LatencyOptions),
+    topic_option,
+    size_option,
+    count_option(5_000),
+    click.option(
+        "--rate",
+        type=click.IntRange(1),
+        default=1000,
+        show_default=True,
+        help="Messages per second.",
+    ),
+    json_option,
     target_options,
     examples=("metaq bench latency --topic test --rate 5000 --count 50000",),
 )
-def bench_latency(target: Target, options: LatencyOptions) -> None:
+def bench_latency(
+    target: Target,
+    topic: str,
+    *,
+    count: int,
+    size_bytes: int,
+    rate: int,
+    as_json: bool,
+) -> None:
     """Send at a steady rate to a waiting consumer: percentiles.
 
     Each time is that from when a message was due until a consumer has it, so that a
     late one makes no other late in the figures. The messages stay in the topic.
     """
     run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
-    body = os.urandom(max(0, options.size_bytes - STAMP.size))
+    body = os.urandom(max(0, size_bytes - STAMP.size))
     failures: list[MetaqError] = []  # only the first one
     late: RequestTimeoutError | None = None
 
@@ -175,7 +161,7 @@ def bench_latency(target: Target, options: LatencyOptions) -> None:
         if not failures and (error := future.exception(0)) is not None:
             failures.append(error)
 
-    found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
+    found = find_topic(target, topic, (), kind="gets", is_partial=True)
     with (
         found.target.client() as client,
         _reading(client, found, "latest") as consumer,
@@ -185,14 +171,14 @@ def bench_latency(target: Target, options: LatencyOptions) -> None:
             with client.producer(timeout_s=target.timeout_s) as producer:
                 try:
                     # The search for a partition is not measured.
-                    producer.prepare(options.topic)
+                    producer.prepare(topic)
                     started_s = time.monotonic()
-                    for number in range(options.count):
-                        due_s = started_s + number / options.rate
+                    for number in range(count):
+                        due_s = started_s + number / rate
                         if is_over.wait(max(0.0, due_s - time.monotonic())):
                             return
                         message = STAMP.pack(run, due_s) + body
-                        future = producer.send_nowait(options.topic, message)
+                        future = producer.send_nowait(topic, message)
                         future.add_done_callback(on_done)
                 except MetaqError as error:
                     failures.append(error)
@@ -200,8 +186,8 @@ def bench_latency(target: Target, options: LatencyOptions) -> None:
         sender = threading.Thread(target=send, name="metaq-bench")
         sender.start()
         try:
-            while len(latencies_s) < options.count:
-                for message in _next(consumer, options.count, target.timeout_s):
+            while len(latencies_s) < count:
+                for message in _next(consumer, count, target.timeout_s):
                     now_s = time.monotonic()
                     if message.data.startswith(run):
                         _run, due_s = STAMP.unpack_from(message.data)
@@ -215,7 +201,7 @@ def bench_latency(target: Target, options: LatencyOptions) -> None:
         raise (failures or [late])[0]
     figures: Figures = [("messages", len(latencies_s), "")]
     figures += percentiles("", latencies_s)
-    show(figures, as_json=options.as_json)
+    show(figures, as_json=as_json)
 
 
 def _reading(client: Client, found: Found, start: Start) -> Consumer:

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from metaq.cli import bench
 from metaq.cli.bench import (
-    LatencyOptions,
     bench_consume,
     bench_latency,
     bench_produce,
@@ -40,10 +38,15 @@ def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
 
 
-def options(*, count: int, size_bytes: int = 100) -> LatencyOptions:
-    return LatencyOptions(
-        topic="test", size_bytes=size_bytes, count=count, rate=2000, as_json=True
-    )
+def consume(target: Target, *, count: int) -> None:
+    bench_consume(target, "test", count=count, as_json=True)
+
+
+def latency(
+    target: Target, *, count: int, size_bytes: int = 100, rate: float = 2000
+) -> None:
+    how: Any = {"size_bytes": size_bytes, "rate": rate, "as_json": True}
+    bench_latency(target, "test", count=count, **how)
 
 
 def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
@@ -56,14 +59,14 @@ def test_each_part_measures_what_it_says(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Messages are stored, read back, and timed; one more opens the connections."""
-    bench_produce(target, options(count=50))
+    bench_produce(target, "test", count=50, size_bytes=100, as_json=True)
     found = figures(capsys)
     assert found["messages"] == 50
     assert found["messages_per_s"] > 0
     assert found["list_p50_ms"] <= found["list_p100_ms"]
-    bench_consume(target, options(count=50))
+    consume(target, count=50)
     assert figures(capsys)["messages"] >= 50
-    bench_latency(target, options(count=40, size_bytes=10))
+    latency(target, count=40, size_bytes=10)
     found = figures(capsys)
     assert found["messages"] == 40
     assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p100_ms"]
@@ -77,11 +80,11 @@ def test_messages_that_are_not_there_are_told(broker: AnyBroker) -> None:
     """Reading more than there is ends, and says why."""
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
     with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
-        bench_consume(target, options(count=1_000_000))
+        consume(target, count=1_000_000)
     broker.put(b"1", b"2")
     text = r"0\.3 s; 2 of 1,000,000 were there: ask for fewer with --count"
     with pytest.raises(RequestTimeoutError, match=text):
-        bench_consume(target, options(count=1_000_000))
+        consume(target, count=1_000_000)
 
 
 @pytest.mark.slow
@@ -103,7 +106,7 @@ def test_all_that_is_counted_is_timed(
 
     monkeypatch.setattr(Consumer, "receive_many", receive_many)
     monkeypatch.setattr(bench, "rates", rates)
-    bench_consume(target, options(count=64))
+    consume(target, count=64)
     assert [(count, size) for count, size, _seconds in moments] == [(64, 64 * 1024)]
     # The consumer that opened the connections hands out nothing that is counted.
     assert fetched[0] is not fetched[1]
@@ -127,7 +130,7 @@ def test_the_first_message_is_due_when_the_topic_is_known(
 
     for name in ("prepare", "send_nowait"):
         monkeypatch.setattr(Producer, name, recording(name))
-    bench_latency(target, options(count=3))
+    latency(target, count=3)
     assert calls == ["prepare", *["send_nowait"] * 3]
 
 
@@ -139,12 +142,12 @@ def test_figures_have_the_digits_that_they_are_worth() -> None:
     assert bench.rounded(124) == 124
 
 
-def latency_error(text: str, broker: Any, wanted: LatencyOptions) -> MetaqError:
+def latency_error(text: str, broker: Any, **wanted: Any) -> MetaqError:
     """Return the error that says so; other things may take longer than a short time."""
     for timeout_s in (0.3, 1.2, 5.0, 20.0):
         target = Target("memory", "/meta", (), timeout_s, broker.coordinator_factory)
         with pytest.raises(MetaqError) as caught:
-            bench_latency(target, wanted)
+            latency(target, **wanted)
         if text in str(caught.value):
             break
     assert text in str(caught.value)
@@ -154,8 +157,7 @@ def latency_error(text: str, broker: Any, wanted: LatencyOptions) -> MetaqError:
 @pytest.mark.slow
 def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
     """An error or Ctrl-C does not wait for an hour of messages that are not due yet."""
-    hour = replace(options(count=36), rate=0.01)
-    error = latency_error("no message came within", broker, hour)
+    error = latency_error("no message came within", broker, count=36, rate=0.01)
     assert isinstance(error, RequestTimeoutError)
     assert not [each for each in threading.enumerate() if each.name == "metaq-bench"]
 
@@ -166,7 +168,7 @@ def test_a_topic_that_takes_no_puts_is_told_as_that(tmp_path: Path) -> None:
     settings = {"test:acceptPublish": "false"}
     with embedded_broker(data_path=tmp_path, settings=settings) as broker:
         text = "no broker takes puts to topic 'test'"
-        assert latency_error(text, broker, options(count=5))
+        assert latency_error(text, broker, count=5)
 
 
 @pytest.mark.slow
@@ -176,7 +178,7 @@ def test_a_refusal_is_told_in_place_of_what_did_not_come(
     """The reason, in the broker's words."""
     broker: Any = start_metaq_1_4({"test": 1})
     broker.inner.inject(FaultKind.REFUSE, count=1000, body=b"no room")
-    assert latency_error("no room", broker, options(count=5))
+    assert latency_error("no room", broker, count=5)
 
 
 @pytest.mark.parametrize(

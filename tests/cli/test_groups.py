@@ -330,6 +330,23 @@ def test_a_group_with_members_is_not_deleted(
     assert "read" not in names(target, capsys)
 
 
+def test_a_group_whose_partitions_are_owned_is_not_deleted(
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A member that was killed owns them until its session ends; offsets stay."""
+    put_offset(target, "held", RECORD_BYTES)
+    owner = "/meta/consumers/held/owners/test/0-0"
+    broker.zookeeper.put(owner, b"held_killed")
+    with pytest.raises(GroupInUseError, match="still owns partitions until its"):
+        delete_group(target, "held", is_dry=False, is_sure=True, as_json=True)
+    capsys.readouterr()
+    show_offsets(target, "held", "", as_json=True)
+    assert [row["committed"] for row in rows(capsys)] == [RECORD_BYTES]
+    broker.zookeeper.remove(owner)
+    delete_group(target, "held", is_dry=False, is_sure=True, as_json=True)
+    assert "held" not in names(target, capsys)
+
+
 def test_offsets_of_a_group_are_deleted(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

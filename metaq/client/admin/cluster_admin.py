@@ -655,19 +655,21 @@ async def delete_group(
     """
     await require_idle(context, group, None, deadline_s=deadline_s)
     coordinator, paths = require_coordinator(context), context.paths
-    # First the parent of the members: it cannot be deleted once one has joined.
-    nodes = [paths.members(group)]
-    owners = paths.group_topics(NodeKind.OWNER, group)
-    offsets = paths.group_topics(NodeKind.GROUP_OFFSET, group)
-    for parent in (owners, offsets):
+
+    async def delete_parents(kind: NodeKind) -> None:
+        parent = paths.group_topics(kind, group)
         topics = await coordinator.children(parent, deadline_s=deadline_s) or ()
-        nodes += [*(f"{parent}/{topic}" for topic in topics), parent]
+        for path in (*(f"{parent}/{topic}" for topic in topics), parent):
+            await coordinator.delete(path, deadline_s=deadline_s)
+
     try:
-        await coordinator.delete(nodes[0], deadline_s=deadline_s)
+        # First the parent of the members: it cannot be deleted once one has joined.
+        await coordinator.delete(paths.members(group), deadline_s=deadline_s)
+        await delete_parents(NodeKind.OWNER)
         found = await read_offsets(context, group, None, deadline_s=deadline_s)
         await delete_offsets(context, group, found, deadline_s=deadline_s)
-        for path in (*nodes[1:], paths.group(group)):
-            await coordinator.delete(path, deadline_s=deadline_s)
+        await delete_parents(NodeKind.GROUP_OFFSET)
+        await coordinator.delete(paths.group(group), deadline_s=deadline_s)
     except NodeNotEmptyError as error:
         raise GroupInUseError(
             f"group {group}: a member has joined, or one that was killed still owns"
