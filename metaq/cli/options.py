@@ -50,49 +50,45 @@ def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -
         logs.show(logging.INFO if count == 1 else logging.DEBUG)
 
 
-TARGET_OPTIONS: Final = (
-    click.option(
-        "-v",
-        "--verbose",
-        count=True,
-        expose_value=False,
-        callback=_be_verbose,
-        help="Log to standard error; -vv logs everything.",
-    ),
-    click.option(
-        "--timeout",
-        type=SecondsRange(0.01, 3600),
-        default=TIMEOUT_S,
-        show_default=True,
-        help="Longest wait for one answer, seconds.",
-    ),
-    click.option(
-        "--broker",
-        "brokers",
-        multiple=True,
-        metavar="HOST:PORT",
-        help="Ask this broker instead of ZooKeeper; may be repeated.",
-    ),
-    click.option(
-        "--zk-root",
-        default=ROOT,
-        show_default=True,
-        help="Node of the cluster in ZooKeeper.",
-    ),
-    click.option(
+def target_options(command: F) -> F:
+    """Add the options that say which cluster is meant, as the argument `target`."""
+
+    @click.option(
         "--zookeeper",
         envvar="METAQ_ZOOKEEPER",
         default=ZOOKEEPER,
         show_default=True,
         metavar="HOST:PORT,...",
         help="ZooKeeper; METAQ_ZOOKEEPER in the environment sets the same.",
-    ),
-)
-
-
-def target_options(command: F) -> F:
-    """Add the options that say which cluster is meant, as the argument `target`."""
-
+    )
+    @click.option(
+        "--zk-root",
+        default=ROOT,
+        show_default=True,
+        help="Node of the cluster in ZooKeeper.",
+    )
+    @click.option(
+        "--broker",
+        "brokers",
+        multiple=True,
+        metavar="HOST:PORT",
+        help="Ask this broker instead of ZooKeeper; may be repeated.",
+    )
+    @click.option(
+        "--timeout",
+        type=SecondsRange(0.01, 3600),
+        default=TIMEOUT_S,
+        show_default=True,
+        help="Longest wait for one answer, seconds.",
+    )
+    @click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_be_verbose,
+        help="Log to standard error; -vv logs everything.",
+    )
     @functools.wraps(command)
     def with_target(
         *args: Any,
@@ -106,10 +102,7 @@ def target_options(command: F) -> F:
         check_target(target)
         return command(*args, target=target, **kwargs)
 
-    wrapped: Any = with_target
-    for option in TARGET_OPTIONS:
-        wrapped = option(wrapped)
-    return cast("F", wrapped)
+    return cast("F", with_target)
 
 
 def takes(

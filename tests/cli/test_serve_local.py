@@ -202,6 +202,15 @@ def test_administration_reaches_the_broker(served: Local) -> None:
     assert who.startswith("broker 0 at meta://127.0.0.1:")
     assert who.endswith(f", data directory {served.data}")
     assert what == "reloaded: no topic changed"
+    for word, text in (
+        ("status", f"broker_id 0\naddress meta://127.0.0.1:{served.port}\n"),
+        ("logs", "closed\t0\topen\tFalse\t0\t"),
+        ("directories", f"{served.data}\tonline\t-\t"),
+        ("scrub", "pass "),
+    ):
+        done = served.metaq("brokers", word, *place)
+        assert done.returncode == 0, done.stderr
+        assert text in done.stdout.decode()
 
 
 @pytest.mark.crash

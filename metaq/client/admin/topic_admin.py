@@ -343,9 +343,10 @@ class AsyncAdmin:
     ) -> BrokerDescription:
         """Delete the records of a broker that is gone for good, and return them.
 
-        From then on nothing says that its partitions are away, and no deletion of a
-        topic waits for it. Its data is not touched: if it comes back it
-        registers, and is recorded, again.
+        The offsets that groups have committed in its partitions are deleted too. From
+        then on nothing says that its partitions are away, and no deletion of a topic
+        waits for it. Its data is not touched: if it comes back it registers, and is
+        recorded, again.
 
         Args:
             broker_id: which one.
