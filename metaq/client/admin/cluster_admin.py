@@ -212,10 +212,7 @@ async def plan_forget(
         # A Java broker leaves no record; the offsets of its groups stay.
         return BrokerDescription(broker_id, None, False, (), 0, 0)
     known = ", ".join(str(broker.broker_id) for broker in found) or "none"
-    raise ClientError(
-        f"there is no record of broker {broker_id}, and no group has offsets of it;"
-        f" brokers are: {known}"
-    )
+    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
 
 
 async def offsets_of_broker(
