@@ -1,5 +1,8 @@
 """The entry point of the command line: `main`, with all of its commands."""
 
+import click
+
+from metaq import __version__
 from metaq.cli import (  # noqa: F401  # each adds its commands
     accept_loss,
     admin,
@@ -22,3 +25,4 @@ from metaq.cli.tree import main
 __all__ = ["main"]
 
 main.add_command(pipeline)
+click.version_option(__version__, prog_name="metaq")(main)

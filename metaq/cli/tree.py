@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from metaq import __version__
 from metaq.cli import logs, render
 from metaq.errors import MetaqError
 from metaq.model import printable
@@ -157,7 +156,6 @@ def example(*lines: str) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=example("metaq local", "metaq produce test --file /var/log/syslog"),
 )
-@click.version_option(__version__, prog_name="metaq")
 def main() -> None:
     """Run and look after a MetaQ message log."""
     render.fill_standard_descriptors()

@@ -98,7 +98,7 @@ INNOCENT = {
         "        raise MetaqError(timeout_s)\n"
     ),
     "errors.py": '"""Errors."""\n\n\nclass MetaqError(Exception):\n    """Root."""\n',
-    "cli/tree.py": '"""Version."""\n\nfrom metaq import __version__\n\nprint(1)\n',
+    "cli/main.py": '"""Version."""\n\nfrom metaq import __version__\n\nprint(1)\n',
 }
 
 LAWS = list(dict.fromkeys(law for law, *_ in PLANTED))
@@ -147,7 +147,7 @@ def test_innocent_code_passes(tmp_path: Path, law: Callable[[Tree], list[str]]) 
     tree = plant(tmp_path, INNOCENT)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_all.py").write_text(
-        "import metaq.cli.tree\nimport metaq.zk.session\n"
+        "import metaq.cli.main\nimport metaq.zk.session\n"
     )
     assert law(tree) == []
 

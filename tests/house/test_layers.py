@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 FORBIDDEN_TARGETS = {"testing"}  # nothing inside metaq may import it
 TESTING_MAY_NOT = {"cli", "spark"}
-ROOT_READERS = {"cli.tree", "protocol.version"}  # of metaq.__version__
+ROOT_READERS = {"cli.main", "protocol.version"}  # of metaq.__version__
 
 # Inside a package: room -> the other rooms of it that the room may import. Every room
 # may import the modules of SHARED, which import each other alone. The other modules of
