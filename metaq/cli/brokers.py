@@ -165,7 +165,9 @@ def logs(data_dir: Path, *, as_json: bool) -> bool:
     found = ask(data_dir, "logs")["logs"]
     marked = [index for index, each in enumerate(found) if each["damage"]]
     if not as_json:
-        found = [{**each, "damage": "; ".join(each["damage"])} for each in found]
+        found = [
+            {**each, "damage": "; ".join(each["damage"]) or None} for each in found
+        ]
     _print_objects(LOG_COLUMNS, found, as_json=as_json, marked=marked)
     return not marked
 
