@@ -96,7 +96,7 @@ def archive_command(
     """Write what topics have beyond the last run to a Delta table, each message once.
 
     Ends when everything is archived that was there at the start; with --every it goes
-    on until Ctrl-C. An archive keeps where it stands; the next run goes on from there,
+    on until Ctrl-C. An archive stores its position; the next run goes on from there,
     after Ctrl-C or a kill as well.
     """
     jobs.archive(run, wire, topics, path, interval_s)
@@ -110,10 +110,10 @@ def archive_command(
 @click.argument("path", metavar="ARCHIVE")
 @json_option
 def adopt_command(path: str, as_json: bool) -> None:
-    """Make a table of an archive of an older version, where it lies.
+    """Make a table of an archive of an older version, in its directory.
 
     No data file is copied or changed. Do it while no job writes the archive; when it is
-    killed, run it again. `archive` goes on from where the archive stands.
+    killed, run it again. `archive` goes on from the position of the archive.
     """
     jobs.adopt(path, as_json=as_json)
 
@@ -155,7 +155,7 @@ def replay_command(
 
 @pipeline.command(
     "ingest",
-    short_help="Put whatever Spark can read into TOPIC.",
+    short_help="Put what Spark can read into TOPIC.",
     epilog=example(
         "metaq pipeline ingest logs /var/log/*.log --format text",
         "metaq pipeline ingest people people.csv --format csv --read header=true",
@@ -165,7 +165,7 @@ def replay_command(
 @wire_options
 @run_options
 def ingest_command(asked: Ingest, wire: Wire, run: JobRun) -> None:
-    """Put whatever Spark can read into TOPIC, a message for each row, at least once."""
+    """Put what Spark can read into TOPIC, a message for each row, at least once."""
     jobs.ingest(run, wire, asked)
 
 
@@ -223,7 +223,7 @@ def stats_command(
 @click.option(
     "--id",
     "message_id",
-    help="SQL expression that tells messages of a copy apart.  [default: content]",
+    help="SQL expression that identifies a message of a copy.  [default: content]",
 )
 @wire_options
 @run_options
@@ -283,7 +283,7 @@ def schema_command(
 ) -> bool:
     """Look at messages of TOPIC, and propose how to decode them.
 
-    JSON objects, CSV records, log lines and Avro with a fingerprint are told apart; the
+    Recognises JSON objects, CSV records, log lines and Avro with a fingerprint; the
     schema is that which fits most of them. Prints its fields and the expression
     that decodes them, and says how many fit. The exit code is 1 when no format fits
     half of them. No Spark is started.
@@ -336,7 +336,7 @@ def run_command(directory: Path, options: project.RunOptions, run: JobRun) -> No
 
     Its tables are updated every few seconds; an update takes in what is there at its
     start. Prints a line for each micro-batch.
-    The exit code is 0 when it was told to end, and 1 when an update failed; the next
+    The exit code is 0 when a signal ended it, and 1 when an update failed; the next
     run goes on where the last one was, after a kill as well.
     """
     if options.refreshed and options.refreshes_all:
@@ -348,7 +348,7 @@ def run_command(directory: Path, options: project.RunOptions, run: JobRun) -> No
 
 @pipeline.command(
     "status",
-    short_help="Print how far the pipeline of DIRECTORY is behind.",
+    short_help="Print the lag of the pipeline of DIRECTORY.",
     epilog=example("metaq pipeline status errors --json"),
 )
 @click.argument(
@@ -358,8 +358,8 @@ def run_command(directory: Path, options: project.RunOptions, run: JobRun) -> No
 )
 @json_option
 def status_command(directory: Path, as_json: bool) -> None:
-    """Print how far the pipeline of DIRECTORY is behind, and its last batches.
+    """Print the lag of the pipeline of DIRECTORY, and its last batches.
 
-    Without DIRECTORY that of the present one. It need not run.
+    Without DIRECTORY, that of the present directory. It need not run.
     """
     project.status(directory, as_json=as_json)
