@@ -192,7 +192,7 @@ def _first_failure(tests: Sequence[str], checkout: Path) -> str | None:
         return "time-out"
     if done.returncode == 0:
         return None
-    named = [n for n in done.stdout.splitlines() if n.startswith(("FAILED", "ERROR"))]
+    named = [n for n in done.stdout.splitlines() if n.startswith(("FAILED tests", "ERROR tests"))]
     return named[0] if named else f"exit code {done.returncode}"
 
 

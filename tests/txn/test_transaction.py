@@ -37,3 +37,16 @@ def test_operators_see_prepared_ones_first() -> None:
         (two.key, 5, 3),
         (one.key, 5, None),
     ]
+
+
+def test_operators_see_the_outcome_of_what_is_not_there_any_more() -> None:
+    """One that is still there says it itself."""
+    tx = BrokerTransaction("XID:1:01::", None, Millis(5))
+    kept = KeptOutcome(Outcome.COMMIT, Millis(3))
+    views = view_transactions(
+        {tx.key: tx}, {tx.key: kept, "XID:1:02::": kept}, Millis(10)
+    )
+    assert [(v.key, v.state, v.age_ms) for v in views] == [
+        (tx.key, "active", 5),
+        ("XID:1:02::", "heuristic commit", 7),
+    ]
