@@ -3,10 +3,10 @@
     scripts/mutate [--count 20] [--seed N] [--room metaq/txn ...] [--json]
 
 A mutant is one change by an operator of Cosmic Ray (a comparison, a number, a boolean,
-a loop that never runs ...), or a call that is left out. They are sampled by the seed over
-positions of `ROOMS`. Each is tried in a copy of the checkout: first by the tests that are
-named after its module, then, where those pass, by all tests of its room. A mutant that
-passes both has survived: a promise without a test, or a line without a use.
+a loop that never runs ...), or a call that is left out. They are sampled by the seed
+over positions of `ROOMS`. Each is tried in a copy of the checkout: first by the tests
+that are named after its module, then, where those pass, by all tests of its room. A
+mutant that passes both has survived: a promise without a test, or a line without a use.
 
 Exit codes: 0 all were found, 1 some survived.
 """
@@ -33,7 +33,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT: Final = Path(__file__).parent.parent
 ROOMS: Final = ("metaq/storage", "metaq/txn", "metaq/client", "metaq/spark/sink")
 OMITTED: Final = ("BitOr_", "RemoveDecorator", "VariableInserter", "VariableReplacer")
-"""Operators that change annotations and decorators, or make names that are not there."""
+"""Operators that change annotations and decorators, or make unknown names."""
 TIMEOUT_S: Final = 600.0
 """For the tests of one mutant; one that takes longer is found."""
 
@@ -77,7 +77,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant."""
+    """A mutant after its tests."""
 
     mutant: Mutant
     before: str
@@ -192,7 +192,11 @@ def _first_failure(tests: Sequence[str], checkout: Path) -> str | None:
         return "time-out"
     if done.returncode == 0:
         return None
-    named = [n for n in done.stdout.splitlines() if n.startswith(("FAILED tests", "ERROR tests"))]
+    named = [
+        n
+        for n in done.stdout.splitlines()
+        if n.startswith(("FAILED tests", "ERROR tests"))
+    ]
     return named[0] if named else f"exit code {done.returncode}"
 
 

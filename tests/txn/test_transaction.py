@@ -2,6 +2,8 @@
 
 from metaq.model import LogId, MessageId, Millis
 from metaq.record.checksum import checksum
+from metaq.txn.side_files import KeptOutcome
+from metaq.txn.state import HeuristicOutcome
 from metaq.txn.transaction import BrokerTransaction, view_transactions
 
 A, B = LogId("test", 0), LogId("test", 1)
@@ -42,11 +44,11 @@ def test_operators_see_prepared_ones_first() -> None:
 def test_operators_see_the_outcome_of_what_is_not_there_any_more() -> None:
     """One that is still there says it itself."""
     tx = BrokerTransaction("XID:1:01::", None, Millis(5))
-    kept = KeptOutcome(Outcome.COMMIT, Millis(3))
+    kept = KeptOutcome(HeuristicOutcome.COMMIT, Millis(3))
     views = view_transactions(
         {tx.key: tx}, {tx.key: kept, "XID:1:02::": kept}, Millis(10)
     )
     assert [(v.key, v.state, v.age_ms) for v in views] == [
-        (tx.key, "active", 5),
+        (tx.key, "started", 5),
         ("XID:1:02::", "heuristic commit", 7),
     ]
