@@ -15,8 +15,8 @@ from bench.figures import TOPIC, Turns, WithLines, batches
 from bench.lines import Payloads
 from bench.processes import ROOT
 from bench.spark_figures import session
+from metaq.pipeline.jobs.archive import archive
 from metaq.spark.data_source import register
-from metaq.spark.jobs.archive import archive
 from tests.rigs.process import BrokerProcess
 
 FEW, QUARTER, MANY = 10_000, 500_000, 2_000_000

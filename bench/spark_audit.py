@@ -12,10 +12,10 @@ from bench.lines import Payloads
 from bench.spark_archive import MANY, filled, seconds_to_archive
 from bench.spark_figures import rows_per_second, session
 from bench.spark_wire import seconds_to_write
+from metaq.pipeline.jobs.archive_store import read_archive
+from metaq.pipeline.jobs.audit import audit_archive
+from metaq.pipeline.jobs.replay import replay
 from metaq.spark.data_source import register
-from metaq.spark.jobs.archive_store import read_archive
-from metaq.spark.jobs.audit import audit_archive
-from metaq.spark.jobs.replay import replay
 
 PARTITIONS = 4
 

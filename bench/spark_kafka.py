@@ -28,7 +28,7 @@ from bench.spark_wire import (
     seconds_to_write,
     where,
 )
-from metaq.spark.jobs.session import end_java
+from metaq.pipeline.jobs.session import end_java
 from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import find_java
 from tests.java.jars import Artifact, find_jars

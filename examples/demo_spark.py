@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from metaq.cli import render
-from metaq.cli.spark_session import spark_session
 from metaq.errors import MetaqError
 
 if TYPE_CHECKING:
@@ -43,9 +42,12 @@ def run_pipeline(zookeeper: str, topic: str, archive: Path, wanted_count: int) -
     Raises:
         MetaqError: Spark does not start, a job fails, or the archive is not the topic.
     """
+    from metaq.pipeline.jobs.session import job_session  # noqa: PLC0415  # the same
+
     print("Archiving the topic to a Delta table with Spark ...", flush=True)
     started_s = time.monotonic()
-    with spark_session(MASTER, SETTINGS, None) as spark:
+    with job_session(MASTER, SETTINGS) as session:
+        spark = session.spark
         print(f"  Spark {spark.version}, ", end="")
         print(f"ready after {time.monotonic() - started_s:.1f} s", flush=True)
         _run_jobs(spark, zookeeper, topic, archive, wanted_count)
@@ -54,9 +56,9 @@ def run_pipeline(zookeeper: str, topic: str, archive: Path, wanted_count: int) -
 def _run_jobs(
     spark: "SparkSession", zookeeper: str, topic: str, path: Path, wanted_count: int
 ) -> None:
-    from metaq.spark.jobs.archive import archive  # noqa: PLC0415  # Spark is optional
-    from metaq.spark.jobs.archive_store import read_archive  # noqa: PLC0415  # the same
-    from metaq.spark.jobs.audit import audit_archive  # noqa: PLC0415  # the same
+    from metaq.pipeline.jobs.archive import archive  # noqa: PLC0415  # Spark is optional
+    from metaq.pipeline.jobs.archive_store import read_archive  # noqa: PLC0415  # the same
+    from metaq.pipeline.jobs.audit import audit_archive  # noqa: PLC0415  # the same
 
     started_s = time.monotonic()
     wire = {"zookeeper": zookeeper}

@@ -341,8 +341,6 @@ def run_command(directory: Path, options: project.RunOptions, run: JobRun) -> No
     """
     if options.refreshed and options.refreshes_all:
         raise click.UsageError("--full-refresh-all leaves no table to name")
-    if run.master.startswith(project.CONNECT) and (run.settings or run.log):
-        raise click.UsageError("a server of Spark Connect has its own --conf and log")
     project.run(run, directory, options)
 
 

@@ -5,9 +5,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import astuple, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -16,18 +14,11 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import json_option, pairs_option
-from metaq.cli.spark_session import (
-    require_spark,
-    run_in_session,
-    spark_session,
-    task_progress,
-)
+from metaq.cli.spark_session import spark_session, task_progress
 from metaq.client.options import Start
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 """Options of the format that may name another cluster than the command's own do."""
-SAMPLE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of the messages that are looked at, exceeded by less than one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +117,13 @@ def archive(
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
     stop = threading.Event()
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.archive import archive as run_job
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs.archive import archive as run_job
 
         with render.progress("archive", None) as advance:
-            done = run_in_session(
-                spark,
+            done = session.run(
                 lambda: run_job(
-                    spark,
+                    session.spark,
                     path,
                     options,
                     interval_s=interval_s,
@@ -160,8 +150,10 @@ def archive(
 
 def adopt(path: str, *, as_json: bool) -> None:
     """Take over an archive of an older version, and print the summary; see the job."""
+    from metaq.pipeline.installed import require_spark
+
     require_spark()
-    from metaq.spark.jobs.adopt import adopt as run_job
+    from metaq.pipeline.jobs.adopt import adopt as run_job
 
     done = run_job(path)
     facts = {"archive_messages": done.message_count, "archive_files": done.file_count}
@@ -181,14 +173,13 @@ def replay(
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:
         wire.require(topic, kind="puts")
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.replay import replay as run_job
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs.replay import replay as run_job
 
-        with task_progress(spark, "replay"):
-            done = run_in_session(
-                spark,
+        with task_progress(session, "replay"):
+            done = session.run(
                 lambda: run_job(
-                    spark,
+                    session.spark,
                     path,
                     options,
                     where=where,
@@ -250,14 +241,13 @@ def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
     """Put the rows of a Spark source into a topic, and print the summary."""
     options = wire.to_map(topic=asked.topic)
     wire.require(asked.topic, kind="puts")
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.ingest import ingest as run_job
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs.ingest import ingest as run_job
 
-        with task_progress(spark, "ingest"):
-            done = run_in_session(
-                spark,
+        with task_progress(session, "ingest"):
+            done = session.run(
                 lambda: run_job(
-                    spark,
+                    session.spark,
                     options,
                     source_format=asked.source_format,
                     paths=asked.paths,
@@ -284,15 +274,14 @@ def stats(
     """Print windows of topics, once or as messages come; see the job."""
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs import window_stats
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs import window_stats
 
         if interval_s is not None:
             every_s = interval_s
-            run_in_session(
-                spark,
+            session.run(
                 lambda: window_stats.follow_stats(
-                    spark,
+                    session.spark,
                     options,
                     lambda windows: print_windows(
                         map(astuple, windows), as_json=run.as_json
@@ -303,11 +292,10 @@ def stats(
                 ),
             )
             return
-        with task_progress(spark, "stats"):
-            found = run_in_session(
-                spark,
+        with task_progress(session, "stats"):
+            found = session.run(
                 lambda: window_stats.stats(
-                    spark, options, window_s=window_s, since=since
+                    session.spark, options, window_s=window_s, since=since
                 ),
             )
     print_windows(map(astuple, found), as_json=run.as_json)
@@ -329,21 +317,21 @@ def audit(
         raise click.UsageError("--id has no effect without --copy")
     source = wire.to_map(subscribe=topic)
     wire.require(topic, *([] if copy is None else [copy]))
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.audit import AuditSummary, audit_archive, audit_copy
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs.audit import AuditSummary, audit_archive, audit_copy
 
         def compare() -> AuditSummary:
             if path is not None:
-                return audit_archive(spark, path, wire.to_map(), [topic])
+                return audit_archive(session.spark, path, wire.to_map(), [topic])
             return audit_copy(
-                spark,
+                session.spark,
                 source,
                 wire.to_map(subscribe=str(copy)),
                 message_id=message_id,
             )
 
-        with task_progress(spark, "audit"):
-            found = run_in_session(spark, compare)
+        with task_progress(session, "audit"):
+            found: AuditSummary = session.run(compare)
     columns = ("finding", "partition", "offset", "detail")
     rows: list[tuple[render.Cell, ...]] = [
         (each.kind.value, str(each.partition), each.offset, each.detail)
@@ -362,14 +350,13 @@ def audit(
 
 def verify(run: JobRun, paths: Sequence[str]) -> bool:
     """Check every stored byte of some paths; return whether nothing is wrong."""
-    with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.verify import verify as run_job
+    with spark_session(run.master, run.settings, run.log) as session:
+        from metaq.pipeline.jobs.verify import verify as run_job
 
         with render.progress("verify", None) as advance:
-            found = run_in_session(
-                spark,
+            found = session.run(
                 lambda: run_job(
-                    spark,
+                    session.spark,
                     *paths,
                     on_progress=lambda progress: advance(progress.checked_bytes),
                 ),
@@ -446,10 +433,16 @@ def show_schema(
         PartitionsAwayError: a broker of the topic is away.
         MetaqError: the messages cannot be read.
     """
-    require_spark()
-    from metaq.spark.decode import proposal
+    from metaq.pipeline.installed import require_spark
 
-    values = read_sample(target, topic, count, start)
+    require_spark()
+    from metaq.pipeline.decode import proposal
+    from metaq.pipeline.decode.sample import read_sample
+
+    cluster = find_topic(target, topic, (), kind="gets")
+    partitions = [partition.name for partition in cluster.partitions]
+    with cluster.target.client() as client:
+        values = read_sample(client, topic, partitions, count=count, start=start)
     found = proposal.propose(values)
     if as_json:
         facts = {} if found is None else proposal.to_json(found)
@@ -476,35 +469,3 @@ def show_schema(
     for error, times in found.errors:
         render.say(f"{render.count_text(times, 'message')}: {error}")
     return True
-
-
-def read_sample(target: Target, topic: str, count: int, start: Start) -> list[bytes]:
-    """Return the data of some messages of a topic, as many of each partition.
-
-    Args:
-        target: the cluster.
-        topic: its name.
-        count: most messages; `SAMPLE_BYTES_MAX` bounds their bytes.
-        start: the first of them.
-    """
-    found = find_topic(target, topic, (), kind="gets")
-    values: list[bytes] = []
-    size_bytes = 0
-    with found.target.client() as client:
-        for number, partition in enumerate(found.partitions):
-            left = len(found.partitions) - number
-            # What a partition lacks, those behind it may have.
-            share = -(-(count - len(values)) // left)
-            messages = client.browse(
-                topic,
-                partitions=[partition.name],
-                start=start,
-                stop_at_end=True,
-            )
-            with closing(messages):
-                for message in islice(messages, share):
-                    values.append(message.data)
-                    size_bytes += len(message.data)
-                    if size_bytes >= SAMPLE_BYTES_MAX:
-                        return values
-    return values

@@ -1,4 +1,9 @@
-"""The Spark source and sink; importing the package itself takes no Spark, no Arrow."""
+"""The Spark source and sink; importing the package itself takes no Spark, no Arrow.
+
+Users import `register`, and of the modules `columns`, `errors`, `letters`, `offsets`,
+`options`, `schema`, `topics`, `values` and `segments.checks`: jobs of their own, and
+`metaq.pipeline`, need no others.
+"""
 
 from typing import Any
 

@@ -126,18 +126,6 @@ class NoTransactionsError(SparkError):
     """A broker cannot do what `delivery=exactly-once` needs of it."""
 
 
-class JobError(SparkError):
-    """A pipeline job failed; the message is that of its cause, with its partition."""
-
-
-class ArchiveError(JobError):
-    """An archive contradicts its table, or has another writer."""
-
-
-class CommitRaceError(ArchiveError):
-    """Another job has committed to the table in the same moment."""
-
-
 @dataclass(frozen=True, slots=True)
 class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import pyspark
-from pyspark.sql import datasource, functions
+from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 T = TypeVar("T")
@@ -24,8 +24,6 @@ HAS_LIMITS: Final = (
 )
 """From 4.2 on Spark tells a reader its offsets when it asks for more, and heeds the
 reader's reaction to `Trigger.AvailableNow`."""
-HAS_ARROW_UDF: Final = hasattr(functions, "arrow_udf")
-"""From 4.1 on a function over Arrow arrays makes a column."""
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pytest
 from metaq.cli.cluster import Target
 from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
-from metaq.spark.jobs.window_stats import WindowStats
+from metaq.pipeline.jobs.window_stats import WindowStats
 from tests.brokers import StartBroker
 from tests.cli.runner import run
 
@@ -64,7 +64,7 @@ def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.exit_code == 1
     assert result.output == (
         "metaq: pipelines run on Spark, which is not installed:"
-        " pip install 'metaq[spark]'\n"
+        " pip install 'metaq[pipeline]'\n"
     )
 
 
@@ -204,6 +204,6 @@ def metaq(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]"
 def test_the_window_is_that_of_the_job() -> None:
     """Said twice, because the command does not load Spark for its help."""
     from metaq.cli.pipeline import WINDOW_S
-    from metaq.spark.jobs import window_stats
+    from metaq.pipeline.jobs import window_stats
 
     assert window_stats.WINDOW_S == WINDOW_S

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli.pipeline_project import FlowStatus, flows_of
 from metaq.model import Millis
+from metaq.pipeline.declared.checkpoints import FlowStatus, flows_of
 from tests.cli.runner import run
 
 
@@ -100,7 +100,7 @@ def test_wrong_words_are_refused(
     result = run("pipeline", *words)
     if what is None:
         assert result.exit_code == 1
-        assert "pip install 'metaq[pipelines]'" in result.output
+        assert "pip install 'metaq[pipeline]'" in result.output
         return
     assert result.exit_code == 2
     assert what in result.output
@@ -151,7 +151,7 @@ def test_a_pyspark_without_the_functions_is_named(
     for name in ("yaml", "grpc"):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "metaq.spark.declared.updates", raising=False)
+    monkeypatch.delitem(sys.modules, "metaq.pipeline.declared.updates", raising=False)
     monkeypatch.setitem(sys.modules, "pyspark.pipelines.cli", None)
     result = run("pipeline", *words)
     assert result.exit_code == 1

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from metaq.cli.pipeline_jobs import SAMPLE_BYTES_MAX
+from metaq.pipeline.decode.sample import SAMPLE_BYTES_MAX
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
 
@@ -89,4 +89,4 @@ def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pyspark", None)  # it cannot be imported
     result = run("pipeline", "schema", "t")
     assert result.exit_code == 1
-    assert "pip install 'metaq[spark]'" in result.output
+    assert "pip install 'metaq[pipeline]'" in result.output

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from metaq.broker import http as broker_http
 from metaq.client import metrics as client_metrics
+from metaq.pipeline.declared import progress
 from metaq.prometheus import ExportedMetric
-from metaq.spark.declared import progress
 from tests.docs.option_tables import ROOT
 
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"

@@ -25,6 +25,15 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (layers.layer_faults, "__init__.py", "import os", "root imports os"),
     (layers.layer_faults, "cli/a.py", "from metaq.testing import zk", "testing"),
     (layers.layer_faults, "cli/a.py", "import metaq.spark.plan", "optional"),
+    (layers.layer_faults, "cli/a.py", "import metaq.pipeline.jobs", "optional"),
+    (layers.layer_faults, "spark/a.py", "import metaq.pipeline.jobs", "pipeline.jobs"),
+    (layers.layer_faults, "pipeline/a.py", "import metaq.spark.plan", "spark.plan"),
+    (
+        layers.layer_faults,
+        "pipeline/a.py",
+        "def f():\n import metaq.client.spool",
+        "no",
+    ),
     (layers.layer_faults, "testing/a.py", "import metaq.cli.main", "cli.main"),
     (layers.layer_faults, "net/a.py", "def f():\n import metaq.zk.b", "zk.b"),
     (
@@ -54,6 +63,7 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     ),
     (layers.lazy_faults, "net/a.py", "from importlib import import_module", "import_m"),
     (layers.cycle_faults, "zk/a.py", "import metaq.zk.a", "zk.a -> zk.a"),
+    (layers.cycle_faults, "zk/a.py", "def f():\n import metaq.zk.a", "zk.a -> zk.a"),
     (tidy.file_size_faults, "a.py", "X = 1\n" * 801, "801"),
     (tidy.function_size_faults, "a.py", "def f():\n" + " x\n" * 70, "71"),
     (tidy.door_faults, "zk/a.py", "import time as t", "time"),

@@ -4,7 +4,9 @@
   decides what can be tested alone and what breaks together. Most wishes for a new
   arrow are wishes for a value type in `model`, or a Protocol beside its consumer.
 
-6   cli ─────────────┐        spark            testing (imported by tests)
+7   cli ─────────────┐       pipeline          testing (imported by tests)
+                     │          │
+6                    │        spark
                      │          │
 5        broker      │       client            siblings: never import each other
            │  └──────┴───┬──────┘
@@ -61,14 +63,31 @@ ALLOWED: dict[str, set[str]] = {
     | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     "spark": PURE
-    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"}
-    # What a declared pipeline counts is exported as all counters are.
-    | {"stats", "prometheus"},
+    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"},
+    # What a declared pipeline counts is exported as all counters are. Of `spark` and
+    # `client` it imports what users do: USED_BY_PIPELINE.
+    "pipeline": PURE | {"stats", "prometheus", "fs", "client", "spark", "pipeline"},
     "cli": {"*"},
     "testing": {"*"},
 }
 FORBIDDEN_TARGETS = {"testing"}  # nothing inside metaq may import it
-TESTING_MAY_NOT = {"cli", "spark"}
+TESTING_MAY_NOT = {"cli", "pipeline", "spark"}
+# What users of the connector and of the client import, and `pipeline` with them.
+USED_BY_PIPELINE = {
+    "client",
+    "client.names",
+    "spark",
+    "spark.columns",
+    "spark.errors",
+    "spark.letters",
+    "spark.offsets",
+    "spark.options",
+    "spark.schema",
+    "spark.segments.checks",
+    "spark.topics",
+    "spark.values",
+}
+OPTIONAL = {"pipeline", "spark"}
 ROOT_READERS = {"cli.main", "protocol.version"}  # of metaq.__version__
 
 # Inside a package: room -> the other rooms of it that the room may import. Every room
@@ -89,11 +108,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "sink": set(),
         "source": {"sink"},
         "segments": set(),
-        "decode": {"source"},
         "top": {"sink", "source", "segments"},
-        "jobs": {"source", "segments", "top"},
-        "declared": set(),
     },
+    "pipeline": {"decode": set(), "jobs": set(), "declared": {"jobs"}, "top": set()},
 }
 SHARED: dict[str, set[str]] = {
     "client": {
@@ -101,10 +118,11 @@ SHARED: dict[str, set[str]] = {
         "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "clusters", "columns", "errors", "offsets", "option_table",
-        "options", "plan", "record_bounds", "routing", "rows", "runs", "schema",
-        "values", "versions",
+        "cluster", "clusters", "columns", "errors", "letters", "offsets",
+        "option_table", "options", "plan", "record_bounds", "routing", "rows", "runs",
+        "schema", "values", "versions",
     },
+    "pipeline": {"errors", "installed"},
 }  # fmt: skip
 
 PURE_PACKAGES = {"record", "protocol", "assignment"}
@@ -135,15 +153,15 @@ THIRD_PARTY: dict[str, set[str]] = {
     "aiohttp": {"broker.http"},
     "ifaddr": {"net.dial"},
     "zlib_ng": {"record.checksum"},
-    "pyspark": {"spark"},
-    "py4j": {"spark.jobs.failures"},
-    "pyarrow": {"spark"},
+    "pyspark": {"spark", "pipeline"},
+    "py4j": {"pipeline.jobs.failures"},
+    "pyarrow": {"spark", "pipeline"},
     "deltalake": {
-        "spark.jobs.archive_store",
-        "spark.jobs.day_files",
-        "spark.jobs.latest",
+        "pipeline.jobs.archive_store",
+        "pipeline.jobs.day_files",
+        "pipeline.jobs.latest",
     },
-    "fastavro": {"spark.decode.avro_values"},
+    "fastavro": {"pipeline.decode.avro_values"},
     "sqlalchemy": {"client.sql_offsets"},
     "pytest": {"testing.pytest_plugin"},
 }
@@ -166,9 +184,11 @@ LAZY: dict[tuple[str, str], str] = {
     ("spark.clusters", "spark.cluster"): "tasks ask no cluster, as a rule",
     ("spark.sink.exact_sink", "spark.sink.exactly_once"): "the driver alone decides",
     ("spark.source.read_task", "spark.source.dead_letters"): "few values are bad",
+    ("spark.topics", "spark.source.stream"): "tasks plan no stream",
+    ("pipeline.declared", "pipeline.declared.updates"): "asks whether it can be had",
     ("spark", "spark.data_source"): "the package takes no Spark, this function does",
-    ("spark.decode", "spark.decode.avro_values"): "fastavro is optional",
-    ("spark.jobs.day_files", "deltalake"): "tasks need it for remote stores alone",
+    ("pipeline.decode", "pipeline.decode.avro_values"): "fastavro is optional",
+    ("pipeline.jobs.day_files", "deltalake"): "tasks need it for remote stores alone",
     ("zk.embedded", "pyspark"): "find_spec only; the wheel carries ZooKeeper's jars",
 }
 
@@ -190,8 +210,14 @@ def layer_faults(tree: Tree) -> list[str]:
                 faults.append(f"{name} imports the root")
             elif item.own and not may_import(package, allowed, item.head):
                 faults.append(f"{name} may not import {item.own}")
-            elif package == "cli" and item.head == "spark" and not item.is_lazy:
-                faults.append(f"{name} imports spark, which is optional, on top")
+            elif package == "cli" and item.head in OPTIONAL and not item.is_lazy:
+                faults.append(f"{name} imports {item.head}, which is optional, on top")
+            elif (
+                package == "pipeline"
+                and item.head in {"client", "spark"}
+                and item.own not in USED_BY_PIPELINE
+            ):
+                faults.append(f"{name}: users of {item.head} import no {item.own}")
     return faults
 
 
@@ -311,7 +337,7 @@ def cycle_faults(tree: Tree) -> list[str]:
         name: {
             item.own
             for item in tree.imports(name)
-            if item.own and not item.is_lazy and item.own in tree.modules
+            if item.own and item.own in tree.modules
         }
         for name in tree.modules
     }
@@ -337,7 +363,8 @@ def dead_row_faults(tree: Tree) -> list[str]:
         for package in ROOMS
         for name in (ROOMS[package].keys() - {"top"}) | SHARED[package]
     }
-    rows = {*ALLOWED, *ROOT_READERS, *PURE_PACKAGES, *PURE_MODULES, *NO_NETWORK, *rooms}
+    rows = {*ALLOWED, *ROOT_READERS, *PURE_PACKAGES, *PURE_MODULES, *NO_NETWORK}
+    rows |= rooms | USED_BY_PIPELINE
     rows.update(*THIRD_PARTY.values(), (importer for importer, _ in LAZY))
     return [
         f"{name} is in a table, and no module"
@@ -387,5 +414,5 @@ def test_tables_name_modules() -> None:
 
 
 def test_there_is_no_import_cycle() -> None:
-    """Module-level imports form a graph without cycles."""
+    """Imports form a graph without cycles, those inside functions with them."""
     assert cycle_faults(PROJECT) == []

@@ -43,7 +43,7 @@ SIGNALS_MAX: Final = 64
 BACKLOG: Final = 100
 MODULES: Final = (
     "metaq.cli.main",
-    "metaq.cli.spark_session",
+    "metaq.pipeline.jobs.session",
     "metaq.client.session",
     "pyspark.worker",
     "pyspark.sql.worker.analyze_udtf",
@@ -54,7 +54,7 @@ MODULES: Final = (
     "pyspark.sql.worker.python_streaming_sink_runner",
     "pyspark.sql.worker.write_into_data_source",
     "metaq.spark.data_source",
-    "metaq.spark.jobs.day_files",
+    "metaq.pipeline.jobs.day_files",
     "metaq.spark.segments.segment_reader",
     "metaq.spark.sink.exactly_once",
     "metaq.spark.sink.writer",

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if VERSION >= (4, 2):
         return
     for item in items:
-        if item.nodeid.startswith("tests/spark/"):
+        if item.nodeid.startswith(("tests/spark/", "tests/pipeline/")):
             for text in ("ignore:unclosed <socket", "ignore:.*<socket.socket fd="):
                 item.add_marker(pytest.mark.filterwarnings(text))
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as sf
 
 import metaq.spark
 from metaq.cli.main import main as command
-from metaq.spark.jobs.archive import archive
-from metaq.spark.jobs.archive_store import read_archive
+from metaq.pipeline.jobs.archive import archive
+from metaq.pipeline.jobs.archive_store import read_archive
 
 TASKS = 4
 READS = 6

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from metaq.spark.errors import JobError
-from metaq.spark.jobs.failures import sentence_of
+from metaq.pipeline.errors import JobError
+from metaq.pipeline.jobs.failures import sentence_of
 from metaq.testing.embedded import embedded_broker
 from tests.spark.brokers import TOPIC, wire
 from tests.spark.conftest import HAS_CONNECT, ROOT
@@ -65,7 +65,7 @@ def test_a_client_of_spark_connect_reads_writes_streams_and_hears_of_errors(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The formats are registered there as in a session of its own process."""
-    from metaq.spark.declared.updates import server_url
+    from metaq.pipeline.declared.updates import server_url
 
     script = tmp_path / "client.py"
     script.write_text(CONNECT)

@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from metaq.pipeline.jobs.failures import NOT_FOUND_CURE, sentence_of
 from metaq.spark.errors import OptionError, one_sentence
-from metaq.spark.jobs.failures import NOT_FOUND_CURE, sentence_of
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, values, wire
 
@@ -33,7 +33,7 @@ spark = (
 options = json.loads(sys.argv[1])
 
 from metaq.errors import MetaqError
-from metaq.spark.jobs.window_stats import stats
+from metaq.pipeline.jobs.window_stats import stats
 
 try:
     stats(spark, options)

@@ -14,9 +14,9 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import MessageId, Offset, TopicPartition
+from metaq.pipeline.declared.progress import lag_of
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import CLUSTERS, shared_cluster
-from metaq.spark.declared.progress import lag_of
 from metaq.spark.errors import (
     BackwardRangeError,
     DataLossError,

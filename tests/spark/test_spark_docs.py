@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from metaq.spark.declared.progress import METRICS
-from metaq.spark.jobs.archive_store import read_archive
+from metaq.pipeline.declared.progress import METRICS
+from metaq.pipeline.jobs.archive_store import read_archive
 from metaq.testing.embedded import embedded_broker
 from tests.docs.metric_table import table as table_of_metrics
 from tests.docs.spark_options import HEAD, PAGE, table

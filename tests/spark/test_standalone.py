@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 import pyspark
 import pytest
 
-from metaq.cli.pipeline_project import TOKEN
 from metaq.client import Client
+from metaq.pipeline.declared.service import TOKEN
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.projects import write_project

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from metaq.model import Offset
-from metaq.spark.jobs.day_files import write_task
+from metaq.pipeline.jobs.day_files import write_task
 from metaq.spark.options import SinkOptions, SourceOptions
 from metaq.spark.plan import ReadRange
 from metaq.spark.sink.exact_sink import ExactSink

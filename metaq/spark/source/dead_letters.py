@@ -6,27 +6,25 @@ is run again sends its dead letters again, and so does a query that reads the sa
 more; brokers that announced `dedup` store them once.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-from metaq.client.consume.dead_letters import Origin, letter_headers
-from metaq.model import HeaderPairs, MessageId, Offset
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.columns import partition_of
+from metaq.spark.letters import headers_of
 from metaq.spark.options import SourceOptions
+from metaq.spark.plan import ReadRange
+from metaq.spark.record_bounds import Bounds
 from metaq.spark.sink.outbox import Outbox
 from metaq.spark.sink.task import write_name
-from metaq.spark.source.read_task import ReadTask
 from metaq.spark.values import Converted
 
 BATCH_BYTES: Final = 256 * 1024
 """Bytes of one batch of dead letters."""
 
 
-def letter_outbox(task: ReadTask, options: SourceOptions) -> Outbox:
-    """Return what sends the dead letters of one task.
+def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> Outbox:
+    """Return what sends the dead letters of the task that reads a range.
 
     Raises:
         NoBrokerError: no broker takes puts to the dead-letter topic.
@@ -36,7 +34,7 @@ def letter_outbox(task: ReadTask, options: SourceOptions) -> Outbox:
     topic = values.dead_letter_topic
     assert topic is not None
     # The same for the same letters, whichever query puts them.
-    read = (task.range, task.bounds, values, options.on_corrupt)
+    read = (wanted, bounds, values, options.on_corrupt)
     cluster = shared_cluster(options.wire)
     return Outbox(
         write_name(f"dead letters to {topic} of {read}"),
@@ -57,21 +55,3 @@ def letters(converted: Converted) -> pa.RecordBatch:
     columns = {name: rejected.column(name) for name in ("value", "attribute", "key")}
     columns["headers"] = pa.array(headers, rejected.schema.field("headers").type)
     return pa.RecordBatch.from_pydict(columns)
-
-
-def headers_of(row: Mapping[str, Any], reason: str) -> HeaderPairs:
-    """Return the headers of the dead letter of one row.
-
-    Args:
-        row: its columns; those of its place, and `headers`.
-        reason: fault of its value.
-    """
-    origin = Origin(
-        partition_of(row),
-        Offset(row["offset"]),
-        MessageId(row["message_id"]),
-        error="",
-        text=reason,
-    )
-    own = tuple((one["key"], one["value"]) for one in row["headers"] or ())
-    return letter_headers(own, origin)

@@ -250,5 +250,6 @@ class _Converting:
         import metaq.spark.source.dead_letters as post  # noqa: PLC0415  # see the top
 
         if self._outbox is None:
-            self._outbox = post.letter_outbox(self._task, self._options)
+            task = self._task
+            self._outbox = post.letter_outbox(task.range, task.bounds, self._options)
         self._outbox.put(post.letters(converted))

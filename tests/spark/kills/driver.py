@@ -13,10 +13,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from metaq.spark.jobs.archive import archive
-from metaq.spark.jobs.archive_store import read_archive
-from metaq.spark.jobs.ingest import ingest
-from metaq.spark.jobs.replay import replay
+from metaq.pipeline.jobs.archive import archive
+from metaq.pipeline.jobs.archive_store import read_archive
+from metaq.pipeline.jobs.ingest import ingest
+from metaq.pipeline.jobs.replay import replay
 from tests.spark.kills.steps import (
     DIRECTORY,
     DRIVER_PIDS,

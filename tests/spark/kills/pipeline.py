@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from metaq.cli.main import main
-from metaq.spark.declared import updates
+from metaq.pipeline.declared import updates
 from tests.spark.kills.steps import DIRECTORY, DRIVER_PIDS, reach
 
 start_run = updates.start_run

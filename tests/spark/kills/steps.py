@@ -27,12 +27,12 @@ from pyspark.sql.types import StructType
 from metaq.client.produce.branch_sender import BranchSender
 from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_verdicts import Verdicts
+from metaq.pipeline.jobs import archive, archive_store
+from metaq.pipeline.jobs.archive_store import ArchiveStore
+from metaq.pipeline.jobs.data_files import DataFile
+from metaq.pipeline.jobs.day_files import write_task
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
-from metaq.spark.jobs import archive, archive_store
-from metaq.spark.jobs.archive_store import ArchiveStore
-from metaq.spark.jobs.data_files import DataFile
-from metaq.spark.jobs.day_files import write_task
 from metaq.spark.options import SourceOptions
 from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.writer import BatchWriter, StreamWriter

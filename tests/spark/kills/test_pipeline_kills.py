@@ -19,8 +19,7 @@ import pytest
 
 from metaq.testing.embedded import EmbeddedBroker
 from tests.cli.runner import run
-from tests.sampling import IS_WHOLE
-from tests.spark.declared.project import (
+from tests.pipeline.declared.project import (
     WAIT_S,
     broker,
     check_counts,
@@ -29,6 +28,7 @@ from tests.spark.declared.project import (
     log_lines,
     publish,
 )
+from tests.sampling import IS_WHOLE
 from tests.spark.kills.harness import DRIVER_MARKS, Killing
 from tests.spark.kills.steps import (
     DECISION_STEPS,

@@ -1,0 +1,35 @@
+"""Spark Declarative Pipelines: run a project again and again, and report on it."""
+
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from typing import Final
+
+from metaq.errors import ConfigError
+from metaq.pipeline.installed import INSTALL, require_version
+
+CONNECT: Final = "sc://"
+"""Begins the address of a Spark Connect server that runs already."""
+
+
+def require_declarative() -> None:
+    """Refuse an installation without Spark Declarative Pipelines.
+
+    Raises:
+        ConfigError: a library is missing, too old, or too new.
+    """
+    require_version((4, 1), "a declared pipeline")
+    wanted = ("pyspark", "grpc", "yaml")
+    if any(find_spec(name) is None for name in wanted):
+        raise ConfigError(
+            "a declared pipeline takes PySpark 4.1 or newer with Spark Connect, which"
+            f" is not installed: {INSTALL}"
+        )
+    try:
+        # It takes functions of PySpark that are not public.
+        import metaq.pipeline.declared.updates  # noqa: F401, PLC0415  # are they there?
+    except ImportError as error:
+        raise ConfigError(
+            f"a declared pipeline takes PySpark 4.1 to 4.3, and"
+            f" {installed_version('pyspark')} has it otherwise ({error}): run it with"
+            " spark-pipelines"
+        ) from error

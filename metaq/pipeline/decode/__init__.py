@@ -1,0 +1,186 @@
+"""Decoding of values as columns of Spark: JSON, CSV, Avro, log lines.
+
+    from metaq.pipeline import decode
+
+    line = decode.json("level STRING NOT NULL, code INT")
+    decoded = messages.withColumn("decoded", line("value"))
+    rows = decoded.where("decoded.error IS NULL").select("timestamp", "decoded.row.*")
+    letters = decode.dead_letters(decoded)        # for a sink with the option topic
+
+Each function returns one that takes a column, binary or string, and returns a column
+`STRUCT<row: STRUCT<...>, error: STRING>`: of a value that does not decode `row` is null
+and `error` says why; of every other value `error` is null. No field becomes null that
+was not: one of another type, and a missing one that is NOT NULL, is an error of the
+whole value. A value that is null has neither row nor error.
+
+The columns work in batches, streams and declared pipelines, and on Spark Connect; they
+take PySpark 4.1. They are evaluated in the Python workers, column-wise, by what reads
+`valueFormat=json` too (docs/decisions/0027-decoding-in-arrow.md).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from metaq.pipeline.decode.decoding import Decoder, decode_values, nullable
+from metaq.pipeline.decode.text_values import CsvValues, PatternValues, group_names
+from metaq.spark.errors import OptionError, SparkError
+from metaq.spark.letters import headers_of
+from metaq.spark.schema import arrow_schema
+from metaq.spark.values import JsonValues
+
+__all__ = ["avro", "csv", "dead_letters", "json", "pattern"]
+
+Schema: TypeAlias = str | StructType
+"""Fields as DDL, such as `level STRING NOT NULL, code INT`, or as Spark's own type. DDL
+takes an active session, which parses it."""
+Decoding: TypeAlias = Callable[[Column | str], Column]
+"""From a column to a column with `row` and `error`."""
+
+HAS_ARROW_UDF: Final = hasattr(sf, "arrow_udf")
+"""Functions over whole columns of Arrow; PySpark has them since 4.1."""
+_HEADERS: Final = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+
+
+def json(schema: Schema) -> Decoding:
+    """Decode JSON objects.
+
+    Fields beside the schema are ignored; types are taken at their word: `"1"` is no INT
+    and `1` no STRING. A TIMESTAMP without a zone is UTC.
+
+    Args:
+        schema: fields of an object; NOT NULL makes a field required.
+
+    Raises:
+        OptionError: a type is none that JSON is read into.
+    """
+    fields = _fields(schema)
+    return _decoding(JsonValues(nullable(fields), "schema"), fields)
+
+
+def csv(schema: Schema, *, delimiter: str = ",") -> Decoding:
+    """Decode values of one CSV record each.
+
+    A value has as many fields as the schema, in its order. Quotes are `"`, doubled
+    inside of a quoted field. An empty field is null; nothing is trimmed.
+
+    Args:
+        schema: names and types of the fields; no structs or arrays.
+        delimiter: one character.
+
+    Raises:
+        OptionError: a type is none that texts are read into, or the delimiter is more
+            than a character.
+    """
+    fields = _fields(schema)
+    return _decoding(CsvValues(nullable(fields), delimiter), fields)
+
+
+def pattern(regex: str, schema: Schema | None = None) -> Decoding:
+    """Decode lines by a regular expression, which matches the whole value.
+
+    The syntax is RE2's, which never takes more than linear time. Its groups have names,
+    `(?P<level>[A-Z]+)`, and become fields; others are written `(?:...)`. A group that
+    is empty, or has no part in the match, is null.
+
+    Args:
+        regex: the expression.
+        schema: types of the groups, which has them all in any order; STRING without.
+
+    Raises:
+        OptionError: the expression is none, or the schema has other names.
+    """
+    names = group_names(regex)
+    texts = StructType([StructField(name, StringType()) for name in names])
+    fields = _fields(texts if schema is None else schema)
+    return _decoding(PatternValues(nullable(fields), regex), fields)
+
+
+def avro(
+    schema: str, *, older: Sequence[str] = (), has_fingerprint: bool = True
+) -> Decoding:
+    """Decode Avro records; takes `metaq[avro]`.
+
+    Values are of Avro's single-object encoding, which names the schema by its
+    fingerprint.
+
+    Args:
+        schema: the record's schema, as JSON.
+        older: schemas that other writers have; their records are resolved to `schema`.
+        has_fingerprint: False for records alone, without the ten bytes before them.
+
+    Raises:
+        OptionError: a schema is none, or has a type that Spark has not.
+    """
+    try:
+        from metaq.pipeline.decode.avro_values import AvroValues  # noqa: PLC0415  # optional
+    except ImportError as error:
+        raise OptionError(f"Avro takes fastavro, of metaq[avro]: {error}") from error
+    decoder = AvroValues(schema, older=older, has_fingerprint=has_fingerprint)
+    return _decoding(decoder, decoder.kind)
+
+
+def dead_letters(frame: DataFrame, decoded: str = "decoded") -> DataFrame:
+    """Return the rows that did not decode, with the columns that the sink takes.
+
+    They are the messages as they were, and have in their headers where they lay and
+    the error, as the dead letters of consumers have them.
+
+    Args:
+        frame: rows of `format("metaq")` with a decoded column beside them.
+        decoded: name of that column.
+    """
+    place = ("topic", "broker_id", "partition", "offset", "message_id", "headers")
+    row = sf.struct(*place, sf.col(f"{decoded}.error").alias("reason"))
+    headers = _udf(_letter_headers, _HEADERS)(row)
+    return frame.where(sf.col(f"{decoded}.error").isNotNull()).select(
+        "value", "attribute", "key", headers.alias("headers")
+    )
+
+
+def _letter_headers(rows: pa.Array) -> pa.Array:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return pa.array([headers_of(row, row["reason"]) for row in rows.to_pylist()], kind)
+
+
+def _fields(schema: Schema) -> pa.DataType:
+    """Return the struct of the fields, with its marks of those that are required."""
+    found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, StructType):
+        raise OptionError(f"schema: expected fields such as 'a INT', got {schema!r}")
+    return pa.struct(list(arrow_schema(found)))
+
+
+def _decoding(decoder: Decoder, required: pa.DataType) -> Decoding:
+    def decoded(values: pa.Array) -> pa.Array:
+        return decode_values(decoder, required, values)
+
+    row = from_arrow_schema(pa.schema(list(decoder.kind)))
+    kind = StructType([StructField("row", row), StructField("error", StringType())])
+    # Spark would decode once for the filter on `error` and again for the fields.
+    return cast("Decoding", _udf(decoded, kind).asNondeterministic())
+
+
+def _udf(function: Callable[[pa.Array], pa.Array], kind: DataType) -> Any:
+    if not HAS_ARROW_UDF:
+        raise SparkError(
+            f"decoding columns take PySpark 4.1, got {pyspark.__version__};"
+            " valueFormat=json reads JSON with any"
+        )
+    # By the type hints of the function Spark knows that it takes whole columns.
+    return sf.arrow_udf(function, kind)  # type: ignore[attr-defined]  # not in its stubs

@@ -1,0 +1,508 @@
+"""A schema proposed from some messages: their format, fields, types. Pure.
+
+The format is the one that most of them have. Types are merged over all of them: a field
+has the type that it has most often, is nullable where one message lacks it, and
+the widest of the numbers and texts that occur. What fits is then decided by the decoder
+itself, so that the proposal cannot promise what a pipeline will not read.
+"""
+
+import csv
+import enum
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from metaq.pipeline.decode.decoding import (
+    AVRO_HEADER_BYTES,
+    AVRO_MARK,
+    Decoder,
+    decode_values,
+    fingerprint_text,
+    nullable,
+)
+from metaq.pipeline.decode.text_values import (
+    CsvValues,
+    PatternValues,
+    group_names,
+    split_record,
+)
+from metaq.spark.schema import arrow_schema
+from metaq.spark.values import JsonValues
+
+SHARE_MIN: Final = 0.5
+"""Share of the messages that a format has to have to be proposed."""
+FIELDS_MAX: Final = 1000
+"""Fields of a proposal: objects whose keys are data have any number of them."""
+ERRORS_MAX: Final = 5
+"""Errors of messages that do not fit which are kept, the most frequent ones."""
+
+_TIME: Final = (
+    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d|\d{6} \d{6})"
+)
+_LEVEL: Final = (
+    r"\[?(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|SEVERE|CRITICAL|FATAL)\]?"
+)
+_SYSLOG: Final = (
+    r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>\S+)"
+    r" (?P<process>[^\s\[:]+)(?:\[(?P<pid>\d+)\])?: (?P<message>.*)"
+)
+_ACCESS: Final = (
+    r"(?P<host>\S+) (?P<ident>\S+) (?P<user>\S+) \[(?P<time>[^\]]+)\]"
+    r' "(?P<request>[^"]*)" (?P<status>\d{3}) (?:(?P<bytes>\d+)|-)'
+)
+PATTERNS: Final = (
+    _ACCESS,
+    rf'{_ACCESS} "(?P<referer>[^"]*)" "(?P<agent>[^"]*)"',
+    _SYSLOG,
+    rf"<(?P<priority>\d{{1,3}})>{_SYSLOG}",
+    r"\[(?P<time>[^\]]+)\] \[(?P<level>[^\]]+)\] (?P<message>.*)",
+    rf"{_TIME} \[(?P<thread>[^\]]*)\]\s+{_LEVEL}\s+(?P<message>.*)",
+    rf"{_TIME} (?P<id>\d+) {_LEVEL}\s+(?P<message>.*)",
+    rf"{_TIME}(?: -)?\s+{_LEVEL}:?\s+(?P<message>.*)",
+)
+"""Patterns of log lines; the one that fits most of them is proposed."""
+
+
+class ValueForm(enum.Enum):
+    """Format of values; the value is the text for people."""
+
+    JSON = "json"
+    CSV = "csv"
+    AVRO = "avro"
+    PATTERN = "pattern"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldFacts:
+    """One field of a proposal."""
+
+    name: str
+    """Path of the field, with dots; `element` for what an array holds."""
+    type: str
+    """Its type, as DDL."""
+    is_required: bool
+    """No value lacked it."""
+    count: int
+    """Number of values that have it, or of elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Format and schema that fit some messages."""
+
+    form: ValueForm
+    """Format of most of them."""
+    schema: StructType | None
+    """Fields; None for Avro, whose values do not tell."""
+    fields: tuple[FieldFacts, ...] = ()
+    """The same with counts, those inside of others behind them."""
+    detail: str | None = None
+    """Regular expression, delimiter, or fingerprint of the format."""
+    fit_count: int
+    """Number of messages that decode."""
+    errors: tuple[tuple[str, int], ...] = ()
+    """Faults of the others with their counts, most frequent first."""
+
+
+def propose(values: Sequence[bytes]) -> Proposal | None:
+    """Return what fits most of some messages; None where no format fits half of them.
+
+    Args:
+        values: the messages.
+    """
+    for look in (_propose_avro, _propose_json, _propose_pattern, _propose_csv):
+        found = look(values)
+        if found is not None and found.fit_count >= SHARE_MIN * len(values) > 0:
+            return found
+    return None
+
+
+def expression(proposal: Proposal) -> str:
+    """Return the Python expression that decodes values of a proposal."""
+    if proposal.schema is None:
+        return "decode.avro(...)"
+    ddl = ddl_of(proposal.schema)
+    match proposal.form:
+        case ValueForm.PATTERN:
+            return f"decode.pattern({proposal.detail!r}, {ddl!r})"
+        case ValueForm.CSV:
+            return f"decode.csv({ddl!r}, delimiter={proposal.detail!r})"
+        case _:
+            return f"decode.{proposal.form.value}({ddl!r})"
+
+
+def to_json(proposal: Proposal) -> dict[str, object]:
+    """Return a proposal as an object for machines."""
+    schema = proposal.schema
+    return {
+        "format": proposal.form.value,
+        "detail": proposal.detail,
+        "fit": proposal.fit_count,
+        "schema": None if schema is None else ddl_of(schema),
+        "fields": [asdict(each) for each in proposal.fields],
+        "errors": [{"error": text, "count": n} for text, n in proposal.errors],
+        "decode": expression(proposal),
+    }
+
+
+def ddl_of(schema: StructType) -> str:
+    """Return a schema as DDL, with its marks of what is required."""
+    return ", ".join(
+        f"{_name(f.name)} {type_ddl(f.dataType)}{'' if f.nullable else ' NOT NULL'}"
+        for f in schema.fields
+    )
+
+
+def type_ddl(kind: DataType) -> str:
+    """Return a type as DDL."""
+    if isinstance(kind, StructType):
+        fields = (
+            f"{_name(f.name)}: {type_ddl(f.dataType)}"
+            f"{'' if f.nullable else ' NOT NULL'}"
+            for f in kind.fields
+        )
+        return f"STRUCT<{', '.join(fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{type_ddl(kind.elementType)}>"
+    return kind.simpleString().upper()
+
+
+def _name(name: str) -> str:
+    # Words of SQL are no names either; quoting one more does not hurt.
+    if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and name not in _WORDS:
+        return name
+    return f"`{name.replace('`', '``')}`"
+
+
+_WORDS: Final = frozenset({"not", "null", "array", "struct", "map", "interval"})
+
+
+# -- what values look like -----------------------------------------------------------
+
+
+class ShownKind(enum.Enum):
+    """Type of one value, as far as it shows."""
+
+    NULL = enum.auto()
+    BOOLEAN = enum.auto()
+    INTEGER = enum.auto()
+    LARGE = enum.auto()
+    """An integer beyond 64 bits, of 38 digits at most."""
+    FLOAT = enum.auto()
+    DATE = enum.auto()
+    TIMESTAMP = enum.auto()
+    TEXT = enum.auto()
+    OBJECT = enum.auto()
+    ARRAY = enum.auto()
+
+
+_FAMILIES: Final = (
+    frozenset({ShownKind.OBJECT}),
+    frozenset({ShownKind.ARRAY}),
+    frozenset({ShownKind.DATE, ShownKind.TIMESTAMP, ShownKind.TEXT}),
+    frozenset({ShownKind.INTEGER, ShownKind.LARGE, ShownKind.FLOAT}),
+    frozenset({ShownKind.BOOLEAN}),
+)
+"""Kinds that one type can hold; the first of those that are as frequent is taken."""
+
+_DATE: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", re.ASCII)
+_CLOCK: Final = re.compile(
+    r"[T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?",
+    re.ASCII,
+)
+_INTEGER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+([eE][+-]?\d{1,2})?)?", re.ASCII)
+_FLOAT_DIGITS_MAX: Final = sys.float_info.max_10_exp
+_LONG_MAX: Final = 2**63 - 1
+_DECIMAL_DIGITS_MAX: Final = 38
+_INTEGER_CHARS_MAX: Final = _DECIMAL_DIGITS_MAX + len("-")
+
+
+@dataclass(slots=True)
+class Shape:
+    """Kinds of all values in one place; fields in the order in which they came."""
+
+    counts: Counter[ShownKind] = field(default_factory=Counter)
+    """Number of values of each kind."""
+    fields: "dict[str, Shape]" = field(default_factory=dict)
+    """Shapes of the fields of its objects."""
+    elements: "Shape | None" = None
+    """Shape of the elements of its arrays."""
+
+    @property
+    def there_count(self) -> int:
+        """Number of values that are not null."""
+        return self.counts.total() - self.counts[ShownKind.NULL]
+
+    def add(self, value: object) -> None:
+        """Take notice of one value of JSON."""
+        if isinstance(value, dict):
+            self.counts[ShownKind.OBJECT] += 1
+            for name, inner in value.items():
+                self.fields.setdefault(name, Shape()).add(inner)
+        elif isinstance(value, list):
+            self.counts[ShownKind.ARRAY] += 1
+            self.elements = self.elements or Shape()
+            for inner in value:
+                self.elements.add(inner)
+        else:
+            self.counts[_kind_of(value)] += 1
+
+    def add_text(self, text: str | None) -> None:
+        """Take notice of one text of CSV or a log line; an empty one is null."""
+        kind = ShownKind.NULL
+        if text:
+            # The comma of Java's and Python's logs before a fraction.
+            kind = _kind_of(text.replace(",", ".", 1))
+            if _INTEGER.fullmatch(text) and len(text) <= _INTEGER_CHARS_MAX:
+                kind = _kind_of(int(text))
+            elif _NUMBER.fullmatch(text) and len(text) <= _FLOAT_DIGITS_MAX:
+                kind = ShownKind.FLOAT
+            elif text in {"true", "false"}:
+                kind = ShownKind.BOOLEAN
+        self.counts[kind] += 1
+
+
+def _kind_of(value: object) -> ShownKind:
+    match value:
+        case None:
+            return ShownKind.NULL
+        case bool():
+            return ShownKind.BOOLEAN
+        case int():
+            if -_LONG_MAX - 1 <= value <= _LONG_MAX:
+                return ShownKind.INTEGER
+            is_decimal = abs(value) < 10**_DECIMAL_DIGITS_MAX
+            return ShownKind.LARGE if is_decimal else ShownKind.FLOAT
+        case float():
+            return ShownKind.FLOAT
+        case str() if found := _DATE.match(value):
+            if found.end() == len(value):
+                return ShownKind.DATE
+            is_time = _CLOCK.fullmatch(value, found.end())
+            return ShownKind.TIMESTAMP if is_time else ShownKind.TEXT
+        case _:
+            return ShownKind.TEXT
+
+
+def type_of(shape: Shape, *, is_text: bool = False) -> DataType:
+    """Return the type that holds most of the values of a shape.
+
+    Args:
+        shape: of the values.
+        is_text: they are texts: STRING holds them all where kinds are mixed.
+    """
+    kinds = {kind for kind, count in shape.counts.items() if count} - {ShownKind.NULL}
+    families = [family for family in _FAMILIES if family & kinds]
+    if not families or (is_text and len(families) > 1):
+        return StringType()
+    family = max(families, key=lambda each: sum(shape.counts[kind] for kind in each))
+    match sorted(kind.name for kind in family & kinds):
+        case ["OBJECT"]:
+            # An object without fields is no type of Spark's; it is left out.
+            kept = (each for each in shape.fields.items() if not _is_empty(each[1]))
+            there = shape.counts[ShownKind.OBJECT]
+            return StructType(
+                [
+                    StructField(name, type_of(inner), inner.there_count < there)
+                    for name, inner in kept
+                ]
+            )
+        case ["ARRAY"]:
+            return ArrayType(type_of(shape.elements or Shape()))
+        case ["BOOLEAN"]:
+            return BooleanType()
+        case ["INTEGER"]:
+            return LongType()
+        case ["LARGE"] | ["INTEGER", "LARGE"]:
+            return DecimalType(_DECIMAL_DIGITS_MAX, 0)
+        case ["DATE"]:
+            return DateType()
+        case ["TIMESTAMP"]:
+            return TimestampType()
+        case _ if ShownKind.FLOAT in family:
+            return DoubleType()
+        case _:
+            return StringType()
+
+
+def _is_empty(shape: Shape) -> bool:
+    """Whether a type of Spark's would have to have a struct without fields."""
+    kind = type_of(shape)
+    while isinstance(kind, ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, StructType) and not kind.fields
+
+
+def _facts(shape: Shape, schema: StructType, path: str = "") -> Iterator[FieldFacts]:
+    for each in schema.fields:
+        inner, kind, name = shape.fields[each.name], each.dataType, path + each.name
+        yield FieldFacts(
+            name=name,
+            type=type_ddl(kind),
+            is_required=not each.nullable,
+            count=inner.there_count,
+        )
+        while isinstance(kind, ArrayType) and inner.elements is not None:
+            inner, kind, name = inner.elements, kind.elementType, f"{name}.element"
+        if isinstance(kind, StructType):
+            yield from _facts(inner, kind, f"{name}.")
+
+
+# -- formats -------------------------------------------------------------------------
+
+
+def _propose_avro(values: Sequence[bytes]) -> Proposal | None:
+    marked = [
+        fingerprint_text(value)
+        for value in values
+        if value.startswith(AVRO_MARK) and len(value) >= AVRO_HEADER_BYTES
+    ]
+    if not marked:
+        return None
+    names = ", ".join(sorted(set(marked))[:ERRORS_MAX])
+    return Proposal(
+        form=ValueForm.AVRO, schema=None, detail=names, fit_count=len(marked)
+    )
+
+
+def _propose_json(values: Sequence[bytes]) -> Proposal | None:
+    shape = Shape()
+    for value in values:
+        try:
+            found = json.loads(value, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            shape.add(found)
+    schema = type_of(shape)
+    if not isinstance(schema, StructType) or not schema.fields:
+        return None
+    if sum(1 for _ in _facts(shape, schema)) > FIELDS_MAX:
+        return None
+    fields = _required(schema)
+    decoder = JsonValues(nullable(fields), "schema")
+    return _judged(values, ValueForm.JSON, shape, schema, decoder)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _propose_pattern(values: Sequence[bytes]) -> Proposal | None:
+    best = None
+    for regex in PATTERNS:
+        names = group_names(regex)
+        texts = StructType([StructField(name, StringType()) for name in names])
+        decoder = PatternValues(_required(texts), regex)
+        rows = _rows(decoder, values)
+        shape = _shape_of_texts([list(r.values()) for r in rows if r], names)
+        if not shape.counts:
+            continue
+        schema = _schema_of_texts(shape, names)
+        typed = PatternValues(nullable(_required(schema)), regex)
+        found = _judged(values, ValueForm.PATTERN, shape, schema, typed, regex)
+        if best is None or found.fit_count > best.fit_count:
+            best = found
+    return best
+
+
+def _propose_csv(values: Sequence[bytes]) -> Proposal | None:
+    best = None
+    for delimiter in ",;\t|":
+        records = list(_records(values, delimiter))
+        counts = Counter(map(len, records))
+        if not counts or (width := max(counts, key=counts.__getitem__)) == 1:
+            continue
+        names = [f"c{number}" for number in range(1, width + 1)]
+        if width > FIELDS_MAX:
+            continue
+        shape = _shape_of_texts([r for r in records if len(r) == width], names)
+        schema = _schema_of_texts(shape, names)
+        decoder = CsvValues(nullable(_required(schema)), delimiter)
+        found = _judged(values, ValueForm.CSV, shape, schema, decoder, delimiter)
+        if best is None or found.fit_count > best.fit_count:
+            best = found
+    return best
+
+
+def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
+    for value in values:
+        try:
+            yield split_record(value.decode(), delimiter)
+        except (UnicodeDecodeError, csv.Error):
+            continue
+
+
+def _shape_of_texts(
+    rows: Sequence[Sequence[str | None]], names: Sequence[str]
+) -> Shape:
+    shape = Shape()
+    for row in rows:
+        shape.counts[ShownKind.OBJECT] += 1
+        for name, text in zip(names, row, strict=True):
+            shape.fields.setdefault(name, Shape()).add_text(text)
+    return shape
+
+
+def _schema_of_texts(shape: Shape, names: Sequence[str]) -> StructType:
+    there = shape.counts[ShownKind.OBJECT]
+    fields = ((name, shape.fields[name]) for name in names)
+    return StructType(
+        [
+            StructField(name, type_of(inner, is_text=True), inner.there_count < there)
+            for name, inner in fields
+        ]
+    )
+
+
+def _required(schema: StructType) -> pa.DataType:
+    return pa.struct(list(arrow_schema(schema)))
+
+
+def _rows(decoder: Decoder, values: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    found = decode_values(decoder, decoder.kind, pa.array(values, pa.binary()))
+    rows: list[dict[str, Any] | None] = found.field("row").to_pylist()
+    return rows
+
+
+def _judged(
+    values: Sequence[bytes],
+    form: ValueForm,
+    shape: Shape,
+    schema: StructType,
+    decoder: Decoder,
+    detail: str | None = None,
+) -> Proposal:
+    """Return the proposal, with what the decoder makes of the values."""
+    octets = pa.array(values, pa.binary())
+    found = decode_values(decoder, _required(schema), octets)
+    errors = Counter(found.field("error").drop_null().to_pylist())
+    return Proposal(
+        form=form,
+        schema=schema,
+        fields=tuple(_facts(shape, schema)),
+        detail=detail,
+        fit_count=len(values) - errors.total(),
+        errors=tuple(errors.most_common(ERRORS_MAX)),
+    )

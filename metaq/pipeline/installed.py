@@ -1,0 +1,37 @@
+"""Checks of the installation for pipelines; importing this takes no Spark."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from typing import Final
+
+from metaq.errors import ConfigError
+
+INSTALL: Final = "pip install 'metaq[pipeline]'"
+
+
+def require_spark() -> None:
+    """Raise ConfigError where Spark is not installed."""
+    if find_spec("pyspark") is None:
+        raise ConfigError(f"pipelines run on Spark, which is not installed: {INSTALL}")
+
+
+def require_version(least: tuple[int, int], what: str) -> None:
+    """Refuse an installed PySpark that is older.
+
+    Args:
+        least: the oldest version that does.
+        what: the subject of the message.
+
+    Raises:
+        ConfigError: PySpark is installed, and older.
+    """
+    try:
+        found = installed_version("pyspark")
+    except PackageNotFoundError:
+        return
+    if tuple(map(int, found.split(".")[:2])) < least:
+        raise ConfigError(
+            f"{what} takes PySpark {least[0]}.{least[1]} or newer, and {found} is"
+            f" installed: {INSTALL}"
+        )

@@ -1,0 +1,307 @@
+"""Archive topics to a Delta table, partitioned by topic and day, each message once.
+
+    archive(spark, "/archive", {"zookeeper": "zk:2181", "subscribe": "orders"})
+
+It goes in batches. The driver asks where the logs end, one Spark job reads up to there
+and writes data files, and one commit of the table names them, with the next byte to
+read of each partition. So there is no progress but the table's: a batch that was not
+committed is planned anew, from the same place.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from pyspark.sql import SparkSession
+
+from metaq.client.names import name_some
+from metaq.model import MessageId, Offset, TopicPartition
+from metaq.pipeline.errors import ArchiveError, JobError
+from metaq.pipeline.jobs.archive_store import ArchiveStore, may_lose, open_archive
+from metaq.pipeline.jobs.compact import FILE_BYTES, compact_store
+from metaq.pipeline.jobs.day_files import Read
+from metaq.pipeline.jobs.failures import SPARK_ERRORS, job_errors
+from metaq.pipeline.jobs.session import run_apart
+from metaq.spark.offsets import Offsets
+from metaq.spark.options import SourceOptions
+from metaq.spark.topics import ReadTask, plan_stream, read_rows
+
+SMALL_FILES_MAX: Final = 32
+"""Small files of a topic and day from which on they are put together."""
+STOP_LOOK_S: Final = 1
+"""Interval of looks whether a run is to stop, seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveProgress:
+    """Progress of archiving."""
+
+    batch: int
+    """The batch that has just been written."""
+    message_count: int
+    """Messages archived so far by this run."""
+    written_bytes: int
+    """Bytes of the files that this run has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSummary:
+    """Result of one run."""
+
+    message_count: int
+    """Messages archived by this run."""
+    written_bytes: int
+    """Bytes of the files that they went to."""
+    batch_count: int
+    """Batches that had messages."""
+    compacted_count: int
+    """Small files that were put together."""
+    total_message_count: int
+    """Messages in the archive now."""
+    total_file_count: int
+    """Files of the archive now."""
+    total_bytes: int
+    """Bytes of all its files."""
+
+
+class ArchiveSource(Protocol):
+    """The log that is archived; of topics it is `plan_stream`."""
+
+    def start(self) -> dict[TopicPartition, Offset]:
+        """Return where a new archive starts."""
+        ...
+
+    def changed(
+        self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
+    ) -> Sequence[TopicPartition]:
+        """Return the partitions that have another message at a place.
+
+        Args:
+            lasts: offset and id of the message there.
+        """
+        ...
+
+    def freeze(self) -> None:
+        """Take the ends of this moment for all that will ever be read."""
+        ...
+
+    def advance(self, stand: Offsets) -> dict[TopicPartition, Offset]:
+        """Return where the next batch ends; `stand` when there is nothing to read."""
+        ...
+
+    def tasks(self, start: Offsets, end: Offsets) -> Sequence[ReadTask]:
+        """Return the tasks that read a batch, each a part of one partition."""
+        ...
+
+    def commit(self, end: Offsets) -> None:
+        """Take notice that everything before `end` is archived."""
+        ...
+
+
+def archive(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    interval_s: float | None = None,
+    file_bytes: int = FILE_BYTES,
+    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+    stop: threading.Event | None = None,
+) -> ArchiveSummary:
+    """Archive the messages of the topics beyond the last run.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive, which one job at a time may write.
+        options: Of a streaming read with `format("metaq")`. A new archive starts at
+            the earliest offsets unless they say otherwise.
+        interval_s: Go on for ever, a batch at least that long after the last, until
+            Ctrl-C or `stop`; None: end when everything is archived that was there at
+            the start.
+        file_bytes: Small files are put together up to about that size, 2 or more.
+        on_progress: Called on the driver after each batch.
+        stop: Set by another thread, or by Ctrl-C, it ends the run where it is: a batch
+            that is being written is left to the next run.
+
+    Raises:
+        ArchiveError: The archive is damaged, or of an older version, or another job
+            writes it.
+        JobError: A task failed; the sentence names partition and offsets.
+        KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
+        MetaqError: The cluster cannot be asked, or messages are lost.
+        OptionError: An option is wrong.
+    """
+    asked = {"startingOffsets": "earliest"}
+    # Of two spellings of one name the options would take either.
+    asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
+    wanted = SourceOptions.from_map(asked | dict(options), is_stream=True)
+    wanted.require_raw_values()
+    return archive_source(
+        spark,
+        path,
+        plan_stream(wanted),
+        partial(read_rows, options=wanted),
+        interval_s=interval_s,
+        file_bytes=file_bytes,
+        on_progress=on_progress,
+        stop=stop,
+    )
+
+
+def archive_source(
+    spark: SparkSession,
+    path: str,
+    source: ArchiveSource,
+    read: Read,
+    *,
+    interval_s: float | None = None,
+    file_bytes: int = FILE_BYTES,
+    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+    stop: threading.Event | None = None,
+) -> ArchiveSummary:
+    """Run `archive` on a given source.
+
+    Args:
+        spark: As for `archive`.
+        path: As for `archive`.
+        source: Plans the batches.
+        read: Reads the rows of a task.
+        interval_s: As for `archive`.
+        file_bytes: As for `archive`.
+        on_progress: As for `archive`.
+        stop: As for `archive`.
+    """
+    store = open_archive(path, may_be_new=True)
+    run = _Run(spark, store, source, read, file_bytes, on_progress, stop)
+    interrupted = threading.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        run.stop.set()
+
+    run_apart(lambda: run.go(interval_s), on_interrupt=interrupt)
+    if interval_s is None and interrupted.is_set():
+        raise KeyboardInterrupt
+    return run.summary()
+
+
+class _Run:
+    """One run: batch after batch, in one thread."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: ArchiveStore,
+        source: ArchiveSource,
+        read: Read,
+        file_bytes: int,
+        on_progress: Callable[[ArchiveProgress], None],
+        stop: threading.Event | None,
+    ) -> None:
+        self._spark = spark
+        self._store = store
+        self._source = source
+        self._read = read
+        self._file_bytes = file_bytes
+        self._on_progress = on_progress
+        self.stop = stop or threading.Event()
+        """Set to end the run; also in the middle of a batch."""
+        self._ended = threading.Event()
+        self._group = f"metaq archive {store.root}"
+        self._batch = 0
+        self._message_count = 0
+        self._written_bytes = 0
+        self._batch_count = 0
+        self._compacted_count = 0
+
+    def go(self, interval_s: float | None) -> None:
+        """Archive until there is nothing left, or until the run is stopped."""
+        threading.Thread(target=self._cancel_when_stopped, daemon=True).start()
+        try:
+            self._go(interval_s)
+        except JobError as error:
+            if not self.stop.is_set():
+                raise
+            _log.info("stopped in the middle of a batch: %s", error)
+        finally:
+            self._ended.set()
+
+    def _go(self, interval_s: float | None) -> None:
+        source, store = self._source, self._store
+        store.claim()
+        stand = store.positions()
+        if changed := source.changed(store.last_messages()):
+            raise ArchiveError(
+                f"{store.root}: {name_some(changed)}: where the last archived message"
+                " lay there is another one now: the topic was made anew, or is that of"
+                " another cluster; archive it to a directory of its own"
+            )
+        # Counted here: the table may have a batch of another job by then.
+        self._batch = store.batch + 1
+        if interval_s is None:
+            source.freeze()
+        start = stand or source.start()
+        while not self.stop.is_set():
+            end = source.advance(start)
+            if end != stand:
+                self._write(start, end)
+                stand = start = end
+            elif interval_s is None:
+                return
+            if interval_s is not None:
+                self.stop.wait(interval_s)
+
+    def _cancel_when_stopped(self) -> None:
+        """End the Spark job of a run that is to stop.
+
+        Again and again: a job that begins at the same moment is not ended.
+        """
+        while not self._ended.wait(STOP_LOOK_S):
+            if self.stop.is_set():
+                with suppress(*SPARK_ERRORS, OSError):
+                    self._spark.sparkContext.cancelJobGroup(self._group)
+
+    def _write(self, start: Offsets, end: Offsets) -> None:
+        """Write one batch, and commit it."""
+        store = self._store
+        batch = self._batch
+        tasks = self._source.tasks(start, end)
+        with job_errors("archive"):
+            context = self._spark.sparkContext
+            context.setJobGroup(self._group, f"archive {store.root}", True)
+            files = store.write(self._spark, tasks, self._read, batch)
+        store.commit(batch, files, positions=end)
+        self._batch += 1
+        self._source.commit(end)
+        if not files:
+            return
+        self._batch_count += 1
+        self._message_count += sum(file.message_count for file in files)
+        self._written_bytes += sum(file.size_bytes for file in files)
+        self._on_progress(
+            ArchiveProgress(batch, self._message_count, self._written_bytes)
+        )
+        with may_lose(store.root):
+            done = compact_store(
+                store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX
+            )
+            self._compacted_count += done.replaced_count
+
+    def summary(self) -> ArchiveSummary:
+        """Return the result of the run."""
+        files = self._store.files()
+        return ArchiveSummary(
+            self._message_count,
+            self._written_bytes,
+            self._batch_count,
+            self._compacted_count,
+            sum(file.message_count for file in files),
+            len(files),
+            sum(file.size_bytes for file in files),
+        )

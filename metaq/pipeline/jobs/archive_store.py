@@ -1,0 +1,747 @@
+"""An archive: a Delta table of messages, with the progress of the job that writes it.
+
+    _delta_log/                                which files count, and what they hold
+    topic=orders/date=2026-01-31/….parquet     messages, in the columns of the source
+    _metaq/staging/0000000007-…/               files on their way in
+
+A batch is one commit of the table. It names the files of the batch, its number, and of
+each partition the last message and the next byte to read, as versions of Delta's
+application transactions: a batch is in the archive as a whole, with the progress that
+it means, or not at all. Files that no commit names were left by killed jobs.
+
+    application             version
+    metaq archive           number of the last batch
+    orders/0-1              offset of the last message of partition 1 on broker 0
+    orders/0-1 next         where the next batch begins in it
+    orders/0-1 id           id of the last message
+
+The format does not list its applications, so the partitions are a property of the
+table. It is set before the first commit that has one of them.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial, reduce
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.fs import SystemFileSystem
+from metaq.model import MessageId, Offset, TopicPartition
+from metaq.pipeline.errors import ArchiveError, CommitRaceError
+from metaq.pipeline.jobs.data_files import MEASURED, PLACED_BY, DataFile
+from metaq.pipeline.jobs.day_files import Read, file_system, put_together, write_task
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import OffsetTextError
+from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
+from metaq.spark.schema import ROW_DDL
+from metaq.spark.topics import ReadTask
+
+OWN: Final = "_metaq"
+"""Readers and clean-up of the table leave out names with an underscore."""
+LOG: Final = "_delta_log"
+"""Here the table's library has what makes a directory a table."""
+CHECKPOINT: Final = "_metaq/checkpoint"
+"""Here an archive of an older version has its progress, as a query of Spark."""
+STAGING: Final = "_metaq/staging"
+"""Files of a batch are here until they are whole."""
+MANIFESTS: Final = "_metaq/manifest"
+"""Here an archive of an older version says which files count."""
+APPLICATION: Final = "metaq archive"
+"""Name under which the table has the number of the last batch."""
+PARTITIONS: Final = "metaq.archive.partitions"
+"""Property of the table: partitions that have a next byte, as offsets are written."""
+COMPACTION: Final = "metaq.archive.compaction"
+"""Property of the table: its version when a job last began to put files together. And
+of the commit that does so: how many it replaces."""
+RACES_MAX: Final = 10
+"""Times that other programs may be faster than the commit of a batch."""
+TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
+"""A row of an archive: that of the source, and the UTC day of its timestamp."""
+PARTITIONED_BY: Final = ("topic", "date")
+"""Columns that are in the table's log and in names of directories, not in files."""
+PROPERTIES: Final = {
+    "delta.dataSkippingStatsColumns": ",".join(MEASURED),
+    # As long as removed files stay; the format's 30 days are many commits of a job that
+    # goes on for ever.
+    "delta.logRetentionDuration": "interval 7 days",
+}
+"""Properties of a new table; other programs may change them."""
+READER_VERSION: Final = 1
+"""Version of Delta's protocol. Later ones may hide rows of a file, and rename its
+columns."""
+PATTERN_MARKS: Final = frozenset("*?[]{}\\")
+"""Spark reads files by patterns, and has no way to write one that is none."""
+CHECKS_PAGES: Final = "parquet.page.verify-checksum.enabled"
+"""Setting of Spark's Parquet reader, which looks at no checksum by itself."""
+FILES_AT_ONCE: Final = 8
+"""Files that are looked at together."""
+COMMITS_AT_ONCE: Final = 16
+"""Commits that are looked at first for one that has set the table back."""
+
+ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
+"""A row of an archive, as Spark declares it."""
+COLUMNS: Final = (*ROW_SCHEMA.names, "date")
+ORDER: Final = ("topic", "broker_id", "partition", "offset")
+
+_log = logging.getLogger(__name__)
+
+_STAGED: Final = re.compile(r"([0-9]{10,})-.+")
+"""Directory of a batch in staging; other names are of other programs."""
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""The library paints its messages for terminals."""
+_URL: Final = re.compile(r"([A-Za-z][\w+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
+
+
+class ArchiveStore:
+    """One archive; at most one job writes it. Lives on the driver, one thread."""
+
+    def __init__(self, path: str) -> None:
+        """Open the table, which need not exist yet; see `open_archive`.
+
+        Args:
+            path: Path or URL of its directory.
+
+        Raises:
+            ArchiveError: Its log cannot be read, or asks for more of its readers than
+                Spark's own Parquet reader does.
+        """
+        self.root = root_of(path)
+        """The directory: a whole path on a local disk, or a URL."""
+        self._table: DeltaTable | None = None
+        with told(self.root):
+            self._files = file_system(self.root)
+            if DeltaTable.is_deltatable(self.root):
+                self._table = DeltaTable(self.root)
+                require_plain(self._table, self.root)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
+    @property
+    def batch(self) -> int:
+        """Number of the last batch in the archive; -1: none."""
+        with told(self.root):
+            number = self._open.transaction_version(APPLICATION)
+        return -1 if number is None else number
+
+    def end(self, partition: TopicPartition) -> Offset | None:
+        """Return the offset of the last archived message of a partition."""
+        with told(self.root):
+            last = self._open.transaction_version(str(partition))
+        return None if last is None else Offset(last)
+
+    def positions(self) -> dict[TopicPartition, Offset]:
+        """Return the next byte to read of each partition that is known.
+
+        Raises:
+            ArchiveError: An older version has written here, and its progress is gone;
+                or it is not known to which version the table was set back.
+        """
+        found = {}
+        with told(self.root):
+            table = as_set_back(self._open, self.root)
+            batch = table.transaction_version(APPLICATION)
+            for partition in _known_in(table):
+                position = table.transaction_version(_next_of(partition))
+                if position is not None:
+                    found[partition] = Offset(position)
+        return found if found or batch is None else self._checkpointed(batch)
+
+    def last_messages(self) -> dict[TopicPartition, tuple[Offset, MessageId]]:
+        """Return place and id of the last archived message of partitions, if known.
+
+        Raises:
+            ArchiveError: It is not known to which version the table was set back.
+        """
+        found = {}
+        with told(self.root):
+            table = as_set_back(self._open, self.root)
+            for partition in _known_in(table):
+                last = table.transaction_version(str(partition))
+                its_id = table.transaction_version(_id_of(partition))
+                if last is not None and its_id is not None:
+                    found[partition] = Offset(last), MessageId(its_id)
+        return found
+
+    def _checkpointed(self, batch: int) -> dict[TopicPartition, Offset]:
+        """Return where the streaming query of an older version stands.
+
+        Its file has three lines: version, settings, and the offsets of its one source.
+        """
+        path = f"{CHECKPOINT}/offsets/{batch}"
+        try:
+            with told(self.root), self._files.open_input_file(path) as stream:
+                text = stream.read().decode()
+            return parse_offsets(text.splitlines()[2])
+        except (ArchiveError, OffsetTextError, IndexError, UnicodeError) as error:
+            raise ArchiveError(
+                f"{self.root}: was written by an older version, and {path} does not"
+                " tell how far it came: without it messages would be archived twice"
+            ) from error
+
+    def claim(self) -> None:
+        """See to it that the table is there.
+
+        What killed jobs have staged of batches that are in the archive is deleted.
+        """
+        if self._table is None:
+            with told(self.root):
+                self._table = DeltaTable.create(
+                    self.root,
+                    TABLE_SCHEMA,
+                    partition_by=list(PARTITIONED_BY),
+                    configuration=dict(PROPERTIES),
+                )
+        with told(self.root):
+            self._files.create_dir(STAGING, recursive=True)
+        self._clear_staging()
+
+    def write(
+        self, spark: SparkSession, tasks: Sequence[ReadTask], read: Read, batch: int
+    ) -> tuple[DataFile, ...]:
+        """Write what tasks read as new data files; they count from the commit on.
+
+        One Spark job, in which each task writes the files of its rows in their order.
+
+        Args:
+            spark: The session.
+            tasks: Each reads a part of one partition.
+            read: Reads the rows of a task, on an executor.
+            batch: Number of the batch.
+
+        Raises:
+            ArchiveError: The file system refused.
+            PySparkException: A task failed.
+        """
+        if not tasks:
+            return ()
+        staging = f"{STAGING}/{batch:010}-{spark.sparkContext.applicationId}"
+        write = partial(write_task, read=read, root=self.root, staging=staging)
+        parts = spark.sparkContext.parallelize(tasks, len(tasks))
+        files = list(chain.from_iterable(parts.map(write).collect()))
+        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            for _ in pool.map(lambda file: self._move_in(file, staging), files):
+                pass
+        self._sync_names(files)
+        return tuple(files)
+
+    def _sync_names(self, files: Iterable[DataFile]) -> None:
+        """Wait until the names of files are on a local disk, as their bytes are."""
+        if self.root.startswith("/"):
+            fs, places = SystemFileSystem(), (Path(file.path).parents for file in files)
+            for place in set(chain.from_iterable(places)):
+                fs.sync_directory(self.root / place)
+
+    def _move_in(self, file: DataFile, staging: str) -> None:
+        """Give a staged file its place in the table."""
+        self._files.create_dir(file.path.rpartition("/")[0], recursive=True)
+        self._files.move(f"{staging}/{file.path}", file.path)
+
+    def commit(
+        self,
+        batch: int,
+        files: Sequence[DataFile],
+        *,
+        positions: Offsets | None = None,
+        ends: Mapping[TopicPartition, Offset] | None = None,
+    ) -> None:
+        """Make files part of the archive, and their batch its last one, in one step.
+
+        Args:
+            batch: Number of the batch.
+            files: Those that `write` returned for it.
+            positions: Next byte to read of each partition that has gone on.
+            ends: Offset of the last message of each partition; None: of the files.
+
+        Raises:
+            ArchiveError: Another job has committed a batch meanwhile.
+        """
+        marks: dict[str, int] = {}
+        if ends is None:
+            ends = {}
+            for file in sorted(files, key=lambda file: file.log.last):
+                ends[file.log.partition] = file.log.last
+                if file.last_id is not None:
+                    marks[_id_of(file.log.partition)] = file.last_id
+        marks |= {str(partition): offset for partition, offset in ends.items()}
+        positions = positions or {}
+        marks |= {_next_of(partition): at for partition, at in positions.items()}
+        for races_left in reversed(range(RACES_MAX)):
+            if batch <= self.batch:
+                raise ArchiveError(
+                    f"{self.root}: another job writes this archive: expected batch"
+                    f" {self.batch + 1}, got {batch}"
+                )
+            try:
+                self._make_known(positions)
+                self._commit(batch, files, marks)
+                break
+            except CommitRaceError:
+                if not races_left:
+                    raise
+                # Compactions and other programs change properties.
+                with told(self.root):
+                    self._open.update_incremental()
+        self._clear_staging()
+
+    def _commit(
+        self, batch: int, files: Sequence[DataFile], marks: Mapping[str, int]
+    ) -> None:
+        progress = [Transaction(name, version) for name, version in marks.items()]
+        with told(self.root):
+            self._open.create_write_transaction(
+                [_action_of(file) for file in files],
+                "append",
+                self._open.schema(),
+                list(PARTITIONED_BY),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(APPLICATION, batch), *progress]
+                ),
+            )
+            self._open.update_incremental()
+
+    def _make_known(self, positions: Offsets) -> None:
+        """Have partitions in the property of the table, which has its own commit."""
+        with told(self.root):
+            known = _known_in(self._open)
+            if known.keys() >= positions.keys():
+                return
+            names = dict.fromkeys([*known, *positions], Offset(0))
+            self._open.alter.set_table_properties(
+                {PARTITIONS: format_offsets(names)}, raise_if_not_exists=False
+            )
+
+    def _clear_staging(self) -> None:
+        """Delete what was staged of batches that are in the archive.
+
+        An attempt of a task that Spark has given up may still write there. The batch
+        is committed by then, and what stays is deleted behind the next one.
+        """
+        for name in self.names_in(STAGING):
+            staged = _STAGED.fullmatch(name)
+            if staged is None or int(staged[1]) > self.batch:
+                continue
+            try:
+                with told(self.root):
+                    self._files.delete_dir(f"{STAGING}/{name}")
+            except ArchiveError as error:
+                _log.warning("staged files not removed yet: %s", error)
+
+    def compact(self, file_bytes: int) -> tuple[int, int]:
+        """Put small files together, and delete what the table has not had for long.
+
+        Args:
+            file_bytes: Files are put together up to about that size.
+
+        Returns:
+            How many files are replaced, and by how many.
+
+        Raises:
+            CommitRaceError: Another job has begun to do so meanwhile.
+            ArchiveError: Another engine has done so meanwhile.
+        """
+        with told(self.root):
+            with alone(self._open, self.root):
+                counts = self._replace_small(file_bytes)
+            self._open.vacuum(dry_run=False, full=True)
+            self._open.update_incremental()
+        return counts
+
+    def _replace_small(self, file_bytes: int) -> tuple[int, int]:
+        """Put small files together; those with a damaged one stay as they are.
+
+        The library would do it, without checksums in what it writes.
+        """
+        old, new = list[DataFile](), list[DataFile]()
+        for group in groups_of(self.files(), file_bytes):
+            try:
+                new.append(put_together(self.root, group))
+            except ArchiveError as error:
+                _log.warning("small files stay as they are: error=%s", error)
+            else:
+                old += group
+        if new:
+            self._sync_names(new)
+            now_ms = max(file.modified_ms for file in new)
+            self._open.create_write_transaction(
+                [
+                    *(_removal_of(file, now_ms) for file in old),
+                    *(_action_of(file, is_change=False) for file in new),
+                ],
+                "append",
+                self._open.schema(),
+                list(PARTITIONED_BY),
+                commit_properties=CommitProperties({COMPACTION: str(len(old))}),
+            )
+            self._open.update_incremental()
+        return len(old), len(new)
+
+    def topics(self) -> frozenset[str]:
+        """Return the topics that were archived, also those without a message yet."""
+        with told(self.root):
+            known = {partition.topic for partition in _known_in(self._open)}
+            added = pa.table(self._open.get_add_actions(flatten=True))
+        return frozenset(known.union(added["partition.topic"].unique().to_pylist()))
+
+    def files(self, *topics: str) -> tuple[DataFile, ...]:
+        """Return the files that count, by path.
+
+        Args:
+            topics: Of these; none: of all.
+
+        Raises:
+            ArchiveError: Another program has added one without statistics.
+        """
+        with told(self.root):
+            added = pa.table(self._open.get_add_actions()).to_pylist()
+        files = [_file_of(each, self.root) for each in added]
+        chosen = (file for file in files if not topics or file.topic in topics)
+        return tuple(sorted(chosen, key=lambda file: file.path))
+
+    def count_small(self, size_bytes: int) -> int:
+        """Return how many smaller files the topic and day has that has most of them."""
+        with told(self.root):
+            added = pa.table(self._open.get_add_actions(flatten=True))
+        small = added.filter(pc.less(added["size_bytes"], size_bytes))
+        by_day = small.group_by([f"partition.{name}" for name in PARTITIONED_BY])
+        counts = by_day.aggregate([([], "count_all")])["count_all"]
+        return pc.max(counts).as_py() or 0
+
+    def count_rows(self, files: Sequence[DataFile]) -> dict[str, int]:
+        """Return the rows of the files that are there, by path, from their footers.
+
+        Raises:
+            ArchiveError: One is damaged.
+        """
+
+        def count(file: DataFile) -> int | None:
+            try:
+                with self._files.open_input_file(file.path) as stream:
+                    rows: int = pq.read_metadata(stream).num_rows
+            except FileNotFoundError:
+                return None
+            except (OSError, pa.ArrowException) as error:
+                raise ArchiveError(f"{self.root}/{file.path}: {error}") from error
+            return rows
+
+        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            counts = pool.map(count, files)
+            found = zip((file.path for file in files), counts, strict=True)
+            return {path: rows for path, rows in found if rows is not None}
+
+    def read(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+        """Return the rows of some data files."""
+        if not files:
+            return spark.createDataFrame([], ARCHIVE_DDL)
+        reader = spark.read.schema(ARCHIVE_DDL).option("basePath", self._url_of(""))
+        reader = reader.option(CHECKS_PAGES, "true")
+
+        def rows_of(some: Sequence[DataFile]) -> DataFrame:
+            return reader.parquet(*(self._url_of(file.path) for file in some))
+
+        plain = [file for file in files if file.directory_topic == file.topic]
+        odd = [file for file in files if file.directory_topic != file.topic]
+        frames = [rows_of(plain)] if plain else []
+        for topic in sorted({file.topic for file in odd}):
+            some = rows_of([file for file in odd if file.topic == topic])
+            frames.append(some.withColumn("topic", sf.lit(topic)))
+        return reduce(DataFrame.unionByName, frames).select(*COLUMNS)
+
+    def names_in(self, directory: str) -> list[str]:
+        """Return the names in a directory of the archive, in order."""
+        with told(self.root):
+            top = FileSelector(directory, allow_not_found=True)
+            found = self._files.get_file_info(top)
+        return sorted(f.base_name for f in found if not f.base_name.startswith("."))
+
+    @property
+    def _open(self) -> DeltaTable:
+        assert self._table is not None, f"{self.root}: no table yet"
+        return self._table
+
+    def _url_of(self, path: str) -> str:
+        whole = f"{self.root}/{path}" if path else self.root
+        return f"file:{whole}" if whole.startswith("/") else whole
+
+
+def read_archive(spark: SparkSession, path: str) -> DataFrame:
+    """Return every message of an archive, each once, in no order.
+
+    Files that are added meanwhile are not seen. Files that are put together meanwhile
+    stay readable for as long as the table keeps what it has removed, a week if nothing
+    is set.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive.
+
+    Returns:
+        The columns of the source, and `date`: the UTC day of `timestamp`, null where
+        there is none.
+
+    Raises:
+        ArchiveError: There is no archive.
+    """
+    store = open_archive(path)
+    return store.read(spark, store.files())
+
+
+def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
+    """Open an archive.
+
+    Args:
+        path: Path or URL of its directory.
+        may_be_new: It need not exist yet.
+
+    Raises:
+        ArchiveError: There is none, it is one of an older version, or its log is gone.
+    """
+    store = ArchiveStore(path)
+    root = store.root
+    if store.names_in(MANIFESTS):
+        raise ArchiveError(
+            f"{root}: an archive of an older version: take it over with"
+            f" `metaq pipeline adopt {root}`"
+        )
+    if not store.exists and store.names_in(OWN):
+        raise ArchiveError(
+            f"{root}: has the directory {OWN} of an archive, but no _delta_log that"
+            " says which files count"
+        )
+    if not (store.exists or may_be_new):
+        raise ArchiveError(f"{root}: no archive: there is no _delta_log")
+    return store
+
+
+def root_of(path: str) -> str:
+    """Return the directory of an archive as the table's library takes it.
+
+    Raises:
+        ArchiveError: It is none that both Spark and the library can read.
+    """
+    if not path or PATTERN_MARKS & frozenset(path):
+        marks = "".join(sorted(PATTERN_MARKS))
+        raise ArchiveError(
+            f"{path!r}: expected a path without any of {marks}, which Spark takes for"
+            " patterns"
+        )
+    url = _URL.fullmatch(path)
+    if url is None:
+        return os.path.abspath(path)
+    scheme, host, rest = url.groups()
+    if scheme != "file":
+        return path.rstrip("/")
+    if host or not rest:
+        raise ArchiveError(f"{path}: expected file:/path, without a host")
+    return os.path.abspath(rest)
+
+
+def require_plain(table: DeltaTable, root: str) -> None:
+    """Refuse a table whose Parquet files are not all there is to its rows.
+
+    Raises:
+        ArchiveError: Another program has switched features on.
+    """
+    version = table.protocol().min_reader_version
+    if version > READER_VERSION:
+        raise ArchiveError(
+            f"{root}: expected a table for readers of version {READER_VERSION}, got"
+            f" {version}: another program has switched features on, such as deletion"
+            " vectors or column mapping"
+        )
+
+
+def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
+    """Return a table at the version of which it has the files.
+
+    `RESTORE` sets the files back, and leaves the versions of applications where they
+    are. The next batch writes them all.
+
+    Raises:
+        ArchiveError: It was set back to a time.
+    """
+    version = table.version()
+    for commit in _newest_commits(table):
+        if commit["version"] > version:
+            continue
+        if commit["operation"] == "WRITE" and COMPACTION not in commit:
+            break
+        if commit["operation"] == "RESTORE":
+            target = commit["operationParameters"].get("version")
+            if target is None:
+                raise ArchiveError(
+                    f"{root}: was set back to a time, which does not tell how far it"
+                    " came: set it back to a version by its number"
+                )
+            version = int(target)
+    return table if version == table.version() else DeltaTable(root, version=version)
+
+
+def _newest_commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """Yield what the log says of its commits, the newest first."""
+    seen, limit = 0, COMMITS_AT_ONCE
+    while True:
+        commits = table.history(limit)
+        yield from commits[seen:]
+        if len(commits) < limit:
+            return
+        seen, limit = limit, limit * 2
+
+
+def _known_in(table: DeltaTable) -> dict[TopicPartition, Offset]:
+    text = table.metadata().configuration.get(PARTITIONS)
+    return {} if text is None else parse_offsets(text)
+
+
+def _next_of(partition: TopicPartition) -> str:
+    """Return the application whose version is the next byte to read."""
+    return f"{partition} next"
+
+
+def _id_of(partition: TopicPartition) -> str:
+    """Return the application whose version is the id of the last message."""
+    return f"{partition} id"
+
+
+def _removal_of(file: DataFile, now_ms: int) -> RemoveAction:
+    values = {"topic": file.topic, "date": file.date}
+    return RemoveAction(file.path, False, now_ms, file.size_bytes, values)
+
+
+def _action_of(file: DataFile, *, is_change: bool = True) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values={"topic": file.topic, "date": file.date},
+        modification_time=file.modified_ms,
+        data_change=is_change,
+        stats=json.dumps(file.stats),
+    )
+
+
+def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
+    """Return a file as the table tells of it."""
+    where = added["partition"]
+    file = DataFile(
+        unquote(added["path"]),
+        added["size_bytes"],
+        where["topic"],
+        None if where["date"] is None else where["date"].isoformat(),
+        {
+            "numRecords": added["num_records"],
+            "minValues": added["min"],
+            "maxValues": added["max"],
+        },
+        added["modification_time"],
+    )
+    bounds = (added["min"] or {}, added["max"] or {})
+    known = (each.get(name) for each in bounds for name in PLACED_BY)
+    if added["num_records"] is None or None in known:
+        raise ArchiveError(
+            f"{root}: {file.path} was added without statistics, so it is unknown what"
+            " should be in it"
+        )
+    return file
+
+
+def compact_table(table: DeltaTable, root: str, file_bytes: int) -> None:
+    """Put small files of a table together; of two jobs that do so one goes on.
+
+    Args:
+        table: Is of the newest version afterwards.
+        root: Its directory, for errors.
+        file_bytes: Files are put together up to about that size.
+
+    Raises:
+        CommitFailedError: Another job has begun to do so meanwhile.
+        ArchiveError: Another engine has done so meanwhile.
+    """
+    with alone(table, root):
+        table.optimize.compact(target_size=file_bytes)
+
+
+@contextmanager
+def alone(table: DeltaTable, root: str) -> Iterator[None]:
+    """Let one of two jobs that put files of a table together go on, and commit inside.
+
+    Raises:
+        CommitFailedError: Another job has begun to do so meanwhile.
+        ArchiveError: Another engine has done so meanwhile.
+    """
+    # The library lets two that replace the same files both commit, and their rows are
+    # there twice then. But no commit passes one that has changed a property; so of two
+    # jobs the one that begins last goes on.
+    table.update_incremental()
+    begun = {COMPACTION: str(table.version())}
+    table.alter.set_table_properties(begun, raise_if_not_exists=False)
+    table.update_incremental()
+    version = table.version()
+    yield
+    between = table.history(table.version() - version)[1:]
+    if any(commit["operation"] == "OPTIMIZE" for commit in between):
+        raise ArchiveError(
+            f"{root}: another engine has put files together in the same moment, so"
+            f" messages may be there twice: set the table back to version {version},"
+            " and go on from there"
+        )
+
+
+def groups_of(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]]:
+    """Return the files that are put together: several of one topic and day each."""
+    groups: list[list[DataFile]] = []
+    size_bytes = 0
+    for file in sorted(files, key=lambda file: (file.topic, file.date or "")):
+        last = groups[-1][0] if groups else file
+        is_full = size_bytes + file.size_bytes > file_bytes
+        if is_full or (last.topic, last.date) != (file.topic, file.date) or not groups:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(file)
+        size_bytes += file.size_bytes
+    return [group for group in groups if len(group) > 1]
+
+
+@contextmanager
+def told(root: str) -> Iterator[None]:
+    """Turn an error of the table's library into one sentence."""
+    try:
+        yield
+    except CommitFailedError as error:
+        raise CommitRaceError(
+            f"{root}: another job writes this archive: {_line_of(error)}"
+        ) from error
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise ArchiveError(f"{root}: {_line_of(error)}") from error
+
+
+@contextmanager
+def may_lose(root: str) -> Iterator[None]:
+    """Let files be put together another time, where another job commits meanwhile."""
+    try:
+        with told(root):
+            yield
+    except CommitRaceError as error:
+        _log.warning("small files stay until the next batch: error=%s", error)
+
+
+def _line_of(error: Exception) -> str:
+    return " ".join(_COLOURS.sub("", str(error)).split())

@@ -1,0 +1,151 @@
+"""Check of the data files of an archive, by themselves; no broker is asked.
+
+Every page is read and held against its checksum. What no checksum covers, the footer of
+a file, is held against the rows and against the table: columns, number of rows, and
+least and greatest values of each row group, by which readers pass over it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import NativeFile
+
+from metaq.model import Offset
+from metaq.pipeline.jobs.data_files import MEASURED, DataFile
+from metaq.pipeline.jobs.day_files import FILE_SCHEMA, file_system
+from metaq.spark.segments.checks import Damage
+
+_I32_NEXT: Final = 0x15
+"""Thrift's byte for a field of 32 bits that follows the one of the number before."""
+_HEADER_BYTES: Final = 32
+"""Enough for the first four fields of a page's header."""
+_MORE: Final = 0x80
+_TIME: Final = FILE_SCHEMA.field("timestamp").type
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """Findings in one data file."""
+
+    record_count: int
+    """Rows that were read."""
+    checked_bytes: int
+    """Length of the file, bytes."""
+    damage: tuple[Damage, ...]
+    """Its damage, as one; empty: none."""
+    is_unsummed: bool = False
+    """Its pages have no checksums: a changed row need not show."""
+
+
+def check_file(root: str, file: DataFile) -> CheckedFile:
+    """Read a data file as a whole, and compare it with what the table says of it."""
+    there = file_system(root)
+    count, flaws, is_unsummed = 0, list[str](), False
+    try:
+        with there.open_input_file(file.path) as stream:
+            size_bytes = stream.size()
+            if size_bytes != file.size_bytes:
+                flaws.append(f"expected {file.size_bytes} bytes, got {size_bytes}")
+            found = pq.ParquetFile(stream, page_checksum_verification=True)
+            flaws += _schema_flaws(found.schema_arrow)
+            for number in [] if flaws else range(found.num_row_groups):
+                rows = _Rows.of(found.iter_batches(row_groups=[number]))
+                count += rows.count
+                # Of a column that cannot be read the library aborts the process here.
+                flaws += rows.flaws(found.metadata.row_group(number), file.stats)
+            is_unsummed = not (flaws or has_checksums(stream, found.metadata))
+    except FileNotFoundError:
+        flaws.append("the table names it, and it is not there")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        flaws.append(str(error))
+    if not flaws and count != file.message_count:
+        flaws.append(f"expected {file.message_count} rows, got {count}")
+    path, first = Path(root, file.path), Offset(file.log.first)
+    damage = [Damage(path, first, None, "; ".join(flaws))] if flaws else []
+    return CheckedFile(count, file.size_bytes, tuple(damage), is_unsummed)
+
+
+def _schema_flaws(schema: pa.Schema) -> list[str]:
+    if schema.names != FILE_SCHEMA.names:
+        return [f"expected the columns {FILE_SCHEMA.names}, got {schema.names}"]
+    return [
+        f"column {wanted.name}: expected {wanted.type}, got {got.type}"
+        for wanted, got in zip(FILE_SCHEMA, schema, strict=True)
+        if _shape(wanted.type) != _shape(got.type)
+    ]
+
+
+def _shape(kind: pa.DataType) -> str:
+    """Return a type as text, without what writers call the elements of a list."""
+    if pa.types.is_list(kind):
+        return f"list<{_shape(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{f.name}: {_shape(f.type)}' for f in kind)}>"
+    # As `INT96`, which older versions wrote.
+    return str(_TIME if kind == pa.timestamp("ns") else kind)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Facts about the rows of one row group."""
+
+    count: int
+    bounds: dict[str, tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, batches: Iterator[pa.RecordBatch]) -> "_Rows":
+        rows = cls(0, {})
+        for batch in batches:
+            rows.count += batch.num_rows
+            for name in MEASURED:
+                found = pc.min_max(batch.column(name).cast(pa.int64()))
+                low, high = found["min"].as_py(), found["max"].as_py()
+                if low is not None:
+                    before = rows.bounds.get(name, (low, high))
+                    rows.bounds[name] = min(low, before[0]), max(high, before[1])
+        return rows
+
+    def flaws(
+        self, group: pq.RowGroupMetaData, stats: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield what the footer or the table says, and is not so."""
+        if group.num_rows != self.count:
+            yield f"expected {group.num_rows} rows in a group, got {self.count}"
+        columns = (group.column(number) for number in range(group.num_columns))
+        for column in columns:
+            name, said = column.path_in_schema, column.statistics
+            low_high = self.bounds.get(name)
+            if low_high is None:
+                continue
+            if said is not None and said.has_min_max:
+                raw = (said.min_raw, said.max_raw)
+                if isinstance(raw[0], int) and raw != low_high:
+                    yield f"{name}: expected {raw[0]} to {raw[1]}, got {low_high}"
+            low, high = (stats[side].get(name) for side in ("minValues", "maxValues"))
+            if isinstance(low, int) and not low <= low_high[0] <= low_high[1] <= high:
+                yield f"{name}: the table has {low} to {high}, the file {low_high}"
+
+
+def has_checksums(stream: NativeFile, footer: pq.FileMetaData) -> bool:
+    """Whether the first page of a file that was read has a checksum, or needs none.
+
+    type  bytes unpacked  bytes packed  checksum, if there is one
+    each a field of 32 bits: its byte, then 7 bits of the number in each byte
+    """
+    if not footer.num_row_groups:
+        return True
+    column = footer.row_group(0).column(0)
+    starts = (column.dictionary_page_offset, column.data_page_offset)
+    stream.seek(min(start for start in starts if start is not None))
+    header, at = stream.read(_HEADER_BYTES), 0
+    for _ in range(3):
+        at += 1
+        while header[at] & _MORE:
+            at += 1
+        at += 1
+    return bool(header[at] == _I32_NEXT)

@@ -1,0 +1,68 @@
+"""Put anything that Spark can read into a topic."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.replay import WriteSummary, write_messages
+from metaq.spark.options import SinkOptions
+
+WHOLE_ROW: Final = "to_json(struct(*))"
+"""The value of rows without a column `value`."""
+
+
+def ingest(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    source_format: str,
+    paths: Sequence[str] = (),
+    source_options: Mapping[str, str] | None = None,
+    value: str | None = None,
+    attribute: str | None = None,
+    key: str | None = None,
+) -> WriteSummary:
+    """Write the rows of a batch source to a topic.
+
+    Delivery is that of the sink: at least once. Rows with one key go to one
+    partition; between rows of several tasks there is no order.
+
+    Args:
+        spark: The session.
+        options: Of a write with `format("metaq")`, `topic` among them.
+        source_format: Argument of `spark.read.format`: text, csv, json, parquet, …
+        paths: Arguments of `load`; none for sources without a path.
+        source_options: Of that source.
+        value: SQL expression for the message, binary or text; None: the column
+            `value`, and without one the whole row as JSON.
+        attribute: SQL expression for the attribute, text; None: no attribute.
+        key: SQL expression, binary or text; None: partitions take turns.
+
+    Raises:
+        JobError: Reading or writing failed.
+        OptionError: An option of the write is wrong.
+    """
+    SinkOptions.from_map(options)
+    with job_errors("ingest"):
+        reader = spark.read.format(source_format).options(**(source_options or {}))
+        rows = reader.load(list(paths)) if paths else reader.load()
+        return write_messages(to_messages(rows, value, attribute, key), options)
+
+
+def to_messages(
+    rows: DataFrame, value: str | None, attribute: str | None, key: str | None
+) -> DataFrame:
+    """Return the columns of the sink, made as `ingest` says."""
+    if value is None:
+        value = "value" if "value" in rows.columns else WHOLE_ROW
+    columns = {"value": value, "attribute": attribute, "key": key}
+    return rows.select(
+        *(
+            sf.expr(expression).alias(name)
+            for name, expression in columns.items()
+            if expression is not None
+        )
+    )

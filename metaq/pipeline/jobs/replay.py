@@ -1,0 +1,122 @@
+"""Put the messages of an archive back into topics; order per partition is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.client.names import name_some
+from metaq.model import BrokerId, TopicPartition
+from metaq.pipeline.errors import JobError
+from metaq.pipeline.jobs.archive_store import ORDER, read_archive
+from metaq.pipeline.jobs.failures import job_errors
+from metaq.spark.options import SinkOptions
+from metaq.spark.schema import HEADERS_DDL
+from metaq.spark.topics import put_targets
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSummary:
+    """Result of a writing job."""
+
+    message_count: int
+    """Messages that are on the disks of brokers."""
+    size_bytes: int
+    """Bytes of their values."""
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    where: str | None = None,
+    keeps_partitions: bool = False,
+) -> WriteSummary:
+    """Write an archive, or some of it, to topics.
+
+    The messages of one archived partition are written by one task in the order of
+    their offsets, and go to one partition. Delivery is that of the sink: at least
+    once.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive.
+        options: Of a write with `format("metaq")`; `topic` sends everything to one
+            topic, without it each message goes to the topic that it came from.
+        where: SQL condition over the columns of the archive; None: all messages.
+        keeps_partitions: Each message goes to the broker and partition that it came
+            from, which the topic must have: that is asked first; else messages with a
+            key are spread by it, and those without one by the names of their
+            partitions.
+
+    Raises:
+        ArchiveError: There is no archive, or it is damaged.
+        JobError: Reading or writing failed, or a topic lacks a partition.
+        NoBrokerError: No broker takes puts to a topic whose partitions are kept.
+        OptionError: An option of the write is wrong.
+    """
+    sink = SinkOptions.from_map(options)
+    has_topic = sink.topic is not None
+    rows = read_archive(spark, path)
+    with job_errors("replay"):
+        wanted = rows if where is None else rows.where(where)
+        if keeps_partitions:
+            _require_partitions(wanted, sink)
+        spread = wanted.repartition("topic", "broker_id", "partition")
+        ordered = spread.sortWithinPartitions(*ORDER)
+        target: tuple[Column | str, ...] = ("broker_id", "partition")
+        if not keeps_partitions:
+            name = sf.concat_ws("-", *target)
+            source = sf.concat_ws("/", "topic", name).cast("binary")
+            target = (sf.coalesce("key", source).alias("partition_key"),)
+        # PySpark takes time in the square of a batch's rows for lists that are null;
+        # the sink takes an empty one for none as well.
+        headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL)).alias("headers")
+        columns = ("attribute", "key", headers, "value", *target)
+        names = columns if has_topic else ("topic", *columns)
+        return write_messages(ordered.select(*names), options)
+
+
+def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:
+    """Refuse what would fail half way: messages of partitions that are not there.
+
+    Raises:
+        JobError: A topic lacks a partition; the message names it.
+        NoBrokerError: No broker takes puts to a topic.
+    """
+    places = rows.select("topic", "broker_id", "partition").distinct().collect()
+    wanted = {
+        TopicPartition(sink.topic or topic, BrokerId(broker_id), partition)
+        for topic, broker_id, partition in places
+    }
+    targets = put_targets(sink, (place.topic for place in wanted))
+    for place in sorted(wanted):
+        there = targets[place.topic]
+        if place not in there:
+            raise JobError(
+                f"replay: topic {place.topic} lacks partition"
+                f" {place.name} of the archive, it has"
+                f" {name_some(there)}; without keeping partitions they are spread"
+            )
+
+
+def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:
+    """Write rows with the sink, and count them.
+
+    Args:
+        rows: The columns of the sink.
+        options: Of a write with `format("metaq")`.
+
+    Raises:
+        PySparkException: Writing failed.
+    """
+    seen = Observation()
+    counts = (
+        sf.count(sf.lit(1)).alias("messages"),
+        sf.sum(sf.octet_length("value")).alias("bytes"),
+    )
+    observed = rows.observe(seen, *counts)
+    observed.write.format("metaq").options(**options).mode("append").save()
+    return WriteSummary(seen.get["messages"], seen.get["bytes"] or 0)

@@ -1,0 +1,175 @@
+"""Statistics of topics over windows of time: messages, bytes, end-to-end delay."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.model import Millis
+from metaq.pipeline.errors import JobError
+from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.session import run_apart
+from metaq.spark.errors import OptionError
+from metaq.spark.options import SourceOptions
+
+WINDOW_S: Final = 60
+WINDOW_S_MAX: Final = 10**9
+"""Longest window: some thirty years."""
+WINDOWS_MAX: Final = 100_000
+"""More windows than that are refused: they are in the driver's memory."""
+_US_PER_S: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    """One window of one topic."""
+
+    topic: str
+    """Topic of the messages."""
+    start_ms: Millis | None
+    """When it begins, by the messages' timestamps; None: messages without one."""
+    message_count: int
+    """Messages in it."""
+    size_bytes: int
+    """Bytes of their values."""
+    delay_mean_s: float | None
+    """Mean delay in seconds; None where nothing says when a message set out."""
+    delay_max_s: float | None
+    """The longest."""
+
+
+def stats(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    window_s: int = WINDOW_S,
+    since: str = "timestamp",
+) -> tuple[WindowStats, ...]:
+    """Return the windows over the present messages, by topic and time.
+
+    Args:
+        spark: The session.
+        options: Of a batch read with `format("metaq")`.
+        window_s: Seconds of a window, 1..WINDOW_S_MAX.
+        since: SQL expression for the moment at which a message set out; its delay
+            ends when this job reads it. Default: when the broker stored it.
+
+    Raises:
+        JobError: Reading failed, or there are too many windows.
+        OptionError: An option is wrong.
+    """
+    _check_window(window_s)
+    SourceOptions.from_map(options, is_stream=False)
+    with job_errors("stats"):
+        rows = spark.read.format("metaq").options(**options).load()
+        return collect_windows(rows, window_s=window_s, since=since)
+
+
+def follow_stats(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    on_windows: Callable[[tuple[WindowStats, ...]], None],
+    *,
+    interval_s: float,
+    window_s: int = WINDOW_S,
+    since: str = "timestamp",
+) -> None:
+    """Report new messages, batch by batch, until Ctrl-C or until the query is stopped.
+
+    Args:
+        spark: The session.
+        options: Of a streaming read with `format("metaq")`.
+        on_windows: Called on the driver with the additions of one batch to windows;
+            never without any.
+        interval_s: Seconds between the batches, more than 0.
+        window_s: As for `stats`.
+        since: As for `stats`.
+
+    Raises:
+        JobError: Reading failed.
+        OptionError: An option is wrong.
+        Exception: Raised by `on_windows`; it ends the query.
+    """
+    failures: list[Exception] = []
+
+    def report(batch: DataFrame, _number: int) -> None:
+        try:
+            if found := collect_windows(batch, window_s=window_s, since=since):
+                on_windows(found)
+        except Exception as error:
+            # Spark hands on its text alone.
+            failures.append(error)
+            raise
+
+    _check_window(window_s)
+    SourceOptions.from_map(options, is_stream=True)
+    with job_errors("stats"):
+        rows = spark.readStream.format("metaq").options(**options).load()
+        trigger = f"{round(interval_s * 1000)} milliseconds"
+        stream = rows.writeStream.foreachBatch(report).trigger(processingTime=trigger)
+        query = stream.start()
+        try:
+            run_apart(query.awaitTermination)
+        except KeyboardInterrupt:
+            return
+        except Exception:
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            query.stop()
+
+
+def collect_windows(
+    rows: DataFrame, *, window_s: int, since: str
+) -> tuple[WindowStats, ...]:
+    """Return the windows of some rows of the source; see `stats`.
+
+    Raises:
+        JobError: There are more than `WINDOWS_MAX`.
+    """
+    window_us = window_s * _US_PER_S
+    micros = sf.unix_micros("timestamp")
+    start_ms = (micros - micros % window_us) / 1000
+    delay = _micros(sf.current_timestamp()) - _micros(sf.expr(since).cast("timestamp"))
+    keys = rows.select(
+        "topic",
+        start_ms.cast("bigint").alias("start_ms"),
+        sf.octet_length("value").alias("size"),
+        sf.greatest(delay, sf.lit(0)).alias("delay"),
+    )
+    found = keys.groupBy("topic", "start_ms").agg(
+        sf.count(sf.lit(1)).alias("messages"),
+        sf.sum("size").alias("bytes"),
+        sf.mean("delay").alias("mean"),
+        sf.max("delay").alias("max"),
+    )
+    windows = found.orderBy("topic", "start_ms").limit(WINDOWS_MAX + 1).collect()
+    if len(windows) > WINDOWS_MAX:
+        raise JobError(
+            f"stats: more than {WINDOWS_MAX} windows of {window_s} s: ask for longer"
+            " ones or for fewer topics"
+        )
+    return tuple(map(_to_stats, windows))
+
+
+def _check_window(window_s: int) -> None:
+    if not 1 <= window_s <= WINDOW_S_MAX:
+        raise OptionError(f"window: expected 1..{WINDOW_S_MAX} seconds, got {window_s}")
+
+
+def _micros(moment: Column) -> Column:
+    return sf.unix_micros(moment)
+
+
+def _to_stats(row: Any) -> WindowStats:
+    return WindowStats(
+        row["topic"],
+        None if row["start_ms"] is None else Millis(row["start_ms"]),
+        row["messages"],
+        row["bytes"] or 0,
+        None if row["mean"] is None else row["mean"] / _US_PER_S,
+        None if row["max"] is None else row["max"] / _US_PER_S,
+    )

@@ -1,0 +1,87 @@
+"""Topics without a DataFrame: what a job of one's own asks, plans and reads with.
+
+Tasks import this for `read_rows`, so it imports neither the client nor ZooKeeper.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metaq.model import Offset, TopicPartition
+from metaq.spark.clusters import shared_cluster
+from metaq.spark.options import SinkOptions, SourceOptions
+from metaq.spark.source.read_task import ReadTask, read_rows
+
+if TYPE_CHECKING:
+    from metaq.spark.source.stream import StreamProgress
+
+__all__ = [
+    "PartitionsFound",
+    "ReadTask",
+    "find_partitions",
+    "log_starts",
+    "plan_stream",
+    "put_targets",
+    "read_rows",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsFound:
+    """Partitions of a read."""
+
+    served: tuple[TopicPartition, ...]
+    """Those that a broker has now, in order."""
+    away: tuple[TopicPartition, ...]
+    """Those of a broker that is away."""
+
+
+def find_partitions(
+    options: SourceOptions, known: Collection[TopicPartition] = ()
+) -> PartitionsFound:
+    """Return the partitions of a read, once those away were waited for.
+
+    Args:
+        options: of the read; without `failOnDataLoss` nothing is waited for.
+        known: partitions that were read before: they are expected too.
+
+    Raises:
+        NoBrokerError: no broker has a topic, or no topic matches the pattern.
+        PartitionsAwayError: a broker stays away, and that is to fail the read.
+    """
+    cluster = shared_cluster(options.wire)
+    cluster.require_whole(options, known)
+    return PartitionsFound(cluster.partitions(options), cluster.away(options, known))
+
+
+def log_starts(
+    options: SourceOptions, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Offset]:
+    """Return the first offset that each partition has now; 0 where it has no log yet.
+
+    Raises:
+        MetaqError: a broker cannot be asked.
+    """
+    spans = shared_cluster(options.wire).spans(partitions)
+    return {p: Offset(0) if span is None else span.start for p, span in spans.items()}
+
+
+def plan_stream(options: SourceOptions) -> "StreamProgress":
+    """Return what plans the batches of a stream, on the driver; nothing is asked yet.
+
+    `read_rows` reads the tasks of its batches.
+    """
+    from metaq.spark.source.stream import StreamProgress  # noqa: PLC0415  # see the top
+
+    return StreamProgress(options)
+
+
+def put_targets(
+    options: SinkOptions, topics: Iterable[str]
+) -> Mapping[str, Collection[TopicPartition]]:
+    """Return topic → partitions that take puts.
+
+    Raises:
+        NoBrokerError: no broker takes puts to one of the topics.
+    """
+    return shared_cluster(options.wire).targets(topics)
