@@ -1,18 +1,27 @@
 """Requests of a driver to brokers and ZooKeeper, over one client, blocking.
 
-Spark never tells a source that its query is over, so nothing here waits to be closed:
-a client unused for `IDLE_S` closes its connections, and the next call makes
+Spark never reports to a source that its query is over, so nothing here waits to be
+closed: a client unused for `IDLE_S` closes its connections, and the next call makes
 another one. Its thread stays; it is a daemon and costs nothing while it sleeps.
 
-Tasks have no part in this, but for a look at topics or at a turn: they are told the
-address of their broker.
+Tasks are given the address of their broker, and use this only to look for topics or at
+the turn of their driver.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from functools import wraps
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+)
 
 from metaq.client.cluster.catalog import (
     NEW_TOPIC_S,
@@ -40,14 +49,9 @@ from metaq.client.fan_out import all_of
 from metaq.client.names import name_some
 from metaq.client.offsets.query_progress import (
     change_routes,
-    commit_progress,
     forget_routes,
-    forget_start,
-    keep_start,
     read_committed,
     read_decision,
-    read_progress,
-    read_start,
 )
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
@@ -68,17 +72,33 @@ TOPICS_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
 
 
-class ClusterWork(Protocol[T_co]):
-    """A coroutine function over a client's parts, with an absolute deadline."""
+ClusterWork: TypeAlias = Callable[[ClientContext, float], Coroutine[Any, Any, T]]
+"""Run on the client's loop, with an absolute deadline."""
 
-    def __call__(
-        self, context: ClientContext, deadline_s: float
-    ) -> Coroutine[Any, Any, T_co]:
-        """Return the coroutine to run on the client's loop."""
-        ...
+
+def _blocking(
+    method: Callable[
+        Concatenate["Cluster", ClientContext, float, P], Coroutine[Any, Any, T]
+    ],
+) -> Callable[Concatenate["Cluster", P], T]:
+    """Make a method that callers wait for of one that runs on the client's loop."""
+
+    @wraps(method)
+    def call(self: "Cluster", /, *args: P.args, **more: P.kwargs) -> T:
+        return self.run(
+            lambda context, deadline_s: method(self, context, deadline_s, *args, **more)
+        )
+
+    return call
+
+
+def _log_spans(
+    found: Iterable[tuple[TopicPartition, tuple[Offset, Offset] | None]],
+) -> dict[TopicPartition, LogSpan | None]:
+    return {p: None if span is None else LogSpan(*span) for p, span in found}
 
 
 class _Matching(NamedTuple):
@@ -97,12 +117,7 @@ class Cluster:
     """
 
     def __init__(self, wire: WireOptions, *, idle_s: float = IDLE_S) -> None:
-        """Prepare to ask; nothing is connected yet.
-
-        Args:
-            wire: way to the brokers.
-            idle_s: seconds after which an unused client is closed.
-        """
+        """Prepare to ask; nothing is connected yet."""
         self._wire = wire
         self._idle_s = idle_s
         self._thread = LoopThread("metaq-spark")
@@ -137,112 +152,98 @@ class Cluster:
         """Run a coroutine over the client and wait for its end."""
         return self._thread.run(self._run(work))
 
-    # -- topics and logs
-    # -----------------------------------------------------------------
+    def ask(self, question: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a function of the client that takes its context and a deadline."""
+        return self.run(
+            lambda context, deadline_s: question(context, *args, deadline_s=deadline_s)
+        )
 
-    def partitions(self, options: SourceOptions) -> tuple[TopicPartition, ...]:
-        """Return the partitions that a query chose, in order; none is no error."""
+    # -- topics and logs --------------------------------------------------------------
+
+    @_blocking
+    async def partitions(
+        self, context: ClientContext, deadline_s: float, options: SourceOptions
+    ) -> tuple[TopicPartition, ...]:
+        """Return the partitions that a query chose, in order; there may be none."""
         if options.assigned:
             return tuple(sorted(options.assigned))
-
-        async def find(
-            context: ClientContext, deadline_s: float
-        ) -> tuple[TopicPartition, ...]:
-            topics = options.topics
-            if options.topic_pattern is not None:
-                topics = await self._matching(
-                    context, options.topic_pattern, deadline_s
-                )
-            return await find_partitions(context, topics, deadline_s=deadline_s)
-
-        return self.run(find)
+        topics = options.topics
+        if options.topic_pattern is not None:
+            topics = await self._matching(context, options.topic_pattern, deadline_s)
+        return await find_partitions(context, topics, deadline_s=deadline_s)
 
     def require_known(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return when brokers have told of partitions that a user wrote down.
+        """Return when brokers have announced the partitions that a user wrote down.
 
-        One that a broker lacks that is there is refused at once; a broker that is away
-        is waited for.
-
-        Raises:
-            NoBrokerError: no broker has one of them.
+        A broker that is away is waited for; NoBrokerError if a broker that is there
+        lacks one of its partitions.
         """
-        wanted = frozenset(partitions)
+        if wanted := frozenset(partitions):
+            self.ask(require_partitions, wanted)
 
-        async def wait(context: ClientContext, deadline_s: float) -> None:
-            await require_partitions(context, wanted, deadline_s=deadline_s)
-
-        if wanted:
-            self.run(wait)
-
-    def require_whole(
-        self, options: SourceOptions, known: Iterable[TopicPartition] = ()
+    @_blocking
+    async def require_whole(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        options: SourceOptions,
+        known: Iterable[TopicPartition] = (),
     ) -> None:
-        """Return when all that a query chose is there, as far as anything knows of it.
+        """Return when all known partitions that a query chose are served.
 
         Brokers record their partitions; for topics without a record they are those that
-        the query has read before, or its group has offsets of. Partitions away are
-        waited for; without `failOnDataLoss` it is a warning at once.
-
-        Args:
-            options: options of the query.
-            known: partitions that it has read before.
+        the query has read before (`known`), or that its group has offsets of.
+        Partitions away are waited for; without `failOnDataLoss` they are a warning.
 
         Raises:
             NoBrokerError: no broker has a topic, or no topic matches the pattern.
             PartitionsAwayError: a broker stays away.
         """
-
-        async def wait(context: ClientContext, deadline_s: float) -> None:
-            topics = await self._existing(context, options, deadline_s)
-            before = {p for p in known if options.chooses(p)}
-            group = options.progress_group
-            if options.starting.edge is Edge.GROUP:
-                group = options.start_group
-            if group is not None:
-                found = await read_committed(
-                    context, group, topics, deadline_s=deadline_s
+        topics = await self._existing(context, options, deadline_s)
+        before = {p for p in known if options.chooses(p)}
+        group = options.progress_group
+        if options.starting.edge is Edge.GROUP:
+            group = options.start_group
+        if group is not None:
+            found = await read_committed(context, group, topics, deadline_s=deadline_s)
+            before.update(filter(options.chooses, found))
+        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+        while True:
+            # A broker that comes back announces itself to producers first.
+            snapshot = await wait_for_readers(
+                context, snapshot, topics, deadline_s=deadline_s
+            )
+            away = describe_away(snapshot, topics, options.chooses, before)
+            if not away:
+                return
+            if not options.fail_on_data_loss:
+                _log.warning("not everything is read: %s", away)
+                return
+            try:
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.version, deadline_s=deadline_s
                 )
-                before.update(filter(options.chooses, found))
-            snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-            while True:
-                # One that was away tells producers first when it is back.
-                snapshot = await wait_for_readers(
-                    context, snapshot, topics, deadline_s=deadline_s
-                )
-                away = describe_away(snapshot, topics, options.chooses, before)
-                if not away:
-                    return
-                if not options.fail_on_data_loss:
-                    _log.warning("not everything is read: %s", away)
-                    return
-                try:
-                    snapshot = await context.metadata.wait_newer(
-                        snapshot.version, deadline_s=deadline_s
-                    )
-                except NoBrokerError as error:
-                    raise PartitionsAwayError(
-                        f"{away}; failOnDataLoss=false reads without that",
-                        partitions=find_away(snapshot, topics, options.chooses, before),
-                    ) from error
+            except NoBrokerError as error:
+                raise PartitionsAwayError(
+                    f"{away}; failOnDataLoss=false reads without that",
+                    partitions=find_away(snapshot, topics, options.chooses, before),
+                ) from error
 
-        self.run(wait)
-
-    def away(
-        self, options: SourceOptions, known: Iterable[TopicPartition]
+    @_blocking
+    async def away(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        options: SourceOptions,
+        known: Iterable[TopicPartition],
     ) -> tuple[TopicPartition, ...]:
         """Return the partitions that `require_whole` would name now.
 
         Only those of `subscribe`; none for other ways to choose.
         """
-
-        async def find(
-            context: ClientContext, deadline_s: float
-        ) -> tuple[TopicPartition, ...]:
-            topics = options.topics
-            snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-            return find_away(snapshot, topics, options.chooses, tuple(known))
-
-        return self.run(find)
+        topics = options.topics
+        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+        return find_away(snapshot, topics, options.chooses, tuple(known))
 
     async def _existing(
         self, context: ClientContext, options: SourceOptions, deadline_s: float
@@ -282,87 +283,77 @@ class Cluster:
             known = self._topics = _Matching(pattern, names, now_s + TOPICS_S)
         return known.names
 
-    def addresses(
-        self, partitions: Iterable[TopicPartition]
+    @_blocking
+    async def addresses(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, str]:
-        """Return where partitions are read, as `meta://host:port`.
+        """Return the addresses to read partitions from, as `meta://host:port`.
 
         Those of a broker that stays away for `retry_timeout_s` are missing.
         """
-        wanted = tuple(partitions)
+        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
+        with suppress(NoBrokerError):
+            while any(context.address_of(p.broker_id) is None for p in partitions):
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.version, deadline_s=deadline_s
+                )
+        found = {p: context.address_of(p.broker_id) for p in partitions}
+        return {p: str(at) for p, at in found.items() if at is not None}
 
-        async def find(
-            context: ClientContext, deadline_s: float
-        ) -> dict[TopicPartition, str]:
-            snapshot = await read_cluster(context, (), deadline_s=deadline_s)
-            with suppress(NoBrokerError):
-                while any(context.address_of(p.broker_id) is None for p in wanted):
-                    snapshot = await context.metadata.wait_newer(
-                        snapshot.version, deadline_s=deadline_s
-                    )
-            found = {p: context.address_of(p.broker_id) for p in wanted}
-            return {p: str(at) for p, at in found.items() if at is not None}
-
-        return self.run(find)
-
-    def targets(self, topics: Iterable[str]) -> dict[str, dict[TopicPartition, str]]:
+    @_blocking
+    async def targets(
+        self, context: ClientContext, deadline_s: float, topics: Iterable[str]
+    ) -> dict[str, dict[TopicPartition, str]]:
         """Return the partitions of topics that take puts, with their addresses.
 
-        Raises:
-            NoBrokerError: no broker takes puts to one of them.
+        NoBrokerError if no broker takes puts to one of them.
         """
         wanted = sorted(set(topics))
+        snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+        return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
 
-        async def find(
-            context: ClientContext, deadline_s: float
-        ) -> dict[str, dict[TopicPartition, str]]:
-            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
-            return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
-
-        return self.run(find)
-
-    def whole_targets(
-        self, topics: Iterable[str]
+    @_blocking
+    async def whole_targets(
+        self, context: ClientContext, deadline_s: float, topics: Iterable[str]
     ) -> dict[str, dict[TopicPartition, str]]:
         """Return the result of `targets`, when all named brokers are there.
 
-        Without ZooKeeper it is the list of the brokers that says where a batch goes.
+        Without ZooKeeper the list of the brokers decides where a batch goes.
 
-        Raises:
-            NoBrokerError: one of them is away, or no broker takes puts to a topic.
+        NoBrokerError if one of them is away, or no broker takes puts to a topic.
         """
         wanted = sorted(set(topics))
+        snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+        while away := describe_absent(snapshot, wanted):
+            try:
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.version, deadline_s=deadline_s
+                )
+            except NoBrokerError as error:
+                raise NoBrokerError(
+                    f"{away}: without ZooKeeper a batch goes to all brokers that"
+                    " the option names, or it would go elsewhere when it is run"
+                    " again; start it, or name zookeeper"
+                ) from error
+        return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
 
-        async def find(
-            context: ClientContext, deadline_s: float
-        ) -> dict[str, dict[TopicPartition, str]]:
-            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
-            while away := describe_absent(snapshot, wanted):
-                try:
-                    snapshot = await context.metadata.wait_newer(
-                        snapshot.version, deadline_s=deadline_s
-                    )
-                except NoBrokerError as error:
-                    raise NoBrokerError(
-                        f"{away}: without ZooKeeper a batch goes to all brokers that"
-                        " the option names, or it would go elsewhere when it is run"
-                        " again; start it, or name zookeeper"
-                    ) from error
-            return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
-
-        return self.run(find)
-
-    def begin_batch(
-        self, write: str, topics: Iterable[str], *, fail_on_lost_route: bool
+    @_blocking
+    async def begin_batch(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        write: str,
+        topics: Iterable[str],
+        *,
+        fail_on_lost_route: bool,
     ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
         """Keep the routes of a write's next batch; routes kept before win.
 
-        Partitions among them that take no puts are waited for.
-
-        Args:
-            write: its name.
-            topics: that the batch writes.
-            fail_on_lost_route: otherwise partitions away are replaced, with a warning.
+        Partitions among them that take no puts are waited for, or, without
+        `fail_on_lost_route`, replaced with a warning.
 
         Returns:
             The kept routes, and the addresses that take puts to them now.
@@ -372,185 +363,94 @@ class Cluster:
             RoutesError: the kept routes cannot be read.
         """
         wanted = sorted(set(topics))
+        snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
 
-        async def begin(
-            context: ClientContext, deadline_s: float
-        ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
-            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+        async def keep(
+            change: Callable[[WriteRoutes, Route], WriteRoutes],
+        ) -> WriteRoutes:
+            there = {topic: snapshot.put_partitions(topic) for topic in wanted}
+            text = await change_routes(
+                context,
+                write,
+                lambda kept: change(WriteRoutes.from_json(kept), there).to_json(),
+                deadline_s=deadline_s,
+            )
+            return WriteRoutes.from_json(text)
 
-            async def keep(
-                change: Callable[[WriteRoutes, Route], WriteRoutes],
-            ) -> WriteRoutes:
-                there = {topic: snapshot.put_partitions(topic) for topic in wanted}
-                text = await change_routes(
-                    context,
-                    write,
-                    lambda kept: change(WriteRoutes.from_json(kept), there).to_json(),
-                    deadline_s=deadline_s,
-                )
-                return WriteRoutes.from_json(text)
-
-            routes = await keep(WriteRoutes.begun)
-            known = routes.last.keys() | routes.next.keys()
-            snapshot = await read_cluster(context, known, deadline_s=deadline_s)
-            begun = {partition for topic in wanted for partition in routes.next[topic]}
-            if fail_on_lost_route:
-                with suppress(NoBrokerError):
-                    while begun - put_addresses(snapshot, wanted).keys():
-                        snapshot = await context.metadata.wait_newer(
-                            snapshot.version, deadline_s=deadline_s
-                        )
-                return routes, put_addresses(snapshot, known)
-            before = {p for topic in wanted for p in routes.last.get(topic, ())}
-            if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
-                _log.warning(
-                    "rows go to other partitions, some are away: %s", name_some(lost)
-                )
-                routes = await keep(WriteRoutes.moved)
+        routes = await keep(WriteRoutes.begun)
+        known = routes.last.keys() | routes.next.keys()
+        snapshot = await read_cluster(context, known, deadline_s=deadline_s)
+        begun = {partition for topic in wanted for partition in routes.next[topic]}
+        if fail_on_lost_route:
+            with suppress(NoBrokerError):
+                while begun - put_addresses(snapshot, wanted).keys():
+                    snapshot = await context.metadata.wait_newer(
+                        snapshot.version, deadline_s=deadline_s
+                    )
             return routes, put_addresses(snapshot, known)
-
-        return self.run(begin)
+        before = {p for topic in wanted for p in routes.last.get(topic, ())}
+        if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
+            _log.warning(
+                "rows go to other partitions, some are away: %s", name_some(lost)
+            )
+            routes = await keep(WriteRoutes.moved)
+        return routes, put_addresses(snapshot, known)
 
     def end_batch(self, write: str, batch: int, query: str) -> None:
         """Note that a batch of a query is written as a whole."""
 
-        async def end(context: ClientContext, deadline_s: float) -> None:
-            await change_routes(
-                context,
-                write,
-                lambda kept: (
-                    WriteRoutes.from_json(kept).written(batch, query).to_json()
-                ),
-                deadline_s=deadline_s,
-            )
+        def written(kept: str | None) -> str:
+            return WriteRoutes.from_json(kept).written(batch, query).to_json()
 
-        self.run(end)
+        self.ask(change_routes, write, written)
 
     def forget_routes(self, write: str) -> None:
         """Forget where a write goes; harmless twice."""
-
-        async def forget(context: ClientContext, deadline_s: float) -> None:
-            await forget_routes(context, write, deadline_s=deadline_s)
-
-        self.run(forget)
-
-    # -- logs -------------------------------------------------------------------------
-
-    def spans(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, LogSpan | None]:
-        """Return the present spans of logs; None where a broker has no log yet."""
-        wanted = tuple(partitions)
-
-        async def ask(
-            context: ClientContext, deadline_s: float
-        ) -> list[tuple[Offset, Offset] | None]:
-            questions = (log_range(context, p, deadline_s=deadline_s) for p in wanted)
-            return await all_of(questions)
-
-        found = self.run(ask)
-        return {
-            partition: None if span is None else LogSpan(*span)
-            for partition, span in zip(wanted, found, strict=True)
-        }
-
-    def watched_spans(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, LogSpan | None]:
-        """Return the result of `spans`, at no cost for logs that stand still.
-
-        Partitions of a broker that is away are missing. Log starts may be old.
-        """
-
-        async def read(
-            context: ClientContext, deadline_s: float
-        ) -> dict[TopicPartition, LogSpan | None]:
-            # Before the cluster is known every broker would pass for one that is away.
-            await read_cluster(context, (), deadline_s=deadline_s)
-            there = [p for p in partitions if context.address_of(p.broker_id)]
-            found = await self._log_ends(context).read(there, deadline_s=deadline_s)
-            return {
-                partition: None if span is None else LogSpan(*span)
-                for partition, span in found.items()
-            }
-
-        return self.run(read)
-
-    def wait_news(self, wait_s: float) -> None:
-        """Return when a watched log has grown, or after so many seconds."""
-
-        async def wait(context: ClientContext, deadline_s: float) -> None:
-            del deadline_s
-            await self._log_ends(context).wait(wait_s=wait_s)
-
-        self.run(wait)
-
-    def monotonic_s(self) -> float:
-        """Return seconds on the client's clock, for waits."""
-
-        async def read(context: ClientContext, deadline_s: float) -> float:
-            del deadline_s
-            return context.clock.monotonic_s()
-
-        return self.run(read)
-
-    # -- ZooKeeper --------------------------------------------------------------------
-
-    def read_progress(
-        self, group: str, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, Offset]:
-        """Return the offsets that a group has committed, of those that have one."""
-
-        async def read(
-            context: ClientContext, deadline_s: float
-        ) -> dict[TopicPartition, Offset]:
-            return await read_progress(
-                context, group, partitions, deadline_s=deadline_s
-            )
-
-        return self.run(read)
-
-    def commit_progress(
-        self, group: str, progress: Mapping[TopicPartition, Offset]
-    ) -> None:
-        """Commit offsets for a group; none goes back."""
-
-        async def commit(context: ClientContext, deadline_s: float) -> None:
-            await commit_progress(context, group, progress, deadline_s=deadline_s)
-
-        self.run(commit)
+        self.ask(forget_routes, write)
 
     def read_decision(self, query: str) -> bytes | None:
         """Return the decision that is kept for a query; None for none."""
+        return self.ask(read_decision, query)
 
-        async def read(context: ClientContext, deadline_s: float) -> bytes | None:
-            return await read_decision(context, query, deadline_s=deadline_s)
+    @_blocking
+    async def spans(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        partitions: Collection[TopicPartition],
+    ) -> dict[TopicPartition, LogSpan | None]:
+        """Return the present spans of logs; None where a broker has no log yet."""
+        questions = (log_range(context, p, deadline_s=deadline_s) for p in partitions)
+        return _log_spans(zip(partitions, await all_of(questions), strict=True))
 
-        return self.run(read)
+    @_blocking
+    async def watched_spans(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        partitions: Iterable[TopicPartition],
+    ) -> dict[TopicPartition, LogSpan | None]:
+        """Return the result of `spans`, at no cost for logs that do not grow.
 
-    def read_start(self, query: str) -> str | None:
-        """Return the start that is kept under a name; None for none."""
+        Partitions of a broker that is away are missing. Log starts may be old.
+        """
+        # Before the cluster is known every broker would look as if it were away.
+        await read_cluster(context, (), deadline_s=deadline_s)
+        there = [p for p in partitions if context.address_of(p.broker_id)]
+        found = await self._log_ends(context).read(there, deadline_s=deadline_s)
+        return _log_spans(found.items())
 
-        async def read(context: ClientContext, deadline_s: float) -> str | None:
-            return await read_start(context, query, deadline_s=deadline_s)
+    @_blocking
+    async def wait_for_growth(
+        self, context: ClientContext, _deadline_s: float, wait_s: float
+    ) -> None:
+        """Return when a watched log has grown, or after so many seconds."""
+        await self._log_ends(context).wait(wait_s=wait_s)
 
-        return self.run(read)
-
-    def keep_start(self, query: str, text: str) -> None:
-        """Keep a start under a name; durable on return."""
-
-        async def keep(context: ClientContext, deadline_s: float) -> None:
-            await keep_start(context, query, text, deadline_s=deadline_s)
-
-        self.run(keep)
-
-    def forget_start(self, query: str) -> None:
-        """Forget the start that is kept under a name; harmless twice."""
-
-        async def forget(context: ClientContext, deadline_s: float) -> None:
-            await forget_start(context, query, deadline_s=deadline_s)
-
-        self.run(forget)
+    @_blocking
+    async def monotonic_s(self, context: ClientContext, _deadline_s: float) -> float:
+        """Return seconds on the client's clock, for waits."""
+        return context.clock.monotonic_s()
 
     # -- the client, all on its loop --------------------------------------------------
 
@@ -580,7 +480,7 @@ class Cluster:
                     request_timeout_s=wire.request_timeout_s,
                     metadata_s=METADATA_S,
                 )
-                # One that cannot start closes itself; the next call tries anew.
+                # One that cannot start closes itself; the next call tries again.
                 await client.start()
                 self._client = client
                 asyncio.get_running_loop().call_later(self._idle_s, self._look_if_idle)

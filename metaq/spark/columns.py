@@ -95,7 +95,7 @@ class RowBuilder:
         Args:
             run: the bytes that `edges` speaks of; copied.
             edges: as `find_run` returns them; changed.
-            offset: where the run lies in the log.
+            offset: of the first record of the run.
 
         Returns:
             The batch, which owns its bytes, and the fault that made it shorter than the

@@ -110,7 +110,7 @@ class MetaqDataSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return the writer of micro-batches; raises as `writer`.
 
-        In the output mode "complete" every result is appended anew.
+        In the output mode "complete" every result is appended again.
         """
         from metaq.spark.sink.writer import stream_writer  # noqa: PLC0415  # see the top
 
@@ -169,6 +169,6 @@ def register(spark: SparkSession) -> None:
         try:
             spark.dataSource.register(source)
         except PySparkException as error:
-            # Spark 4.0 registers no format anew that it has found by its name.
+            # Spark 4.0 cannot register a format again that it has found by its name.
             if error.getCondition() != _ALREADY_THERE:
                 raise

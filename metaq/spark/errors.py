@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
     """Let a method that Spark calls fail with the sentence of our error alone.
 
-    Without that the sentence stands below the lines of a trace. A worker that has
-    failed ends, so no other trace is hidden. The trace of ours goes to the log at
+    Without it the sentence would follow the lines of a trace. A worker that has failed
+    ends, so no other trace is hidden. The trace of ours goes to the log at
     DEBUG; an error that is not ours is a bug, and keeps it.
     """
 
     @wraps(call)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+    def plain(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except MetaqError:
@@ -44,7 +44,7 @@ def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
             raise
 
     @wraps(call)
-    def told_while_read(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, None, Any]:
+    def generator(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, None, Any]:
         try:
             return (yield from cast("Generator[Any, None, Any]", call(*args, **kwargs)))
         except MetaqError:
@@ -52,12 +52,12 @@ def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
             raise
 
     if isgeneratorfunction(call):
-        return cast("Callable[P, T]", told_while_read)
-    return told
+        return cast("Callable[P, T]", generator)
+    return plain
 
 
 def _hide_trace() -> None:
-    _log.debug("told to Spark in one sentence", exc_info=True)
+    _log.debug("reported to Spark in one sentence", exc_info=True)
     if any(name.startswith(_WORKER) for name in os.environ):
         os.environ[_HIDDEN] = "1"
 
@@ -131,7 +131,6 @@ class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""
 
     partition: TopicPartition
-    """Partition of the lost bytes."""
     start: Offset
     """The first of them."""
     end: Offset | None
@@ -139,7 +138,6 @@ class LostRange:
     reason: str
     """Cause of the loss, with the numbers that show it."""
     message_count: int | None = None
-    """Number of lost messages; None where unknown."""
 
     def __str__(self) -> str:
         if self.end is None:
@@ -173,11 +171,9 @@ class BadRowError(SparkError):
             " such values in a column of their own"
         )
         self.partition = partition
-        """Partition of the message."""
         self.offset = offset
         """The first byte of its record."""
         self.reason = reason
-        """Fault of the value."""
 
     def __reduce__(
         self,
@@ -186,7 +182,7 @@ class BadRowError(SparkError):
 
 
 class DamagedRecordError(CorruptRecordError):
-    """A record's bytes contradict themselves; nothing behind it was read."""
+    """A record's bytes contradict themselves; nothing after it was read."""
 
     def __init__(
         self,
@@ -196,7 +192,7 @@ class DamagedRecordError(CorruptRecordError):
         next_good_offset: Offset | None,
     ) -> None:
         where = (
-            "no good record was found behind it"
+            "no good record was found after it"
             if next_good_offset is None
             else f"the next good record is at offset {next_good_offset}"
         )
@@ -205,7 +201,6 @@ class DamagedRecordError(CorruptRecordError):
             next_good_offset=next_good_offset,
         )
         self.partition: TopicPartition = partition
-        """Partition of the record."""
         self.offset: Offset = offset
         """The record's first byte."""
         self.detail = detail

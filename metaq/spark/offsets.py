@@ -5,13 +5,13 @@ A stream's offset says for every partition which byte is read next:
     {"/version": 1, "logs": {"0-0": 4096, "0-1": 0}}
 
 Worked example: partition 0 of topic `logs` on broker 0 holds three records of 100, 200
-and 300 bytes. A query that has read the first two stands at 300: the first byte of the
-third record, which is also the end of the second. When everything is read it stands at
+and 300 bytes. A query that has read the first two has offset 300: the first byte of the
+third record, which is also the end of the second. When everything is read it has
 600, where the next record will begin; a batch from 300 to 600 has one record.
 
 Keys are sorted, so equal offsets have equal texts: Spark compares texts. `/version` can
 be no topic, for no topic has a slash in its name. The parser is strict, because a
-checkpoint that is read wrongly loses or doubles data; whatever is odd is quoted. The
+checkpoint that is read wrongly loses or doubles data; all that is odd is quoted. The
 JSON that a query stores can be pasted into `startingOffsets`.
 """
 
@@ -31,7 +31,7 @@ VERSION: Final = 1
 VERSION_KEY: Final = "/version"
 """Key of the version: beside the topics, and no topic's name."""
 
-BEHIND_KEY: Final = "/behind"
+LAG_KEY: Final = "/behind"
 """Key of the backlog of each topic, in the log ends that a progress shows."""
 
 EARLIEST: Final = Offset(-2)
@@ -89,7 +89,7 @@ def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
     """Read offsets that a user wrote: without version, and with names for the edges.
 
     Args:
-        text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) stand for the log start
+        text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) mean the log start
             and the log end.
         option: whose value it is, for messages.
 

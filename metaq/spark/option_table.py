@@ -11,7 +11,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn, assert_never
+from typing import Any, Final, NoReturn, assert_never
 
 from metaq.model import MAX_OFFSET
 from metaq.record.ids import BROKER_ID_MAX
@@ -50,7 +50,7 @@ class Kind(enum.Enum):
     """Form of the text of a value; the value is the name for the page."""
 
     TEXT = "text"
-    """As it stands, not blank."""
+    """As it is, not blank."""
     NAMES = "list of names"
     """Separated by commas, none blank, none twice."""
     PATTERN = "regular expression"
@@ -277,8 +277,8 @@ OPTIONS: Final = (
         meaning="Topic of all rows; wins over a column `topic`."),
     OptionSpec(name="delivery", kind=Kind.CHOICE, uses=_SINK, default="at-least-once",
         choices=("at-least-once", EXACTLY_ONCE),
-        meaning="What a failed and repeated task may leave behind: rows that are there"
-        " twice, or nothing. `exactly-once` needs `zookeeper`, and for a stream the"
+        meaning="What a failed and repeated task may leave: rows that are stored twice,"
+        " or nothing. `exactly-once` needs `zookeeper`, and for a stream the"
         " option `checkpointLocation`."),
     OptionSpec(name="batchBytes", kind=Kind.INTEGER, uses=_SINK, default="1048576",
         low=1024, high=64 * 1024 * 1024,
@@ -296,7 +296,7 @@ OPTIONS: Final = (
 """All options, in the order of the page."""
 
 
-def read_options(options: Mapping[str, str], use: Use) -> dict[str, object]:
+def read_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
     """Read a user's options for one use; missing ones have their defaults.
 
     Args:
@@ -313,7 +313,7 @@ def read_options(options: Mapping[str, str], use: Use) -> dict[str, object]:
         OffsetTextError: the same for JSON.
     """
     known = {spec.name.lower(): spec for spec in OPTIONS}
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         spec.name: None if spec.default is None else spec.read(spec.default)
         for spec in OPTIONS
         if use in spec.uses

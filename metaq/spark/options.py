@@ -8,7 +8,7 @@ import enum
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from metaq.client.names import name_some
 from metaq.model import Millis, Offset, TopicPartition
@@ -62,11 +62,9 @@ class Bound:
     edge: Edge
     """Edge for partitions that the other fields leave open."""
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
-    """Offsets per partition."""
     time_ms: Millis | None = None
     """One time for all partitions; wins over everything else."""
     times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
-    """Times per partition; win over offsets."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
@@ -93,7 +91,6 @@ class AtTime:
     """The first message of that time or later."""
 
     time_ms: Millis
-    """Milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +104,6 @@ class WireOptions:
     brokers: tuple[str, ...]
     """`host:port` each; empty where ZooKeeper is asked."""
     request_timeout_s: float
-    """Bound on one answer."""
     retry_timeout_s: float
     """Bound on trying again."""
 
@@ -117,11 +113,9 @@ class ValueOptions:
     """Conversion of values to the column `value`."""
 
     format: ValueFormat
-    """Format of the column."""
     ddl: str | None
     """Fields of JSON values; None for the other formats."""
     bad_rows: BadRows
-    """Fate of values that are not of the format."""
     dead_letter_topic: str | None
     """Topic for bad values; None unless `bad_rows` is TOPIC."""
 
@@ -131,19 +125,15 @@ class SourceOptions:
     """Options of a batch or streaming read. Go to executors in pickled form."""
 
     wire: WireOptions
-    """Address of the cluster."""
     topics: tuple[str, ...]
     """Names of `subscribe`; empty where another way was chosen."""
     topic_pattern: str | None
     """The pattern of `subscribePattern`; whole names match."""
     assigned: frozenset[TopicPartition]
-    """The partitions of `assign`."""
     waits_for_topics: bool
     """A stream may start before its topics are there."""
     starting: Bound
-    """Start of reading."""
     ending: Bound
-    """End of a batch; the log end for streams."""
     is_late_start_error: bool
     """A start by time fails where no message is that young; else it is the log end."""
     pin_name: str | None
@@ -153,19 +143,13 @@ class SourceOptions:
     progress_group: str | None
     """The group that progress is committed to; None: none."""
     fail_on_data_loss: bool
-    """Raise when bytes are gone."""
     limits: BatchLimits
-    """Bounds of one micro-batch."""
     ranges_min: int | None
     """Hint for the number of tasks."""
     records_max: int | None
-    """Messages of one task."""
     values: ValueOptions
-    """Conversion of values to a column."""
     on_corrupt: OnCorrupt
-    """Fate of damaged records."""
     is_filter_pushdown: bool
-    """Filters are asked for and heeded."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
@@ -209,38 +193,38 @@ class SourceOptions:
         found = _Found(options, Use.STREAM if is_stream else Use.BATCH)
         found.exactly_one("subscribe", "subscribePattern", "assign")
         wire = _wire_options(found)
-        assigned = found.assigned()
+        assigned = found["assign"] or frozenset()
         starting = _starting(found, is_stream=is_stream)
         ending = _ending(found)
-        topics, pattern = found.names("subscribe"), found.text("subscribePattern")
+        topics, pattern = found["subscribe"] or (), found["subscribePattern"]
         for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
             check_chosen(name, bound.named, topics, pattern, assigned)
-        progress_group = found.text("progressGroup")
-        start_group = found.text("group") or progress_group
+        progress_group = found["progressGroup"]
+        start_group = found["group"] or progress_group
         if starting.edge is Edge.GROUP and start_group is None:
             raise OptionError("startingOffsets=group needs group or progressGroup")
         if starting.edge is not Edge.GROUP and "group" in found.given:
             raise OptionError("group has no effect without startingOffsets=group")
-        strategy = found.text("startingOffsetsByTimestampStrategy")
+        strategy = found["startingOffsetsByTimestampStrategy"]
         return cls(
             wire=wire,
             topics=topics,
             topic_pattern=pattern,
             assigned=assigned,
-            waits_for_topics=is_stream and found.flag("waitForTopic"),
+            waits_for_topics=is_stream and found["waitForTopic"],
             starting=starting,
             ending=ending,
             is_late_start_error=strategy == "error",
-            pin_name=found.text("pinStart") or progress_group,
+            pin_name=found["pinStart"] or progress_group,
             start_group=start_group,
             progress_group=progress_group,
-            fail_on_data_loss=found.flag("failOnDataLoss"),
+            fail_on_data_loss=found["failOnDataLoss"],
             limits=_limits(found),
-            ranges_min=found.number("minPartitions"),
-            records_max=found.number("maxRecordsPerPartition"),
+            ranges_min=found["minPartitions"],
+            records_max=found["maxRecordsPerPartition"],
             values=_value_options(found),
-            on_corrupt=OnCorrupt(found.text("onCorrupt")),
-            is_filter_pushdown=found.flag("filterPushdown"),
+            on_corrupt=OnCorrupt(found["onCorrupt"]),
+            is_filter_pushdown=found["filterPushdown"],
         )
 
 
@@ -249,13 +233,11 @@ class SinkOptions:
     """Options of a write. Go to executors in pickled form."""
 
     wire: WireOptions
-    """Address of the cluster."""
     topic: str | None
     """Topic of all rows; None: the rows name theirs."""
     is_exactly_once: bool
     """Tasks prepare transactions, which the driver commits."""
     batch_bytes: int
-    """Bytes of one batch on the wire."""
     fail_on_lost_route: bool
     """Raise when a batch that is run again cannot go where it went before."""
 
@@ -271,7 +253,7 @@ class SinkOptions:
         """
         found = _Found(options, Use.SINK)
         wire = _wire_options(found)
-        is_exactly_once = found.text("delivery") == EXACTLY_ONCE
+        is_exactly_once = found["delivery"] == EXACTLY_ONCE
         if is_exactly_once:
             if wire.zookeeper is None:
                 raise OptionError(
@@ -282,10 +264,10 @@ class SinkOptions:
                 raise OptionError(f"{name} has no effect with delivery=exactly-once")
         return cls(
             wire=wire,
-            topic=found.text("topic"),
+            topic=found["topic"],
             is_exactly_once=is_exactly_once,
-            batch_bytes=found.number("batchBytes") or 0,
-            fail_on_lost_route=found.flag("failOnLostRoute"),
+            batch_bytes=found["batchBytes"] or 0,
+            fail_on_lost_route=found["failOnLostRoute"],
         )
 
 
@@ -299,7 +281,7 @@ def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
 
 
 class _Found:
-    """Values by name, each with the type that its kind in the table promises."""
+    """Values by name, each of the type that its kind in the table promises."""
 
     def __init__(self, options: Mapping[str, str], use: Use) -> None:
         self._values = read_options(options, use)
@@ -318,49 +300,23 @@ class _Found:
         if name in self.given and self._values[other] is None:
             raise OptionError(f"{name} has no effect without {other}")
 
-    def text(self, name: str) -> str | None:
-        """Return a text, or a choice; None also for an option of another use."""
-        value = self._values.get(name)
-        assert value is None or isinstance(value, str), name
-        return value
-
-    def number(self, name: str) -> int | None:
-        value = self._values.get(name)
-        assert value is None or isinstance(value, int), name
-        return value
+    def __getitem__(self, name: str) -> Any:
+        """Return a value of the option's kind; None also for one of another use."""
+        return self._values.get(name)
 
     def seconds(self, name: str) -> float:
-        """Return a duration, or milliseconds, as seconds."""
-        value = self._values.get(name, 0.0)
-        assert isinstance(value, int | float), name
+        """Return a duration, or milliseconds, as seconds; 0 for one of another use."""
+        value = self[name] or 0.0
         return value if isinstance(value, float) else value / _MS_PER_S
-
-    def flag(self, name: str) -> bool:
-        value = self._values[name]
-        assert isinstance(value, bool), name
-        return value
-
-    def names(self, name: str) -> tuple[str, ...]:
-        value = self._values[name]
-        assert value is None or isinstance(value, tuple), name
-        return value or ()
-
-    def assigned(self) -> frozenset[TopicPartition]:
-        value = self._values["assign"]
-        assert value is None or isinstance(value, frozenset), "assign"
-        return value or frozenset()
 
     def bound(self, side: str, edge: Edge) -> Bound:
         """Return `startingX` or `endingX`; without any, the edge."""
-        offsets = self._values.get(f"{side}Offsets")
-        times = self._values.get(f"{side}OffsetsByTimestamp")
-        time_ms = self.number(f"{side}Timestamp")
-        assert times is None or isinstance(times, dict), side
+        offsets = self[f"{side}Offsets"]
         return Bound(
             edge=Edge(offsets) if isinstance(offsets, str) else edge,
             offsets=offsets if isinstance(offsets, dict) else {},
-            time_ms=None if time_ms is None else Millis(time_ms),
-            times_ms=times or {},
+            time_ms=self[f"{side}Timestamp"],
+            times_ms=self[f"{side}OffsetsByTimestamp"] or {},
         )
 
 
@@ -368,12 +324,12 @@ def _wire_options(found: _Found) -> WireOptions:
     found.exactly_one("zookeeper", "brokers")
     found.needs("zkRoot", "zookeeper")
     for name in ("group", "progressGroup", "pinStart"):
-        if name in found.given and found.text("zookeeper") is None:
+        if name in found.given and found["zookeeper"] is None:
             raise OptionError(f"{name} is kept in ZooKeeper: it needs zookeeper")
     return WireOptions(
-        zookeeper=found.text("zookeeper"),
-        zk_root=found.text("zkRoot") or "/",
-        brokers=found.names("brokers"),
+        zookeeper=found["zookeeper"],
+        zk_root=found["zkRoot"] or "/",
+        brokers=found["brokers"] or (),
         request_timeout_s=found.seconds("requestTimeoutMs"),
         retry_timeout_s=found.seconds("retryTimeoutMs"),
     )
@@ -439,8 +395,8 @@ def check_chosen(
 
 
 def _limits(found: _Found) -> BatchLimits:
-    least = found.number("minOffsetsPerTrigger")
-    most = found.number("maxOffsetsPerTrigger")
+    least = found["minOffsetsPerTrigger"]
+    most = found["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
         raise OptionError(
             f"minOffsetsPerTrigger {least} is larger than maxOffsetsPerTrigger {most}"
@@ -448,16 +404,16 @@ def _limits(found: _Found) -> BatchLimits:
     found.needs("maxTriggerDelay", "minOffsetsPerTrigger")
     return BatchLimits(
         messages_max=most,
-        bytes_max=found.number("maxBytesPerTrigger"),
+        bytes_max=found["maxBytesPerTrigger"],
         messages_min=least,
         delay_s_max=found.seconds("maxTriggerDelay"),
     )
 
 
 def _value_options(found: _Found) -> ValueOptions:
-    value_format = ValueFormat(found.text("valueFormat"))
-    bad_rows = BadRows(found.text("badRows"))
-    ddl, dead_letter_topic = found.text("valueSchema"), found.text("deadLetterTopic")
+    value_format = ValueFormat(found["valueFormat"])
+    bad_rows = BadRows(found["badRows"])
+    ddl, dead_letter_topic = found["valueSchema"], found["deadLetterTopic"]
     if (value_format is ValueFormat.JSON) != (ddl is not None):
         raise OptionError("valueFormat=json and valueSchema need each other")
     if ddl is not None and _NOT_NULL.search(ddl):

@@ -18,8 +18,8 @@ from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 
 PROBES: Final = 15
-"""Boundaries asked for at once while one is searched. A guess tells where among them it
-is, and a count or two that it is there."""
+"""Boundaries asked for at once while one is searched. A guess says where among them it
+is, and a count or two confirm it."""
 PROBES_MAX: Final = 1000
 """The same within `WALK_BYTES`: there they are all, as a rule."""
 WALK_BYTES: Final = 256 * 1024
@@ -35,9 +35,7 @@ class LogSpan:
     """A stretch of one partition's log, from one record boundary to another."""
 
     start: Offset
-    """The first byte."""
     end: Offset
-    """The byte behind the last one."""
 
     @property
     def size_bytes(self) -> SizeBytes:
@@ -50,11 +48,8 @@ class ReadRange:
     """Range of one partition for one Spark task; goes to executors in pickled form."""
 
     partition: TopicPartition
-    """Partition of the log."""
     start: Offset
-    """The first record."""
     end: Offset
-    """The boundary behind the last record."""
 
 
 class SpanFacts(Protocol):
@@ -63,7 +58,7 @@ class SpanFacts(Protocol):
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
         """Return how many records begin there.
 
-        An estimate will do where a broker cannot tell; limits are then met about.
+        An estimate will do where a broker cannot count; limits then hold roughly.
         """
         ...
 
@@ -78,10 +73,10 @@ class SpanFacts(Protocol):
         """
         ...
 
-    def boundaries_behind(
+    def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
-        """Return places close behind `start` where records begin.
+        """Return offsets soon after `start` where records begin.
 
         Asked where `boundaries` named none.
 
@@ -262,7 +257,7 @@ class _Search:
 
     Each round keeps one gap between boundaries, so the search ends: at a gap between
     two records, or where the log names no boundary. Boundaries and counts are requests,
-    so it is guessed where the limit lies, as if all records were of one size.
+    so the limit is guessed, as if all records were of one size.
     """
 
     def __init__(
@@ -322,9 +317,7 @@ class _Search:
             # Where it names none in a gap, it names none in a part of it.
             self._has_boundaries = bool(inner)
         if not inner:
-            inner = facts.boundaries_behind(
-                partition, low[0], high[0], self._span.start
-            )
+            inner = facts.boundaries_after(partition, low[0], high[0], self._span.start)
         return _checked(partition, span, inner)
 
     def _narrow(

@@ -2,7 +2,7 @@
 
 Filters that Spark hands down count as far as they help to leave out files. Every filter
 is evaluated by Spark once more, so the conditions taken from them here may be weaker,
-and never stronger. Filters are told apart by the names of their classes, which Spark
+and never stronger. Filters are distinguished by the names of their classes, which Spark
 lacks before 4.1.
 """
 
@@ -22,9 +22,9 @@ _FIRST: Final = Offset(0)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Half-open ranges; a record is wanted when it lies in both.
+    """Half-open ranges; a record is wanted when it is in both.
 
-    A record without a time (a Java broker stamped it) lies in every range of times:
+    A record without a time (a Java broker stamped it) is in every range of times:
     its time is unknown.
     """
 
@@ -88,11 +88,9 @@ class PushedFilters:
     topics: frozenset[str] | None = None
     """Topics that can match; None: any."""
     broker_ids: frozenset[int] | None = None
-    """Brokers that can match; None: any."""
     partitions: frozenset[int] | None = None
     """Partition numbers that can match; None: any."""
     bounds: Bounds = EVERYTHING
-    """Offsets and times that can match."""
 
     def allows(self, partition: TopicPartition) -> bool:
         """Tell whether a record of a partition can match."""

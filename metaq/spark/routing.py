@@ -2,13 +2,13 @@
 
 A row goes where its key, its place and the partitions of its topic say. Brokers
 recognise batches they have stored already; so a batch that is run again has to go to
-the partitions of its first run, whatever brokers there are by then. Those are written
+the partitions of its first run, with any brokers that exist by then. Those are written
 down before its first row is sent:
 
     next       where the batch goes that comes next, or has begun; none right after a
                commit, because brokers may come and go until it begins
     committed  the last batch that is written as a whole, and of which query: one that
-               begins anew in the same place counts its batches anew
+               starts again in the same place counts its batches from 0
     last       where that one went: Spark runs it again if it stops before it has
                noted the commit
 
@@ -43,7 +43,6 @@ class WriteRoutes:
     query: str = ""
     """The query whose batch that was."""
     last: Route = field(default_factory=dict)
-    """Route of the last batch."""
     next: Route = field(default_factory=dict)
     """Route of the next batch, of topics that it has begun to write."""
 

@@ -61,7 +61,6 @@ class RowDamage:
     """Bytes that were left out because they are no records."""
 
     partition: TopicPartition
-    """Partition of the damage."""
     start: Offset
     """The first of them: where a record should have begun."""
     end: Offset
@@ -80,7 +79,7 @@ class _Search:
     start: Offset
     detail: str
     may_be_tail: bool
-    """Without a good record behind it, it is a torn tail and no damage."""
+    """Without a good record after it, it is a torn tail and no damage."""
 
 
 class RowDecoder:
@@ -104,10 +103,10 @@ class RowDecoder:
         Args:
             partition: the partition to read.
             start: a record boundary.
-            end: a record boundary, at or behind `start`; it is not read.
+            end: a record boundary, at or after `start`; it is not read.
             on_corrupt: reaction to a damaged record.
             may_be_torn: `end` is the size of a file that a broker writes: a record
-                that is cut short there, with none behind it, ends the read.
+                that is cut short there, with none after it, ends the read.
             payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
             batch_records_max: rows of a batch, 1 or more.
             batch_bytes_max: bytes of a batch, exceeded by less than one record;
@@ -115,7 +114,7 @@ class RowDecoder:
             resync_bytes: least bytes for a search for the next good record.
 
         Raises:
-            BackwardRangeError: `end` lies before `start`.
+            BackwardRangeError: `end` is before `start`.
         """
         if start > end:
             raise BackwardRangeError(f"{partition}: read from {start} ends at {end}")
@@ -148,11 +147,11 @@ class RowDecoder:
 
         Args:
             data: the log from `next_offset` on, of any length; must not change until
-                the iterator is exhausted. Bytes at or behind `end` are ignored.
+                the iterator is exhausted. Bytes at or after `end` are ignored.
 
         Yields:
             Batches of `ROW_SCHEMA` that own their bytes, none of them empty. When one
-            is handed out, `next_offset` stands behind its last record.
+            is handed out, `next_offset` is the end of its last record.
 
         Raises:
             DamagedRecordError: a record is damaged, and damage is to fail the read.
@@ -203,9 +202,9 @@ class RowDecoder:
             self.next_offset = Offset(start + ends[batch.num_rows - 1])
             yield batch
         if bad is not None:
-            behind = Offset(start + ends[bad.row])
-            self._begin_search(bad.detail, may_be_tail=False, in_sight=behind)
-            self._go_on_at(behind)
+            after = Offset(start + ends[bad.row])
+            self._begin_search(bad.detail, may_be_tail=False, in_sight=after)
+            self._go_on_at(after)
 
     def _may_go_on(self, view: memoryview, position: int) -> bool:
         """Judge the bytes at `position`, which are no whole record.
@@ -226,8 +225,8 @@ class RowDecoder:
         else:
             assert isinstance(found, Corrupt), found
             detail, may_be_tail = found.detail, False
-        behind = self._next_good(view, position)
-        good = None if behind is None else Offset(self.next_offset + behind - position)
+        after = self._next_good(view, position)
+        good = None if after is None else Offset(self.next_offset + after - position)
         self._begin_search(detail, may_be_tail, in_sight=good)
         return True
 
@@ -248,7 +247,7 @@ class RowDecoder:
         return found is not None
 
     def _next_good(self, view: memoryview, position: int) -> Position | None:
-        """Return the next good record behind the damage, None without one in sight."""
+        """Return the next good record after the damage; None if none is in sight."""
         search = self._search
         is_damaged = search is None or search.start == self.next_offset
         found = find_next_record(
@@ -295,11 +294,11 @@ class RowDecoder:
 def decode_pieces(
     decoder: RowDecoder, pieces: Iterable[BytesLike], *, batch_bytes: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of bytes that come in pieces, one right behind the other.
+    """Yield the rows of bytes that come in pieces, back to back.
 
     Args:
-        decoder: stands where the first piece begins; afterwards it tells about damage
-            and about a torn tail.
+        decoder: its `next_offset` is that of the first piece; afterwards it has the
+            damage, and whether there is a torn tail.
         pieces: of any size; records that the cuts go through are put together.
         batch_bytes: decoded at a time, at least, while there are so many.
 

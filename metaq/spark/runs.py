@@ -1,6 +1,6 @@
 """Find runs of whole, verified records in bytes of the log; no object per record.
 
-A run is told by its edges, one flat array of positions in the bytes:
+A run is described by its edges, one flat array of positions in the bytes:
 
     edges:  0        1         2        3         4            2n
             | header | payload | header | payload | ... payload |
@@ -40,7 +40,7 @@ def find_run(
     Returns:
         2n + 1 edges for n records, positions in `data` minus `start`. A run ends at a
         limit, at a record that is cut short by the end of `data`, or at bytes that
-        are no record; `metaq.record.scan` tells which.
+        are no record; `metaq.record.scan` distinguishes them.
     """
     view = data[start:]
     edges = _find_uniform(view, records_max, bytes_max, payload_max)
@@ -91,7 +91,7 @@ def _find_each(
     bytes_max: int,
     payload_max: int,
 ) -> None:
-    """Go on behind the last edge. Flat on purpose: rows pass here one by one."""
+    """Go on after the last edge. Flat on purpose: rows pass here one by one."""
     unpack, crc, mask = _LENGTH_CHECKSUM.unpack_from, crc32, CHECKSUM_MASK
     header_bytes, end, append = HEADER_BYTES, len(view), edges.append
     position, left = edges[-1], records_max - len(edges) // 2

@@ -47,7 +47,7 @@ _STREAM_ONLY: Final = frozenset(
     if Use.STREAM in spec.uses and Use.BATCH not in spec.uses
 )
 _TABLE: Final = "metaq table "
-"""Start of a comment that has the options of a table behind it, as JSON."""
+"""Start of a comment that is followed by the options of a table, as JSON."""
 _OF_TABLE: Final = "option."
 """Prefix that Spark gives to each option of a table that is created."""
 
@@ -96,7 +96,7 @@ def declared_columns(options: Mapping[str, str]) -> str:
 
 
 def _is_of_stream(options: Mapping[str, str]) -> bool:
-    """Whether options can only be those of a stream; Spark does not tell."""
+    """Whether options can only be those of a stream; Spark does not say."""
     return any(name.lower() in _STREAM_ONLY for name in options)
 
 
@@ -196,7 +196,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _is_disguised(kind: pa.DataType) -> bool:
-    """Whether there is a struct in a type that stands for a VARIANT, or a shape."""
+    """Whether there is a struct in a type that represents a VARIANT, or a shape."""
     fields = [kind.field(number) for number in range(kind.num_fields)]
     return any(
         _STAND_INS & (each.metadata or {}).keys() or _is_disguised(each.type)

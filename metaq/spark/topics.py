@@ -55,7 +55,7 @@ def find_partitions(
 
 
 def log_starts(
-    options: SourceOptions, partitions: Iterable[TopicPartition]
+    options: SourceOptions, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Offset]:
     """Return the first offset that each partition has now; 0 where it has no log yet.
 

@@ -3,7 +3,7 @@
 Arrow reads a block of values, and refuses all of it where one is bad: halving finds
 that one (`read_by_halves`).
 
-Of JSON objects one lies behind the other, a line each. Every one is sure to begin with
+JSON objects are read back to back, a line each. Every one is sure to begin with
 `{` and to end with `}`, and `}` newline `{` occurs in no JSON value, so objects cannot
 flow into one another; when as many come out as values went in, each value is exactly
 one object.
@@ -292,7 +292,7 @@ def read_by_halves(
     Args:
         count: number of values.
         read: reads the values [start, end); raises ArrowInvalid where one is bad.
-        on_bad: is told the number of each bad value, and its fault.
+        on_bad: called with the number of each bad value, and its fault.
         kind: type of what is read.
 
     Yields:

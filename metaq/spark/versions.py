@@ -22,7 +22,7 @@ HAS_ARROW_STREAM_WRITER: Final = hasattr(datasource, "DataSourceStreamArrowWrite
 HAS_LIMITS: Final = (
     "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 )
-"""From 4.2 on Spark tells a reader its offsets when it asks for more, and heeds the
+"""From 4.2 on Spark passes a reader its offsets when it asks for more, and heeds the
 reader's reaction to `Trigger.AvailableNow`."""
 
 _log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ def report_missing_limits(is_wanted: bool) -> None:
     if is_wanted and not HAS_LIMITS:
         _log.warning(
             "limits of a micro-batch may not hold for the first one of a run, and"
-            " Trigger.AvailableNow ends after one: PySpark %s does not tell a source"
-            " where its query stands, PySpark 4.2 does",
+            " Trigger.AvailableNow ends after one: PySpark %s does not pass a source"
+            " the offsets of its query, PySpark 4.2 does",
             pyspark.__version__,
         )
 

@@ -82,7 +82,7 @@ def test_an_offset_inside_a_record_is_called_that(
     name = f"{edge}ingOffsets"
     given = {"subscribe": TOPIC, name: json.dumps({TOPIC: {"0-0": 40, "0-1": 0}})}
     sentence = (
-        "logs/0-0: no record begins at offset 40, which lies inside one, or at damage;"
+        "logs/0-0: no record begins at offset 40, which is inside one, or at damage;"
         " the next one is at 70. Offsets are byte positions"
     )
 

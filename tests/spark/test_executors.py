@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from metaq.client.offsets.query_progress import read_progress
 from metaq.clock import Clock
 from metaq.model import Offset
 from metaq.spark.cluster import Cluster
@@ -166,7 +167,7 @@ def progress_of(zookeeper: str) -> dict[Any, Offset]:
     )
     cluster = Cluster(wire)
     try:
-        found = cluster.read_progress("query", [tp(0)])
+        found = cluster.ask(read_progress, "query", [tp(0)])
     finally:
         cluster.close()
     return {tp(0): Offset(0), **found}

@@ -45,7 +45,7 @@ class Book:
         places = (min(bisect_left(inside, at), len(inside) - 1) for at in targets)
         return [Offset(inside[at]) for at in sorted(set(places)) if inside]
 
-    def boundaries_behind(
+    def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
         self.questions += 1

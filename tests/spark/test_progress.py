@@ -12,6 +12,7 @@ import pytest
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.offsets.query_progress import commit_progress
 from metaq.client.session import AsyncClient
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.pipeline.declared.progress import lag_of
@@ -23,7 +24,7 @@ from metaq.spark.errors import (
     LateStartError,
     OptionError,
 )
-from metaq.spark.offsets import BEHIND_KEY, offsets_to_json
+from metaq.spark.offsets import LAG_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
 from metaq.spark.source import stream
@@ -73,10 +74,10 @@ class ToldCluster(Cluster):
     def watched_spans(self, partitions: Any) -> Any:
         return self.spans or super().watched_spans(partitions)
 
-    def commit_progress(self, *progress: Any) -> None:
-        if self.refuses:
+    def ask(self, question: Any, *args: Any) -> Any:
+        if self.refuses and question is commit_progress:
             raise DataLossError(())
-        super().commit_progress(*progress)
+        return super().ask(question, *args)
 
 
 def told_cluster(options: SourceOptions) -> ToldCluster:
@@ -140,7 +141,7 @@ def test_progress_says_how_far_behind_a_query_is(broker: EmbeddedBroker) -> None
         behind = {TOPIC: {"bytes": left * SIZE, "records": left}}
         ends = offsets_to_json(offsets(100, 50))
         latest = reader.reportLatestOffset()
-        assert latest == {**ends, BEHIND_KEY: behind}
+        assert latest == {**ends, LAG_KEY: behind}
         assert lag_of({"latestOffset": latest}) == {TOPIC: left * SIZE}
 
 
@@ -555,7 +556,7 @@ def test_a_reader_travels_without_its_client(broker: EmbeddedBroker) -> None:
     end = reader.latestOffset(start, None)
     (task,) = reader.partitions(start, end)
     nothing = {TOPIC: {"bytes": 0, "records": 0}}
-    assert reader.reportLatestOffset() == {**end, BEHIND_KEY: nothing}
+    assert reader.reportLatestOffset() == {**end, LAG_KEY: nothing}
     copy = pickle.loads(pickle.dumps(reader))
     batches = list(copy.read(pickle.loads(pickle.dumps(task))))
     assert [v for b in batches for v in b.column("value").to_pylist()] == numbered(10)

@@ -15,16 +15,13 @@ ESCAPED: Final = re.compile(r"[^\w\-!.~'()*,;:$&+=/@\x80-\U0010ffff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
-    """A flow as its checkpoint tells."""
+    """A flow, by its checkpoint."""
 
     flow: str
-    """Its name."""
     target: str
-    """Table or sink that it writes to."""
     batch: int | None
     """The last finished micro-batch; None for none."""
     finished_ms: Millis | None
-    """Time of its end."""
 
 
 def flows_of(storage: str) -> list[FlowStatus]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from metaq.prometheus import metrics_of
-from metaq.spark.offsets import BEHIND_KEY
+from metaq.spark.offsets import LAG_KEY
 from metaq.stats import counter, gauge, part
 
 
@@ -21,13 +21,11 @@ class BatchProgress:
     batch: int
     """Number of the micro-batch in its checkpoint."""
     row_in_count: int
-    """Rows that the flow read."""
     row_out_count: int | None
-    """Rows that it wrote; None where the target does not tell, as tables of files."""
+    """Rows that it wrote; None if the target does not report them: tables of files."""
     duration_s: float
-    """Time that it took, seconds."""
     lag_bytes: Mapping[str, int]
-    """Topic → bytes behind the log ends, for each topic that the flow reads."""
+    """Topic → unread bytes of its logs, for each topic that the flow reads."""
 
 
 def batch_of(report: Mapping[str, Any]) -> BatchProgress:
@@ -52,15 +50,15 @@ def batch_of(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def lag_of(source: Mapping[str, Any]) -> dict[str, int]:
-    """Return topic → bytes that a source is behind.
+    """Return topic → bytes that a source has not read.
 
     Args:
         source: one of `sources` in the progress of a micro-batch.
     """
     latest = source.get("latestOffset")
     # Sources that are not ours have other texts there, or none.
-    behind = latest.get(BEHIND_KEY, {}) if isinstance(latest, Mapping) else {}
-    return {topic: one["bytes"] for topic, one in behind.items()}
+    lag = latest.get(LAG_KEY, {}) if isinstance(latest, Mapping) else {}
+    return {topic: one["bytes"] for topic, one in lag.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +71,14 @@ class FlowStatistics:
     row_in_count: int = counter("metaq_pipeline_rows_in_total", "Rows read by a flow.")
     row_out_count: int = counter(
         "metaq_pipeline_rows_out_total",
-        "Rows written by a flow, of targets that tell; tables of files do not.",
+        "Rows written by a flow, of targets that report them; tables of files do not.",
     )
     duration_s: float = gauge(
         "metaq_pipeline_batch_seconds", "Duration of the newest micro-batch of a flow."
     )
     lag_bytes: Mapping[str, int] = gauge(
         "metaq_pipeline_lag_bytes",
-        "Bytes of a topic behind a flow, as its newest micro-batch found them.",
+        "Bytes of a topic that a flow has not read, as of its newest micro-batch.",
         default=dict,
         labels=("topic",),
     )

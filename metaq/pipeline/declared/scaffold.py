@@ -2,7 +2,7 @@
 
 A line that does not decode becomes a dead letter.
 
-They are written as they stand here; everything that differs between projects is in the
+They are written as they are here; everything that differs between projects is in the
 configuration of the specification.
 """
 
@@ -138,7 +138,7 @@ headers.
     metaq topics create {letters} --partitions 1
     metaq produce {source} --file /var/log/some.log
     metaq pipeline run .            # an update every few seconds, until Ctrl-C
-    metaq pipeline status .         # how far behind, and the last batch of each flow
+    metaq pipeline status .         # unread bytes, and the last batch of each flow
 
 Topics and addresses are in `spark-pipeline.yml`. The pattern of a line, with the types
 of its groups, is at the top of `transformations/logs.py`. This proposes one, and says
@@ -208,14 +208,14 @@ def create_project(
 
 
 def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
-    # As it stands: Spark escapes it, and would escape the escapes of a URL again.
+    # As it is: Spark escapes it, and would escape the escapes of a URL again.
     storage = f"file://{directory.resolve() / 'storage'}"
     settings = {
         **parameters,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
     }
-    # A JSON text is a YAML text, whatever is in it.
+    # Every JSON text is a YAML text.
     lines = [f"  {key}: {json.dumps(value)}" for key, value in settings.items()]
     return "\n".join(
         [

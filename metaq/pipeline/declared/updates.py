@@ -4,7 +4,7 @@ Spark Declarative Pipelines know one kind of run: an *update*, in which every fl
 processes what is there at its start, in the order of the graph. So a pipeline that goes
 on is a loop of updates. Each has a session of Spark Connect of its own: a graph takes
 one update, and everything that the server keeps of it goes with its session. Its
-definitions are read anew each time: a table that is added comes with the next one.
+definitions are read again each time: a table that is added comes with the next one.
 
 The formats are found by their names here and not registered: Spark sends the counters
 of registered formats to the client, and the client of 4.3 ends an update on them.
@@ -50,7 +50,7 @@ RETRIES_MAX: Final = 4
 RETRY_MS_MAX: Final = 1_000
 
 FAILED: Final = " has FAILED"
-"""Part of an event's text that tells of a flow that failed."""
+"""Part of the text of an event about a flow that failed."""
 COMPLETED: Final = "Run is COMPLETED"
 """The text of the event that ends an update well."""
 UNKNOWN: Final = "UNKNOWN_RESPONSE"
@@ -61,9 +61,7 @@ class Project:
     """A pipeline's directory."""
 
     spec_path: Path
-    """Its specification file."""
     spec: PipelineSpec
-    """The contents of that file."""
 
 
 def read_project(directory: Path) -> Project:
@@ -119,7 +117,7 @@ def connect_mode() -> Iterator[None]:
 
 def server_url(session: SparkSession) -> str:
     """Return the address of Spark Connect in a session with `CONNECT_SETTINGS`."""
-    # A port that the system has chosen is told nowhere else; PySpark asks so as well.
+    # A port that the system has chosen is known nowhere else; PySpark asks so as well.
     service = "org.apache.spark.sql.connect.service.SparkConnectService$"
     port = getattr(getattr(session._jvm, service), "MODULE$").localPort()  # noqa: SLF001  # as above
     return f"sc://localhost:{port}"
@@ -130,9 +128,7 @@ class Refresh:
     """Tables that an update computes from the start."""
 
     tables: Sequence[str] = ()
-    """Names of tables and sinks."""
     is_all: bool = False
-    """All of them."""
 
 
 class PipelineRun:
@@ -176,8 +172,8 @@ class PipelineRun:
 
         Args:
             refresh: of the first update.
-            interval_s: pause behind each update, seconds; None: there is one alone.
-            on_update: called behind each one.
+            interval_s: pause after each update, seconds; None: there is one alone.
+            on_update: called after each one.
 
         Raises:
             PySparkException: an update failed.
@@ -215,7 +211,7 @@ class PipelineRun:
                 sql_conf=spec.configuration,
             )
             registry = SparkConnectGraphElementRegistry(session, graph)
-            # It tells which files it reads.
+            # It prints which files it reads.
             with redirect_stdout(StringIO()):
                 register_definitions(
                     self._project.spec_path, registry, spec, session, graph
@@ -243,7 +239,7 @@ class PipelineRun:
                 event = result.get("pipeline_event_result")
                 text = "" if event is None else event.event.message
                 if self._stopped.is_set():
-                    # It was about to begin when it was told to end.
+                    # It was about to begin when `stop` was called.
                     self._interrupt()
                 if FAILED in text:
                     self._on_failure(text)

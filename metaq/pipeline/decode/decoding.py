@@ -1,4 +1,4 @@
-"""One column of values decoded, whatever their format."""
+"""One column of values decoded, of any format."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
@@ -74,7 +74,7 @@ def _missing(
         values: of that type, but for the nulls.
         kind: what they should be.
         rows: number of the row that each one belongs to.
-        path: name of the field, with a dot behind it.
+        path: name of the field, followed by a dot.
     """
     if pa.types.is_struct(kind):
         is_there = values.is_valid()

@@ -113,13 +113,12 @@ class Proposal:
     form: ValueForm
     """Format of most of them."""
     schema: StructType | None
-    """Fields; None for Avro, whose values do not tell."""
+    """Fields; None for Avro, whose values do not show them."""
     fields: tuple[FieldFacts, ...] = ()
-    """The same with counts, those inside of others behind them."""
+    """The same with counts; nested fields follow their parents."""
     detail: str | None = None
     """Regular expression, delimiter, or fingerprint of the format."""
     fit_count: int
-    """Number of messages that decode."""
     errors: tuple[tuple[str, int], ...] = ()
     """Faults of the others with their counts, most frequent first."""
 
@@ -243,11 +242,8 @@ class Shape:
     """Kinds of all values in one place; fields in the order in which they came."""
 
     counts: Counter[ShownKind] = field(default_factory=Counter)
-    """Number of values of each kind."""
     fields: "dict[str, Shape]" = field(default_factory=dict)
-    """Shapes of the fields of its objects."""
     elements: "Shape | None" = None
-    """Shape of the elements of its arrays."""
 
     @property
     def there_count(self) -> int:

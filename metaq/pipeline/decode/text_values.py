@@ -160,7 +160,7 @@ def _as_times(texts: pa.Array, *, has_zone: bool) -> pa.Array:
     texts = pc.replace_substring(texts, ",", ".", max_replacements=1)
     if not has_zone:
         return texts
-    # Only behind a time: the day of 2024-05-01 would pass for a zone.
+    # Only after a time: the day of 2024-05-01 would pass for a zone.
     has_one = pc.match_substring_regex(texts, r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$")
     in_utc = pc.binary_join_element_wise(texts, pa.scalar("Z"), "")
     return pc.if_else(has_one, texts, in_utc)

@@ -22,7 +22,12 @@ from pyarrow.fs import FileSystem
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError
-from metaq.pipeline.jobs.archive_store import CHECKPOINT, MANIFESTS, ArchiveStore, told
+from metaq.pipeline.jobs.archive_store import (
+    CHECKPOINT,
+    MANIFESTS,
+    ArchiveStore,
+    table_errors,
+)
 from metaq.pipeline.jobs.data_files import DataFile, stats_of
 from metaq.pipeline.jobs.day_files import NS_PER_MS, file_system
 
@@ -37,7 +42,6 @@ class AdoptSummary:
     message_count: int
     """Messages that the archive says it has."""
     file_count: int
-    """Files, all in their places."""
 
 
 def adopt(path: str) -> AdoptSummary:
@@ -59,7 +63,7 @@ def adopt(path: str) -> AdoptSummary:
     if not manifests:
         raise ArchiveError(f"{root}: no archive of an older version: no {MANIFESTS}")
     there = file_system(root)
-    with told(root):
+    with table_errors(root):
         _take_over(store, f"{MANIFESTS}/{manifests[-1]}", there)
         there.delete_dir(MANIFESTS)
     files = store.files()

@@ -5,7 +5,7 @@
 It goes in batches. The driver asks where the logs end, one Spark job reads up to there
 and writes data files, and one commit of the table names them, with the next byte to
 read of each partition. So there is no progress but the table's: a batch that was not
-committed is planned anew, from the same place.
+committed is planned again, from the same offsets.
 """
 
 import logging
@@ -91,8 +91,8 @@ class ArchiveSource(Protocol):
         """Take the ends of this moment for all that will ever be read."""
         ...
 
-    def advance(self, stand: Offsets) -> dict[TopicPartition, Offset]:
-        """Return where the next batch ends; `stand` when there is nothing to read."""
+    def advance(self, offsets: Offsets) -> dict[TopicPartition, Offset]:
+        """Return where the next batch ends; `offsets` if there is nothing to read."""
         ...
 
     def tasks(self, start: Offsets, end: Offsets) -> Sequence[ReadTask]:
@@ -235,23 +235,23 @@ class _Run:
     def _go(self, interval_s: float | None) -> None:
         source, store = self._source, self._store
         store.claim()
-        stand = store.positions()
+        offsets = store.positions()
         if changed := source.changed(store.last_messages()):
             raise ArchiveError(
-                f"{store.root}: {name_some(changed)}: where the last archived message"
-                " lay there is another one now: the topic was made anew, or is that of"
-                " another cluster; archive it to a directory of its own"
+                f"{store.root}: {name_some(changed)}: another message is at the offset"
+                " of the last archived one now: the topic was created again, or is that"
+                " of another cluster; archive it to a directory of its own"
             )
         # Counted here: the table may have a batch of another job by then.
         self._batch = store.batch + 1
         if interval_s is None:
             source.freeze()
-        start = stand or source.start()
+        start = offsets or source.start()
         while not self.stop.is_set():
             end = source.advance(start)
-            if end != stand:
+            if end != offsets:
                 self._write(start, end)
-                stand = start = end
+                offsets = start = end
             elif interval_s is None:
                 return
             if interval_s is not None:

@@ -125,7 +125,7 @@ class ArchiveStore:
         self.root = root_of(path)
         """The directory: a whole path on a local disk, or a URL."""
         self._table: DeltaTable | None = None
-        with told(self.root):
+        with table_errors(self.root):
             self._files = file_system(self.root)
             if DeltaTable.is_deltatable(self.root):
                 self._table = DeltaTable(self.root)
@@ -139,13 +139,13 @@ class ArchiveStore:
     @property
     def batch(self) -> int:
         """Number of the last batch in the archive; -1: none."""
-        with told(self.root):
+        with table_errors(self.root):
             number = self._open.transaction_version(APPLICATION)
         return -1 if number is None else number
 
     def end(self, partition: TopicPartition) -> Offset | None:
         """Return the offset of the last archived message of a partition."""
-        with told(self.root):
+        with table_errors(self.root):
             last = self._open.transaction_version(str(partition))
         return None if last is None else Offset(last)
 
@@ -157,7 +157,7 @@ class ArchiveStore:
                 or it is not known to which version the table was set back.
         """
         found = {}
-        with told(self.root):
+        with table_errors(self.root):
             table = as_set_back(self._open, self.root)
             batch = table.transaction_version(APPLICATION)
             for partition in _known_in(table):
@@ -173,7 +173,7 @@ class ArchiveStore:
             ArchiveError: It is not known to which version the table was set back.
         """
         found = {}
-        with told(self.root):
+        with table_errors(self.root):
             table = as_set_back(self._open, self.root)
             for partition in _known_in(table):
                 last = table.transaction_version(str(partition))
@@ -183,19 +183,19 @@ class ArchiveStore:
         return found
 
     def _checkpointed(self, batch: int) -> dict[TopicPartition, Offset]:
-        """Return where the streaming query of an older version stands.
+        """Return the offsets of the streaming query of an older version.
 
         Its file has three lines: version, settings, and the offsets of its one source.
         """
         path = f"{CHECKPOINT}/offsets/{batch}"
         try:
-            with told(self.root), self._files.open_input_file(path) as stream:
+            with table_errors(self.root), self._files.open_input_file(path) as stream:
                 text = stream.read().decode()
             return parse_offsets(text.splitlines()[2])
         except (ArchiveError, OffsetTextError, IndexError, UnicodeError) as error:
             raise ArchiveError(
                 f"{self.root}: was written by an older version, and {path} does not"
-                " tell how far it came: without it messages would be archived twice"
+                " show how far it came: without it messages would be archived twice"
             ) from error
 
     def claim(self) -> None:
@@ -204,14 +204,14 @@ class ArchiveStore:
         What killed jobs have staged of batches that are in the archive is deleted.
         """
         if self._table is None:
-            with told(self.root):
+            with table_errors(self.root):
                 self._table = DeltaTable.create(
                     self.root,
                     TABLE_SCHEMA,
                     partition_by=list(PARTITIONED_BY),
                     configuration=dict(PROPERTIES),
                 )
-        with told(self.root):
+        with table_errors(self.root):
             self._files.create_dir(STAGING, recursive=True)
         self._clear_staging()
 
@@ -238,7 +238,7 @@ class ArchiveStore:
         write = partial(write_task, read=read, root=self.root, staging=staging)
         parts = spark.sparkContext.parallelize(tasks, len(tasks))
         files = list(chain.from_iterable(parts.map(write).collect()))
-        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with table_errors(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for _ in pool.map(lambda file: self._move_in(file, staging), files):
                 pass
         self._sync_names(files)
@@ -273,7 +273,7 @@ class ArchiveStore:
             ends: Offset of the last message of each partition; None: of the files.
 
         Raises:
-            ArchiveError: Another job has committed a batch meanwhile.
+            ArchiveError: Another job has committed a batch in between.
         """
         marks: dict[str, int] = {}
         if ends is None:
@@ -299,7 +299,7 @@ class ArchiveStore:
                 if not races_left:
                     raise
                 # Compactions and other programs change properties.
-                with told(self.root):
+                with table_errors(self.root):
                     self._open.update_incremental()
         self._clear_staging()
 
@@ -307,7 +307,7 @@ class ArchiveStore:
         self, batch: int, files: Sequence[DataFile], marks: Mapping[str, int]
     ) -> None:
         progress = [Transaction(name, version) for name, version in marks.items()]
-        with told(self.root):
+        with table_errors(self.root):
             self._open.create_write_transaction(
                 [_action_of(file) for file in files],
                 "append",
@@ -321,7 +321,7 @@ class ArchiveStore:
 
     def _make_known(self, positions: Offsets) -> None:
         """Have partitions in the property of the table, which has its own commit."""
-        with told(self.root):
+        with table_errors(self.root):
             known = _known_in(self._open)
             if known.keys() >= positions.keys():
                 return
@@ -334,14 +334,14 @@ class ArchiveStore:
         """Delete what was staged of batches that are in the archive.
 
         An attempt of a task that Spark has given up may still write there. The batch
-        is committed by then, and what stays is deleted behind the next one.
+        is committed by then, and what stays is deleted after the next one.
         """
         for name in self.names_in(STAGING):
             staged = _STAGED.fullmatch(name)
             if staged is None or int(staged[1]) > self.batch:
                 continue
             try:
-                with told(self.root):
+                with table_errors(self.root):
                     self._files.delete_dir(f"{STAGING}/{name}")
             except ArchiveError as error:
                 _log.warning("staged files not removed yet: %s", error)
@@ -356,10 +356,10 @@ class ArchiveStore:
             How many files are replaced, and by how many.
 
         Raises:
-            CommitRaceError: Another job has begun to do so meanwhile.
-            ArchiveError: Another engine has done so meanwhile.
+            CommitRaceError: Another job has begun to do so.
+            ArchiveError: Another engine has done so.
         """
-        with told(self.root):
+        with table_errors(self.root):
             with alone(self._open, self.root):
                 counts = self._replace_small(file_bytes)
             self._open.vacuum(dry_run=False, full=True)
@@ -397,7 +397,7 @@ class ArchiveStore:
 
     def topics(self) -> frozenset[str]:
         """Return the topics that were archived, also those without a message yet."""
-        with told(self.root):
+        with table_errors(self.root):
             known = {partition.topic for partition in _known_in(self._open)}
             added = pa.table(self._open.get_add_actions(flatten=True))
         return frozenset(known.union(added["partition.topic"].unique().to_pylist()))
@@ -411,7 +411,7 @@ class ArchiveStore:
         Raises:
             ArchiveError: Another program has added one without statistics.
         """
-        with told(self.root):
+        with table_errors(self.root):
             added = pa.table(self._open.get_add_actions()).to_pylist()
         files = [_file_of(each, self.root) for each in added]
         chosen = (file for file in files if not topics or file.topic in topics)
@@ -419,7 +419,7 @@ class ArchiveStore:
 
     def count_small(self, size_bytes: int) -> int:
         """Return how many smaller files the topic and day has that has most of them."""
-        with told(self.root):
+        with table_errors(self.root):
             added = pa.table(self._open.get_add_actions(flatten=True))
         small = added.filter(pc.less(added["size_bytes"], size_bytes))
         by_day = small.group_by([f"partition.{name}" for name in PARTITIONED_BY])
@@ -443,7 +443,7 @@ class ArchiveStore:
                 raise ArchiveError(f"{self.root}/{file.path}: {error}") from error
             return rows
 
-        with told(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with table_errors(self.root), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             counts = pool.map(count, files)
             found = zip((file.path for file in files), counts, strict=True)
             return {path: rows for path, rows in found if rows is not None}
@@ -468,7 +468,7 @@ class ArchiveStore:
 
     def names_in(self, directory: str) -> list[str]:
         """Return the names in a directory of the archive, in order."""
-        with told(self.root):
+        with table_errors(self.root):
             top = FileSelector(directory, allow_not_found=True)
             found = self._files.get_file_info(top)
         return sorted(f.base_name for f in found if not f.base_name.startswith("."))
@@ -486,7 +486,7 @@ class ArchiveStore:
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
     """Return every message of an archive, each once, in no order.
 
-    Files that are added meanwhile are not seen. Files that are put together meanwhile
+    Files that are added later are not seen. Files that are put together later
     stay readable for as long as the table keeps what it has removed, a week if nothing
     is set.
 
@@ -589,7 +589,7 @@ def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
             target = commit["operationParameters"].get("version")
             if target is None:
                 raise ArchiveError(
-                    f"{root}: was set back to a time, which does not tell how far it"
+                    f"{root}: was set back to a time, which does not show how far it"
                     " came: set it back to a version by its number"
                 )
             version = int(target)
@@ -639,7 +639,7 @@ def _action_of(file: DataFile, *, is_change: bool = True) -> AddAction:
 
 
 def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
-    """Return a file as the table tells of it."""
+    """Return a file as the table describes it."""
     where = added["partition"]
     file = DataFile(
         unquote(added["path"]),
@@ -672,8 +672,8 @@ def compact_table(table: DeltaTable, root: str, file_bytes: int) -> None:
         file_bytes: Files are put together up to about that size.
 
     Raises:
-        CommitFailedError: Another job has begun to do so meanwhile.
-        ArchiveError: Another engine has done so meanwhile.
+        CommitFailedError: Another job has begun to do so.
+        ArchiveError: Another engine has done so.
     """
     with alone(table, root):
         table.optimize.compact(target_size=file_bytes)
@@ -684,8 +684,8 @@ def alone(table: DeltaTable, root: str) -> Iterator[None]:
     """Let one of two jobs that put files of a table together go on, and commit inside.
 
     Raises:
-        CommitFailedError: Another job has begun to do so meanwhile.
-        ArchiveError: Another engine has done so meanwhile.
+        CommitFailedError: Another job has begun to do so.
+        ArchiveError: Another engine has done so.
     """
     # The library lets two that replace the same files both commit, and their rows are
     # there twice then. But no commit passes one that has changed a property; so of two
@@ -721,7 +721,7 @@ def groups_of(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]
 
 
 @contextmanager
-def told(root: str) -> Iterator[None]:
+def table_errors(root: str) -> Iterator[None]:
     """Turn an error of the table's library into one sentence."""
     try:
         yield
@@ -735,9 +735,9 @@ def told(root: str) -> Iterator[None]:
 
 @contextmanager
 def may_lose(root: str) -> Iterator[None]:
-    """Let files be put together another time, where another job commits meanwhile."""
+    """Let files be put together another time, if another job commits first."""
     try:
-        with told(root):
+        with table_errors(root):
             yield
     except CommitRaceError as error:
         _log.warning("small files stay until the next batch: error=%s", error)

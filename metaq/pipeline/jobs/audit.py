@@ -3,7 +3,7 @@
     against an archive   messages are matched by partition and offset
     against a copy       messages are matched by their content, or by an id in it
 
-The table tells what an archive should hold, never the files that are left: a message up
+The table decides what an archive should hold, not the files that are left: a message up
 to the recorded end of its partition that is not there is lost. Archived messages of
 partitions that no broker serves now are away: they cannot be compared.
 
@@ -83,7 +83,6 @@ class AuditFinding:
     """One message that is not as it should be."""
 
     kind: AuditFindingKind
-    """Kind of the difference."""
     partition: TopicPartition
     """Partition of the difference: in the source, or else in the target."""
     offset: Offset
@@ -123,8 +122,8 @@ def audit_archive(
 ) -> AuditSummary:
     """Compare topics with an archive of them.
 
-    Messages that come while it runs may count as behind. Partitions of a broker that is
-    away are named, and make the summary a wrong one; `failOnDataLoss=true` fails
+    Messages that come while it runs may count as not archived yet. Partitions of a
+    broker that is away are named, and count as a fault; `failOnDataLoss=true` fails
     instead.
 
     Args:
@@ -169,7 +168,7 @@ def audit_archive(
 
 
 def _require_topics(store: ArchiveStore, topics: Sequence[str]) -> None:
-    """Refuse a topic that was never archived: all of it would only be behind."""
+    """Refuse a topic that was never archived: nothing of it would be compared."""
     known = store.topics()
     for topic in topics:
         if topic not in known:
@@ -218,8 +217,8 @@ def audit_copy(
         spark: The session.
         source_options: Of a batch read with `format("metaq")`.
         target_options: The same for the copy.
-        message_id: SQL expression over the columns of the source that tells messages
-            apart; None: value, attribute, key and headers do, and a changed message
+        message_id: SQL expression over the columns of the source that identifies
+            messages; None: value, attribute, key and headers do, and a changed message
             counts as one that is lost and one that is extra.
 
     Raises:
@@ -251,7 +250,7 @@ def compare_by_offset(
         ends: Offset of the last archived message of each partition. Without one a
             partition ends with its last message left.
         missing: What is missing of files of the archive.
-        away: Partitions of which the source tells nothing.
+        away: Partitions of which the source has no rows now.
         log_starts: Returns where logs without messages start. What is archived of one
             for which it returns nothing is expired up to its recorded end, and extra
             without one.
@@ -265,7 +264,7 @@ def compare_by_offset(
     unequal = {s for s in one.keys() | other.keys() if one.get(s) != other.get(s)}
     counted, examples, lost_there = dict[AuditFindingKind, int](), [], {}
     if unequal:
-        # Their first spans tell where logs start by then.
+        # Their first spans show where logs start by then.
         firsts = {log: (log, span) for log, span in sorted(one, reverse=True)}
         again = unequal | {firsts[log] for log, _span in unequal if log in firsts}
         with _kept(_only(ones, again), _only(others, unequal)) as sides:
@@ -315,7 +314,7 @@ def _only(rows: DataFrame, spans: Collection[_Span]) -> DataFrame:
         [(*_fields(log), span) for log, span in spans], f"{_LOG_DDL}, span BIGINT"
     )
     numbers = [span for _log, span in spans]
-    # Parquet's readers pass over what lies outside.
+    # Parquet's readers skip row groups outside.
     near = sf.col("offset").between(
         min(numbers) << SPAN_BITS, ((max(numbers) + 1) << SPAN_BITS) - 1
     )
@@ -331,7 +330,7 @@ def _starts(
     starts: dict[TopicPartition, int] = {
         partition_of(row): row["first"] for row in firsts
     }
-    # Asked behind the reading: retention may have taken what was there before.
+    # Asked after the reading: retention may have removed what was there before.
     empty = [each for each in partitions if each not in starts]
     return {**(log_starts(empty) if empty else {}), **starts}
 
@@ -422,7 +421,7 @@ def _lost_on_both_sides(
 def _with_lost(
     summary: AuditSummary, lost: Sequence[tuple[int, AuditFinding]]
 ) -> AuditSummary:
-    """Return a summary with more that is lost; each finding stands for several."""
+    """Return a summary with more that is lost; each finding represents several."""
     counts = dict(summary.counts)
     counts[AuditFindingKind.LOST] += sum(count for count, _finding in lost)
     more = [finding for _count, finding in lost][:EXAMPLES_MAX]
@@ -489,7 +488,7 @@ def _judged_copy(
 
 @contextmanager
 def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[DataFrame, DataFrame]]:
-    """Read each side once, also where its log grows meanwhile."""
+    """Read each side once, also if its log grows."""
     ones.persist()
     others.persist()
     try:
@@ -596,7 +595,7 @@ def _examples(judged: DataFrame) -> list[AuditFinding]:
     ).otherwise(sf.format_string(times, "source_count", "target_count"))
     kinds = [sf.struct("kind", detail.alias("detail"))]
     if "ahead" in judged.columns:
-        order = "at offset %d of the target, behind offset %d"
+        order = "at offset %d of the target, after offset %d"
         detail = sf.format_string(order, "target_offset", "ahead").alias("detail")
         moved = sf.struct(sf.lit("reordered").alias("kind"), detail)
         kinds.append(sf.when(sf.col("is_moved"), moved))

@@ -33,9 +33,7 @@ class CheckedFile:
     """Findings in one data file."""
 
     record_count: int
-    """Rows that were read."""
     checked_bytes: int
-    """Length of the file, bytes."""
     damage: tuple[Damage, ...]
     """Its damage, as one; empty: none."""
     is_unsummed: bool = False

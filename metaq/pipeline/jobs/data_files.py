@@ -31,13 +31,9 @@ class ArchivedLog:
     """Archived range of one partition, in a file or in all of them."""
 
     partition: TopicPartition
-    """Partition of the messages."""
     message_count: int
-    """Number of messages."""
     first: Offset
-    """Offset of the first one."""
     last: Offset
-    """Offset of the last one."""
     up_to: TopicPartition | None = None
     """None for messages of one partition; of several, no broker id and no number is
     greater than of this one, nor less than of `partition`."""
@@ -59,15 +55,12 @@ class DataFile:
     path: str
     """Below the archive's directory."""
     size_bytes: int
-    """Length of the file, bytes."""
     topic: str
-    """Topic of its messages."""
     date: str | None
     """UTC day of their timestamps, `YYYY-MM-DD`; None where they have none."""
     stats: Mapping[str, Any]
     """Delta's statistics: `numRecords`, and `minValues` and `maxValues` by column."""
     modified_ms: int
-    """Last change of the file, milliseconds since 1970."""
     last_id: MessageId | None = None
     """Id of its last message; None where that is not known."""
 
@@ -124,14 +117,14 @@ def directory_of(topic: str, date: str | None) -> str:
 
 
 def unescaped(name: str) -> str:
-    """Return what Spark reads in a step of a path, behind the `=`."""
+    """Return what Spark reads in a step of a path, after the `=`."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), name)
 
 
 def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Return Delta's statistics of a file, from its footer.
 
-    Times of a file that has one behind the year 9999 have no bounds there.
+    Times of a file that has one after the year 9999 have no bounds there.
     """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}

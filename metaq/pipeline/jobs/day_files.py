@@ -34,7 +34,7 @@ FILE_SCHEMA: Final = ROW_SCHEMA.remove(ROW_SCHEMA.get_field_index("topic"))
 ROW_GROUP_BYTES: Final = 32 << 20
 """Rows of so many bytes wait in a task, in Arrow's form, until they are written."""
 OPEN_MAX: Final = 8
-"""Files that a task has open; a day that comes again behind so many has a new one."""
+"""Files that a task has open; a day that comes again after so many has a new one."""
 NS_PER_MS: Final = 1_000_000
 DISK: Final = SystemFileSystem()
 DAY_TYPE: Final = pa.date32()
@@ -186,7 +186,7 @@ class DayFile:
 
         Args:
             there: Files of the archive.
-            above: What stands in front of its path; "" for one in its place.
+            above: Prefix of its path; "" for none.
             topic: Of its messages.
             day: Of their timestamps; None: they have none.
         """

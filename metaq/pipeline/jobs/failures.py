@@ -38,7 +38,7 @@ def sentence_of(error: Exception) -> str:
     """
     text = str(error)
     if isinstance(error, Py4JJavaError):
-        # Its first line tells which call failed, the next one why.
+        # Its first line names the call that failed, the next one the cause.
         text = text.partition("\n")[2].removeprefix(": ")
     if NOT_FOUND in text and "metaq" in text:
         return NOT_FOUND_CURE

@@ -5,7 +5,7 @@
 
 A batch is one commit: it inserts, replaces and deletes rows by topic and key, and has
 the number of the batch as a version of Delta's application transactions. A batch that
-Spark repeats is left out, whatever was killed when.
+Spark repeats is left out, no matter what was killed when.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ from metaq.pipeline.jobs.archive_store import (
     may_lose,
     require_plain,
     root_of,
-    told,
+    table_errors,
 )
 from metaq.pipeline.jobs.compact import FILE_BYTES
 from metaq.spark.columns import ROW_SCHEMA, partition_of
@@ -48,7 +48,7 @@ _IS_NEWER: Final = (
 class LatestTable:
     """One table; one query at a time writes it. Lives on the driver, one thread.
 
-    A message replaces the row of its topic and key where it lies behind it in the
+    A message replaces the row of its topic and key if it comes after it in the
     partition. Producers put the messages of one key into one partition; where they lie
     in several, the greater timestamp counts. A message without data, a tombstone,
     deletes the row of its key.
@@ -85,7 +85,7 @@ class LatestTable:
         """
         context = batch.sparkSession.sparkContext
         name = f"{APPLICATION} {context.getLocalProperty(QUERY_ID) or ''}".strip()
-        with told(self.root):
+        with table_errors(self.root):
             table = DeltaTable.create(self.root, ROW_SCHEMA, mode="ignore")
             require_plain(table, self.root)
             _require_columns(table, self.root)
@@ -94,7 +94,7 @@ class LatestTable:
             return
         rows = _keyed(_latest_of(batch).toArrow())
         if rows.num_rows:
-            with told(self.root):
+            with table_errors(self.root):
                 _merge(table, rows, Transaction(name, number))
             with may_lose(self.root):
                 _compact(table, self.root, self._file_bytes)
@@ -178,13 +178,13 @@ def read_latest(spark: SparkSession, path: str) -> DataFrame:
         path: path or URL of the table.
 
     Returns:
-        The columns of the source. Batches that are written meanwhile are not seen.
+        The columns of the source. Batches that are written later are not seen.
 
     Raises:
         ArchiveError: there is no table, or Spark's Parquet reader cannot read it.
     """
     root = root_of(path)
-    with told(root):
+    with table_errors(root):
         if not DeltaTable.is_deltatable(root):
             raise ArchiveError(f"{root}: no table: there is no _delta_log")
         table = DeltaTable(root)

@@ -1,7 +1,7 @@
 """A Spark session for one job: its start, its end, and waiting for it.
 
 A call to the JVM that is interrupted breaks off in the middle of its answer, and the
-call that should tidy up behind it fails, or waits for ever. So the call is made by
+call that should tidy up after it fails, or waits for ever. So the call is made by
 another thread, and the thread that signals come to waits for that one (`run_apart`).
 """
 
@@ -197,7 +197,7 @@ def end_java() -> None:
     By itself it ends when it notices that this process has. A session that is started
     later has another one.
     """
-    gateway = SparkContext._gateway  # noqa: SLF001  # PySpark tells it nowhere else
+    gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has it nowhere else
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # as above
@@ -214,11 +214,11 @@ def run_apart(
     """Run something that calls Spark, and wait for its end.
 
     After a signal the work goes on by itself until Spark has ended it; its outcome is
-    not told then.
+    lost then.
 
     Args:
         work: Run in a thread of its own; its exception is raised here.
-        on_interrupt: Called at the first signal, to tell the work to end; it is waited
+        on_interrupt: Called at the first signal, to end the work; it is waited
             for until the next one. None: the first one ends the wait.
 
     Raises:
@@ -230,7 +230,7 @@ def run_apart(
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # handed on, whatever it is
+        except BaseException as error:  # noqa: BLE001  # handed on
             outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="spark", daemon=True)

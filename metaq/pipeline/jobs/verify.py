@@ -61,7 +61,7 @@ class VerifySummary:
     checked_bytes: SizeBytes
     """Bytes of records that were checked; of zips, unpacked; of data files, all."""
     torn_bytes: SizeBytes
-    """Bytes behind the last whole record of active segments: the next start of a
+    """Bytes after the last complete record of active segments: the next start of a
     broker cuts them, or the broker that runs is writing them."""
     damage: tuple[Damage, ...]
     """Damaged ranges, holes and unreadable files, by file and offset; empty: none."""

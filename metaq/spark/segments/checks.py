@@ -47,7 +47,6 @@ class CheckPlan:
     """The checks of some paths."""
 
     file_count: int
-    """Segment files that were found."""
     damage: tuple[Damage, ...]
     """Unreadable files, and holes between files of one directory."""
     tasks: tuple[tuple[Split, ...], ...]
@@ -61,11 +60,9 @@ class CheckedSplit:
     record_count: int
     """Good records; such as share a damaged span are not counted."""
     checked_bytes: SizeBytes
-    """Bytes that were looked at."""
     torn_bytes: SizeBytes
     """Bytes at its end that a crash or a running broker explains."""
     damage: tuple[Damage, ...]
-    """Damaged ranges, in order."""
 
 
 def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:

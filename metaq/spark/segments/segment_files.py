@@ -4,9 +4,9 @@
                                          <base offset>.meta.arc    archived
                                          <base offset>.meta.zip    archived, compressed
 
-The name of the directory is the only place that tells the topic and the partition, so
-an archive keeps it when it is moved elsewhere. Directories are never joined: two of
-them may hold partition 0 of one topic from two brokers. Source: broker spec 2.1, 2.9.
+Only the name of the directory has the topic and the partition, so an archive keeps it
+when it is moved elsewhere. Directories are never joined: two of them may hold partition
+0 of one topic from two brokers. Source: docs/metaq-1.4/broker.md 2.1, 2.9.
 """
 
 import enum
@@ -50,15 +50,12 @@ class SegmentFile:
     """One file with the bytes of one segment."""
 
     path: Path
-    """The file."""
     log_id: LogId
     """Partition, by the name of the directory."""
     base_offset: Offset
-    """Offset of its first byte."""
     size_bytes: SizeBytes
     """Bytes of records; of a zip, unpacked. Of an active segment, at that moment."""
     kind: FileKind
-    """Form of the bytes in the file."""
     is_active: bool = False
     """The newest segment of its directory: a broker may be writing to its end."""
     flaw: str = ""
@@ -66,7 +63,7 @@ class SegmentFile:
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset behind its last byte."""
+        """Return the offset after its last byte."""
         return Offset(self.base_offset + self.size_bytes)
 
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from metaq.model import BrokerId, LogId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError, OptionError
@@ -29,8 +29,6 @@ BINARY_VALUES: Final = ValueOptions(
 )
 """Values as they were put."""
 
-Number = TypeVar("Number")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOptions:
@@ -53,13 +51,11 @@ class SegmentOptions:
     end_ms: Millis | None = None
     """Records stamped at that time or later are left out."""
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
-    """Fate of damaged bytes."""
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     """About as many bytes of records go to one task."""
     broker_id: BrokerId | None = None
     """Value of `broker_id` in every row; None: taken from the message ids."""
     values: ValueOptions = BINARY_VALUES
-    """Format of the column `value`."""
     can_push_filters: bool = False
     """Spark may hand its filters down, to skip files that cannot match."""
 
@@ -69,7 +65,7 @@ class SegmentOptions:
         return (self.partitions or frozenset()).union(self.starts, self.ends)
 
     def wants(self, log_id: LogId) -> bool:
-        """Tell whether anything of a partition of whatever broker is read."""
+        """Return whether anything of a partition is read, of any broker."""
         is_named = self.topics is None or log_id.topic in self.topics
         pattern = self.topic_pattern
         return is_named and (
@@ -105,8 +101,7 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
         raise OptionError(
             f"expected at most one of {', '.join(ways)}, got {' and '.join(chosen)}"
         )
-    start_ms = _number(found["startingTimestamp"], Millis)
-    end_ms = _number(found["endingTimestamp"], Millis)
+    start_ms, end_ms = found["startingTimestamp"], found["endingTimestamp"]
     starts = _offsets(found["startingOffsets"], "startingOffsets", EARLIEST)
     ends = _offsets(found["endingOffsets"], "endingOffsets", LATEST)
     for partition in sorted(starts.keys() & ends.keys()):
@@ -114,39 +109,27 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
             raise BackwardRangeError(
                 f"{partition}: read from {starts[partition]} ends at {ends[partition]}"
             )
-    names, pattern = found["subscribe"], found["subscribePattern"]
-    assigned = found["assign"]
+    names, pattern, assigned = (found[way] for way in ways)
     for name, bounds in (("startingOffsets", starts), ("endingOffsets", ends)):
-        check_chosen(
-            name,
-            bounds,
-            names if isinstance(names, tuple) else (),
-            pattern if isinstance(pattern, str) else None,
-            assigned if isinstance(assigned, frozenset) else frozenset(),
-        )
+        check_chosen(name, bounds, names or (), pattern, assigned or ())
     return SegmentOptions(
         paths=_paths(found),
-        topics=frozenset(names) if isinstance(names, tuple) else None,
-        topic_pattern=re.compile(pattern) if isinstance(pattern, str) else None,
-        partitions=assigned if isinstance(assigned, frozenset) else None,
+        topics=None if names is None else frozenset(names),
+        topic_pattern=None if pattern is None else re.compile(pattern),
+        partitions=assigned,
         starts=starts if start_ms is None else {},
         ends=ends if end_ms is None else {},
         start_ms=start_ms,
         end_ms=end_ms,
         on_corrupt=OnCorrupt(found["onCorrupt"]),
-        bytes_per_partition=_number(found["maxBytesPerPartition"], SizeBytes)
-        or BYTES_PER_PARTITION,
-        broker_id=_number(found["brokerId"], BrokerId),
+        bytes_per_partition=found["maxBytesPerPartition"] or BYTES_PER_PARTITION,
+        broker_id=found["brokerId"],
         values=read_value_options(options, Use.SEGMENTS),
-        can_push_filters=found["filterPushdown"] is True,
+        can_push_filters=found["filterPushdown"],
     )
 
 
-def _number(value: object, unit: Callable[[int], Number]) -> Number | None:
-    return unit(value) if isinstance(value, int) else None
-
-
-def _offsets(value: object, name: str, edge: Offset) -> dict[TopicPartition, Offset]:
+def _offsets(value: Any, name: str, edge: Offset) -> dict[TopicPartition, Offset]:
     """Return the offsets that a user named; the edge itself need not be named."""
     if value is None or value == _EDGES[edge]:
         return {}
@@ -160,7 +143,7 @@ def _offsets(value: object, name: str, edge: Offset) -> dict[TopicPartition, Off
     return {partition: offset for partition, offset in value.items() if offset >= 0}
 
 
-def _paths(found: Mapping[str, object]) -> tuple[str, ...]:
+def _paths(found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the paths of `load(path)`, `load([path, ...])` or the option `path`."""
     listed: list[object] = []
     if isinstance(text := found["paths"], str):

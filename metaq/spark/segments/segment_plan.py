@@ -38,7 +38,7 @@ from metaq.storage.span_index import SpanIndex, read_index
 from metaq.storage.walk import WINDOW_BYTES, RangeReader
 
 NO_BROKER: Final = BrokerId(-1)
-"""Broker of a file whose ids do not tell it: a Java broker stamped them."""
+"""Broker of a file whose ids do not name it: a Java broker stamped them."""
 
 WALK_BYTES_MAX: Final = SizeBytes(4 << 30)
 """Walked per query on the driver, some seconds' worth; files beyond stay whole."""
@@ -51,13 +51,11 @@ class Split:
     """A range of one segment file that one task reads; picklable."""
 
     file: SegmentFile
-    """The file."""
     broker_id: BrokerId
-    """Broker that its records come from; -1 where nothing tells."""
+    """Broker that its records come from; -1: unknown."""
     start: Offset
-    """First offset, a record boundary."""
     end: Offset
-    """Offset behind its last byte, a record boundary unless `may_be_torn`."""
+    """Offset after its last byte, a record boundary unless `may_be_torn`."""
     may_be_torn: bool = False
     """Nothing proves that its bytes were ever synced: a crash, or a broker at work,
     explains a flaw at its end."""
@@ -73,9 +71,8 @@ class Placed:
     """A segment file with its broker."""
 
     file: SegmentFile
-    """The file."""
     broker_id: BrokerId
-    """Broker by the ids of this file or of the one before; -1: nothing tells."""
+    """Broker by the ids of this file or of the one before; -1: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,7 @@ class BoundedSplit:
     """A split, and which of its records are wanted; picklable."""
 
     split: Split
-    """Split to read."""
     bounds: Bounds
-    """Bounds of the rows to hand out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,7 @@ def _require_partitions(
 ) -> None:
     """Refuse a partition that is named and of which there is no file.
 
-    Its broker is told by message ids. A file without any may be of each broker.
+    Message ids name its broker. A file without any may be of each broker.
     """
     brokers: dict[LogId, set[BrokerId]] = {file.log_id: set() for file in files}
     for one in placed:
@@ -153,7 +148,7 @@ def _require_partitions(
         there = brokers.get(LogId(partition.topic, partition.partition))
         if there is not None and NO_BROKER in there:
             raise OptionError(
-                f"{partition}: the ids of its messages do not tell their broker: name"
+                f"{partition}: the ids of its messages do not name their broker: name"
                 " it by brokerId"
             )
         if there is None or (there and partition.broker_id not in there):
@@ -229,7 +224,7 @@ def place_files(
 
 
 def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
-    """Return the id of a file's first record; None where it has none that tells."""
+    """Return the id of a file's first record; None if none names a broker."""
     source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
     try:
         header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
@@ -273,8 +268,8 @@ def split_file(
     """Cut a file into splits.
 
     Times leave out a file only where its index says that the last append was too early.
-    Ids do not tell: messages of a transaction have those of their puts, and may lie
-    behind younger ones, also as the first of a file.
+    Ids do not show it: messages of a transaction have the ids of their puts, and may
+    follow younger ones, also as the first of a file.
 
     Args:
         fs: The disk.
@@ -286,7 +281,7 @@ def split_file(
 
     Returns:
         Splits in order, which cover every record within the bounds. The bytes of an
-        active segment behind its index are a split of their own, which may be torn.
+        active segment after its index are a split of their own, which may be torn.
 
     Raises:
         StorageError: The disk refused.
@@ -352,10 +347,10 @@ def _walk_cuts(
     target: int,
     bytes_max: int,
 ) -> Iterator[Offset]:
-    """Yield the first record in [start, end) at or behind `target`, and so on.
+    """Yield the first record in [start, end) at or after `target`, and so on.
 
     Only headers are looked at, and the walk ends at one that is none. A damaged length
-    may lead it astray: the split before such a cut names the damage, the one behind it
+    may lead it astray: the split before such a cut names the damage, the one after it
     finds its way as after any damage, and the record under the cut is lost with it.
     """
     plain = fs.open_read(file.path)

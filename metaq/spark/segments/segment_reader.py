@@ -5,7 +5,7 @@ no broker in between: pieces of the file in, Arrow batches out. A query reads th
 that were there when it was planned: an active segment ends with its last whole record
 of that moment.
 
-A task holds one piece of a file, the batch made of it, and of a zip the piece behind
+A task holds one piece of a file, the batch made of it, and of a zip the piece after
 it; a larger record is held whole. Files are read, not mapped, for the reason that
 `metaq/fs/` gives.
 """
@@ -189,7 +189,7 @@ def read_split(
             f"damaged record: {found}", next_good_offset=error.next_good_offset
         ) from error
     except CorruptRecordError as error:
-        # The archive around the records: bytes behind it cannot be unpacked.
+        # The archive around the records: bytes after it cannot be unpacked.
         rest = Damage(file.path, decoder.next_offset, split.end, str(error))
         if on_corrupt is OnCorrupt.FAIL:
             raise CorruptRecordError(str(rest)) from error

@@ -65,7 +65,6 @@ class RowSum:
     """Rows, compared without regard to their order and to who has which of them."""
 
     count: int = 0
-    """Number of rows."""
     total: int = 0
     """Sum over the rows, modulo 2^64: `sum_rows`."""
 
@@ -81,7 +80,6 @@ class TaskBranch(NamedTuple):
     """Messages of one attempt of a task: a branch at each of its brokers."""
 
     task: int
-    """Number of the task."""
     attempt: int
     """Drawn by the attempt, 0..ATTEMPT_MAX."""
     brokers: tuple[BrokerId, ...]
@@ -95,7 +93,6 @@ class Decision:
     query: str
     """The query, a UUID in small letters; of a batch write the write itself."""
     batch: int
-    """Number of the micro-batch; 0 for a batch write."""
     branches: tuple[TaskBranch, ...] = ()
     """Parts of it that count; at most one of each task."""
     rows: RowSum | None = None
@@ -122,7 +119,6 @@ class WriteTerms:
     query: str | None = None
     """The query of the last decision; None for none."""
     batch: int = -1
-    """The batch of the last decision."""
 
     def covers(self, query: str, batch: int) -> bool:
         """Whether a batch is decided already, and nothing is to be written."""
@@ -138,7 +134,6 @@ class QueryRecord:
     place: str = ""
     """Name of the query for people: its checkpoint, or another one."""
     decision: Decision | None = None
-    """The last one."""
 
     def with_turn(self, turn: str, place: str) -> "QueryRecord":
         """Return the same with another turn: what was planned before is void."""
@@ -246,13 +241,9 @@ class ParsedXid(NamedTuple):
     """Parts of the id of a branch."""
 
     query: str
-    """The query."""
     batch: int
-    """Number of its batch."""
     task: int
-    """Number of the task."""
     attempt: int
-    """Drawn by the attempt."""
 
 
 def parse_xid(xid: XaTransactionId) -> ParsedXid | None:
@@ -279,7 +270,7 @@ class Recovery(NamedTuple):
     """Branches of a decided batch that it does not name: nothing can decide for
     them."""
     undecided: tuple[Placed, ...]
-    """Branches of an undecided batch: rolled back behind a new turn."""
+    """Branches of an undecided batch: rolled back after a new turn is drawn."""
 
 
 def plan_recovery(

@@ -1,25 +1,25 @@
-"""A write with `delivery=exactly-once`, as Spark takes it through a batch.
+"""A write with `delivery=exactly-once`: the steps of Spark for a batch.
 
-    made for a plan        begin               what the tasks run under is pickled
+    made for a plan        begin               the terms of the tasks are pickled
     write, in each task    send and prepare,   a message with the branch
                            look at the turn
     commit                 decide, complete
     abort                  give up
 
 Spark makes one of these for the plan of a micro-batch and another one for its commit,
-and keeps neither; a batch write is planned and committed by one and the same.
+and keeps neither; a batch write is planned and committed by the same one.
 
-A task sends its rows in an XA transaction, prepares it, and tells the driver which it
-was: no run of a task stores anything that another run has to know about. So rows may
+A task sends its rows in an XA transaction, prepares it, and reports the branch to the
+driver: no run of a task stores anything that another run has to know about. So rows may
 come in any order, and go anywhere, when the task is run again. A task that fails rolls
-back what it can reach; of the rest a broker drops what is not prepared, and the driver
+back what it can reach; a broker drops the rest that is not prepared, and the driver
 what is. A task that prepares when its run is over finds another turn, and rolls back.
 """
 
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -51,7 +51,7 @@ from metaq.spark.sink.task import draw_turn, write_name
 if TYPE_CHECKING:
     from metaq.spark.sink.exactly_once import TransactionManager
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 _TIME_IS_OVER: Final = (
     "a task has the time from its first row to its last one that a broker grants a"
@@ -67,30 +67,19 @@ _IS_REFUSED: Final = (
 
 @dataclass
 class TaskPrepared(WriterCommitMessage):
-    """Message of one task to the driver: small, whatever it has written."""
+    """Message of one task to the driver: small, however much it has written."""
 
     written: Written
     """Counters of the task's messages; readable when the driver has committed."""
     query: str
-    """The query, or the write."""
     terms: WriteTerms
-    """Terms that the task was planned under."""
     branch: TaskBranch
     """Its branch; without brokers where there were no rows."""
     promised_ms: Millis
     """Wall clock of its machine when it asked brokers to promise."""
     rows: RowSum
-    """Rows of the task."""
     is_repeat: bool = False
     """The batch was decided before; nothing was written."""
-
-
-class ManagerStep(Protocol[T_co]):
-    """A step of a transaction manager."""
-
-    def __call__(self, manager: "TransactionManager") -> Coroutine[Any, Any, T_co]:
-        """Return the coroutine to run on the client's loop."""
-        ...
 
 
 class ExactSink:
@@ -108,11 +97,11 @@ class ExactSink:
         """Prepare a batch.
 
         Args:
-            options: options of the write, with ZooKeeper.
+            options: with ZooKeeper.
             name: of the query's nodes, and its qualifier at brokers.
             place: names the query to people.
             write: the id of a batch write; None for a stream, whose tasks know it.
-            is_planned: tasks come; False where a batch is to be committed.
+            is_planned: tasks follow; False: a batch is to be committed.
 
         Raises:
             NoTransactionsError: a broker refuses transactions.
@@ -139,7 +128,7 @@ class ExactSink:
             SetBackError: a later batch of the query is decided.
             TakenOverError: the run of the task is over.
             CoordinationError: ZooKeeper does not say whether it is.
-            BranchRefusedError: a broker does not hold them; the text says what to do.
+            BranchRefusedError: a broker does not hold them.
             MetaqError: a broker cannot be reached or refuses.
         """
         terms, name = self._terms, write_name("")
@@ -173,7 +162,7 @@ class ExactSink:
             if branch.brokers:
                 self._require_turn(terms)
             return TaskPrepared(
-                written, query, terms, branch, outbox.promised_ms, outbox.rows
+                written, query, terms, branch, outbox.sender.promised_ms, outbox.rows
             )
 
     def commit(
@@ -188,20 +177,20 @@ class ExactSink:
             DecisionError: it has more tasks than a decision takes.
             CoordinationError: ZooKeeper cannot be asked; it may be decided.
         """
-        told = [m for m in messages if isinstance(m, TaskPrepared)]
-        rows = sum((one.rows for one in told), RowSum())
-        if any(one.is_repeat for one in told):
-            kept, query = self._run(lambda m: m.complete()), told[0].query
+        tasks = [m for m in messages if isinstance(m, TaskPrepared)]
+        rows = sum((one.rows for one in tasks), RowSum())
+        if any(one.is_repeat for one in tasks):
+            kept, query = self._run(lambda m: m.complete()), tasks[0].query
             if kept is None or (kept.query, kept.batch) != (query, batch):
                 raise self._set_back(query, batch, "another one is decided by now")
             if kept.rows not in (None, rows):
                 found = f"it was decided for {kept.rows}, and has {rows} now"
                 raise self._set_back(query, batch, found)
-        branches = sorted(one.branch for one in told if one.branch.brokers)
+        branches = sorted(one.branch for one in tasks if one.branch.brokers)
         if branches:
-            first_ms = min(one.promised_ms for one in told if one.branch.brokers)
-            decision = Decision(told[0].query, batch, tuple(branches), rows)
-            terms = told[0].terms
+            first_ms = min(one.promised_ms for one in tasks if one.branch.brokers)
+            decision = Decision(tasks[0].query, batch, tuple(branches), rows)
+            terms = tasks[0].terms
             turn = self._run(lambda manager: manager.decide(decision, terms))
             self._run(lambda manager: manager.complete(decision, turn, first_ms))
         if self._write is not None:
@@ -213,20 +202,20 @@ class ExactSink:
         Raises:
             CoordinationError: ZooKeeper cannot be asked; the next run does it.
         """
-        told = [m for m in messages if isinstance(m, TaskPrepared)]
+        tasks = [m for m in messages if isinstance(m, TaskPrepared)]
         branches = [
             (broker_id, branch_xid(self._name, one.query, batch, one.branch))
-            for one in told
+            for one in tasks
             for broker_id in one.branch.brokers
         ]
-        terms = told[0].terms if told else self._terms
+        terms = tasks[0].terms if tasks else self._terms
         turn = None if terms is None else terms.turn
         decision = self._run(lambda manager: manager.give_up(branches, turn))
         if self._write is not None and decision is None:
             self._run(lambda manager: manager.forget())
 
     def _require_turn(self, terms: WriteTerms) -> None:
-        """Refuse to have prepared something that no driver decides about any more."""
+        """Refuse to have prepared something that no driver will decide about."""
         kept = shared_cluster(self._options.wire).read_decision(self._name)
         if QueryRecord.decode(kept).turn != terms.turn:
             raise TakenOverError(
@@ -245,7 +234,7 @@ class ExactSink:
     def _find(self, topics: Collection[str]) -> Targets:
         return shared_cluster(self._options.wire).targets(topics)
 
-    def _run(self, step: ManagerStep[T_co]) -> T_co:
+    def _run(self, step: "Callable[[TransactionManager], Coroutine[Any, Any, T]]") -> T:
         """Run a step on the driver; tasks take none, and import no manager."""
         from metaq.spark.sink.exactly_once import TransactionManager  # noqa: PLC0415  # see above
 
@@ -281,17 +270,9 @@ class BranchOutbox(RowOutbox):
         find_targets: FindTargets,
         timeout_s: float,
     ) -> None:
-        """Prepare to send.
+        """Prepare to send; `qualifier` is the write's at brokers, the rest as `Outbox`.
 
-        Args:
-            name: task and run.
-            qualifier: of the write at brokers.
-            query: the query, or the write.
-            batch: number of the micro-batch; 0 for a batch write.
-            topic: of all rows; None: each row names its own.
-            targets: of topics that are known already.
-            find_targets: asked for other topics.
-            timeout_s: how long one answer may take.
+        `batch` is 0 for a batch write.
         """
         super().__init__(
             topic=topic,
@@ -302,7 +283,7 @@ class BranchOutbox(RowOutbox):
         self._name = name
         branch = TaskBranch(name.task, name.attempt, ())
         xid = branch_xid(qualifier, query, batch, branch)
-        self._sender = BranchSender(self._addresses, xid, timeout_s=timeout_s)
+        self.sender = BranchSender(self._addresses, xid, timeout_s=timeout_s)
         self.rows = RowSum()
         """Rows that were handed to `put`."""
 
@@ -317,38 +298,32 @@ class BranchOutbox(RowOutbox):
     ) -> None:
         try:
             if kind is not None:
-                self._sender.roll_back()
+                self.sender.roll_back()
         finally:
-            self._sender.close()
-
-    @property
-    def promised_ms(self) -> Millis:
-        """When brokers were asked to promise, on the wall clock; 0 before."""
-        return self._sender.promised_ms
+            self.sender.close()
 
     def prepare(self) -> tuple[Written, TaskBranch]:
         """Have brokers promise to keep the rows; return counters, and what to commit.
 
-        Raises:
-            MetaqError: as `put`.
+        Raises as `put`.
         """
         try:
-            brokers = self._sender.prepare()
+            brokers = self.sender.prepare()
         except MetaqError as error:
             raise _explained(error) from error
-        done = Written(self._sender.message_count, self._sender.size_bytes, 0)
+        done = Written(self.sender.message_count, self.sender.size_bytes, 0)
         return done, TaskBranch(self._name.task, self._name.attempt, brokers)
 
     def _send(self, partition: TopicPartition, new: Payloads) -> None:
         self.rows += sum_rows(partition.topic, new)
         try:
-            self._sender.send(partition, new.payloads, new.flags)
+            self.sender.send(partition, new.payloads, new.flags)
         except MetaqError as error:
             raise _explained(error) from error
 
 
 def _explained(error: MetaqError) -> MetaqError:
-    """Return an error that says which option of which side to change."""
+    """Return an error that names the option to change, and its side."""
     if isinstance(error, UnknownXidError):
         return BranchRefusedError(f"{error}: {_TIME_IS_OVER}")
     if type(error) is ServerError:

@@ -1,16 +1,16 @@
 """Transaction manager of an exactly-once write, on the driver.
 
-    begin     before the tasks: what former runs have left is committed or rolled back
-    decide    all tasks are prepared: one write to ZooKeeper says what counts
-    complete  every branch that counts is committed, however long a broker is away
-    give_up   a write that failed: what it prepared is rolled back
-    settle    by hand: what a driver that is gone has left is ended as was decided
+    begin     before the tasks: commit or roll back what former runs have left
+    decide    all tasks are prepared: one write to ZooKeeper decides what counts
+    complete  commit every branch that counts, however long a broker is away
+    give_up   a write failed: roll back what it prepared
+    settle    by hand: end, as was decided, what a dead driver has left
 
 `decisions.py` has the rules, and why any number of drivers, dead or alive, keep them.
 ZooKeeper and brokers are asked through the client of `cluster.py`; a step that is
 interrupted anywhere is repeated by the next run of the batch.
 
-Source: client spec 9.3; broker spec 5.4 to 5.8.
+Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ from metaq.spark.sink.decisions import (
 )
 
 Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
-"""Broker → what it lists as prepared, or why it does not."""
+"""Broker → the branches that it lists as prepared, or its error."""
 
-Told: TypeAlias = dict[Placed, MetaqError | None]
-"""Branch → why a verdict about it failed; None: it is carried out."""
+Outcomes: TypeAlias = dict[Placed, MetaqError | None]
+"""Branch → the error of a commit or rollback; None: it is carried out."""
 
 LOOK_S: Final = 10.0
 """Seconds in which a broker says what it has prepared; one that does not is asked at
@@ -72,13 +72,13 @@ the next batch."""
 LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
 """Answers after which a branch that is decided is never committed."""
 AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
-"""Verdict → outcomes by an operator that come to the same."""
+"""Verdict → outcomes by an operator with the same effect."""
 SHOWN_MAX: Final = 3
 """Causes and keys that an error shows."""
 FOREIGN_START_S: Final = 45.0
 """Seconds for which a MetaQ 1.4 broker has to know nothing of a branch to be believed.
-It takes connections before it knows what it had prepared (broker spec 5.7), and never
-does while ZooKeeper still has the node of its former life: 30 s by default."""
+It accepts connections before it knows what it had prepared (docs/metaq-1.4/broker.md
+5.7), and never does while ZooKeeper still has its old node: 30 s by default."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ _log = logging.getLogger(__name__)
 class TransactionManager:
     """Manager of the transactions of a query or a batch write, for one step.
 
-    Owner: the caller of the step, on the client's loop. The node has all that is kept
-    between two steps.
+    Owner: the caller of the step, on the client's loop. All state between two steps is
+    in the node.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class TransactionManager:
 
         Args:
             context: the client's parts.
-            deadline_s: when to give up.
+            deadline_s: absolute, on the client's clock.
             name: of the query's nodes, and its qualifier at brokers.
-            place: names the query to people; "" keeps what the node says.
+            place: names the query to people; "" keeps the node's.
             draw_turn: returns a text that it never returned before.
             foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
         """
@@ -130,15 +130,13 @@ class TransactionManager:
     # -- steps ------------------------------------------------------------------------
 
     async def begin(self, brokers: Collection[BrokerId]) -> WriteTerms:
-        """Clear what former runs have left, and return what the tasks run under.
+        """Clear what former runs have left, and return the terms of the tasks.
 
-        Args:
-            brokers: that the tasks write to, as far as that is known.
+        `brokers` are those that the tasks write to, as far as that is known.
 
         Raises:
             NoTransactionsError: one of them refuses transactions.
             DecisionError: the node has something else.
-            CoordinationError: ZooKeeper cannot be asked.
         """
         record = await self._read()
         found = await self._look()
@@ -156,20 +154,16 @@ class TransactionManager:
         return WriteTerms(record.turn, decision.query, decision.batch)
 
     async def decide(self, decision: Decision, terms: WriteTerms) -> str:
-        """Decide about a batch; durable on return, which is the turn of the decision.
-
-        Args:
-            decision: what counts of it.
-            terms: that its tasks were planned under.
+        """Decide about a batch; durable on return. Returns the turn of the decision.
 
         Raises:
             TakenOverError: another driver was faster; nothing of these tasks counts.
-            DecisionError: it is too large.
+            DecisionError: the decision is too large.
             IncompleteError: as `complete`, about the last batch of a former query.
             CoordinationError: ZooKeeper cannot be asked; the batch may be decided.
         """
         if terms.query not in (None, decision.query):
-            # Only of its own query Spark says that the last commit has returned.
+            # Spark knows only of its own query that the last commit has returned.
             former = (await self._read()).decision
             if former is not None:
                 await self._commit_all(former, None)
@@ -183,7 +177,7 @@ class TransactionManager:
                 raise TakenOverError(
                     f"batch {decision.batch} of query {decision.query} is not written:"
                     f" another driver writes with the checkpoint {self._place}, and has"
-                    " taken over meanwhile; let one of them alone go on"
+                    " taken over in between; let only one of them go on"
                 )
             return QueryRecord(drawn, self._place, decision).encode()
 
@@ -198,19 +192,18 @@ class TransactionManager:
         turn: str | None = None,
         promised_ms: Millis | None = None,
     ) -> Decision | None:
-        """Commit what counts of the decided batch, and drop what does not.
+        """Commit what counts of the decided batch, and roll back what does not.
 
         Args:
-            decision: made just now; None: the one that is kept, by a run before.
+            decision: made just now; None: the one that an earlier run has kept.
             turn: of a decision made just now.
             promised_ms: when its first branch was prepared; None: not known.
 
         Returns:
-            The decision; None where there is none.
+            The decision; None if there is none.
 
         Raises:
             IncompleteError: not all is committed.
-            CoordinationError: ZooKeeper cannot be asked.
         """
         if decision is None:
             record = await self._read()
@@ -223,7 +216,7 @@ class TransactionManager:
         await self._commit_all(decision, turn)
         found = await self._look()
         recovery = self._plan(found, QueryRecord(decision=decision))
-        await self._tell(ROLLBACK, recovery.superseded)
+        await self._end(ROLLBACK, recovery.superseded)
         return decision
 
     async def give_up(
@@ -231,12 +224,12 @@ class TransactionManager:
     ) -> Decision | None:
         """Roll back what a run has prepared, unless the node names it.
 
-        Tasks may be under way. What prepares before the new turn is listed by brokers,
-        and a task that prepares after it sees it.
+        Tasks may still run. Brokers list what is prepared before the new turn, and a
+        task that prepares after it sees the turn.
 
         Args:
             branches: of the tasks that have returned.
-            turn: that the tasks were planned under; None where that is not known.
+            turn: that the tasks were planned under; None: unknown.
 
         Returns:
             The decision of the node.
@@ -250,22 +243,21 @@ class TransactionManager:
             record = await self._void(turn)
         named = {} if record.decision is None else record.decision.xids(self._name)
         lost = [one for one in branches if one[0] not in named.get(one[1], ())]
-        await self._tell(ROLLBACK, lost)
+        await self._end(ROLLBACK, lost)
         if is_last:
             record = await self._clear(await self._look(), record)
         return record.decision
 
     async def settle(self) -> Decision | None:
-        """End what a driver that is gone has left; return its decision.
+        """End what a dead driver has left; return its decision.
 
-        What that names is committed, and all else that brokers have prepared under the
-        name is rolled back. A driver that lives after all decides nothing any more, and
-        its tasks roll back what they prepare.
+        What the decision names is committed, and all else that brokers have prepared
+        under the name is rolled back. If the driver is alive after all, it can decide
+        nothing any more, and its tasks roll back what they prepare.
 
         Raises:
-            IncompleteError: not all is committed, or a broker that has left a record
-                does not say that nothing is left.
-            CoordinationError: ZooKeeper cannot be asked.
+            IncompleteError: not all is committed, or a recorded broker does not
+                confirm that nothing is left.
         """
         await self._void()
         await self.begin(())
@@ -282,8 +274,8 @@ class TransactionManager:
             what = f"batch {decision.batch} is decided and committed"
         recorded = await recorded_addresses(self._context, deadline_s=self._deadline_s)
         found = await self._look()
-        told = {each for each, of in found.items() if not isinstance(of, MetaqError)}
-        silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - told)]
+        heard = {each for each, of in found.items() if not isinstance(of, MetaqError)}
+        silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - heard)]
         if silent:
             errors = [of for of in found.values() if isinstance(of, MetaqError)]
             why = f": {errors[0]}" if errors else ""
@@ -311,10 +303,9 @@ class TransactionManager:
         return QueryRecord.decode(data)
 
     async def _void(self, turn: str | None = None) -> QueryRecord:
-        """Draw a new turn, so that runs planned before decide nothing any more.
+        """Draw a new turn, so that runs planned before can decide nothing any more.
 
-        Args:
-            turn: only while it is this one; None: whatever it is.
+        With `turn`, only if it is the present one.
         """
         drawn = self._draw_turn()
 
@@ -360,64 +351,60 @@ class TransactionManager:
         if recovery.undecided:
             record = await self._void()
             recovery = self._plan(found, record)
-            await self._tell(ROLLBACK, recovery.undecided)
+            await self._end(ROLLBACK, recovery.undecided)
         elif recovery.commit or not record.turn:
-            # The driver that decided learns by the turn why brokers know no branch; and
-            # tasks of a write whose node is gone, that it has ended.
+            # By the turn the driver that decided learns why brokers know no branch, and
+            # tasks of a write whose node is gone learn that it has ended.
             record = await self._void()
-        await self._tell(COMMIT, recovery.commit)
-        await self._tell(ROLLBACK, recovery.superseded)
+        await self._end(COMMIT, recovery.commit)
+        await self._end(ROLLBACK, recovery.superseded)
         return record
 
     def _plan(self, found: Found, record: QueryRecord) -> Recovery:
         lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
         return plan_recovery(lists, record.decision, self._name)
 
-    async def _tell(self, verdict: Verdict, branches: Iterable[Placed]) -> None:
-        """Send a verdict once; the next batch looks at its outcome."""
+    async def _end(self, action: Verdict, branches: Iterable[Placed]) -> None:
+        """Commit or roll back branches, once; the next batch checks the outcome."""
         deadline_s = self._soon_s(LOOK_S)
-        told = await all_of(
-            self._say(broker_id, xids, verdict, deadline_s)
+        found = await all_of(
+            self._say(broker_id, xids, action, deadline_s)
             for broker_id, xids in _by_broker(branches).items()
         )
-        for (broker_id, xid), error in failures(_merge(told)).items():
+        for (broker_id, xid), error in failures(_merge(found)).items():
             if isinstance(error, UnknownXidError):
                 continue
             _log.warning(
-                "branch not ended as decided: broker=%d transaction=%s verdict=%s"
+                "branch not ended as decided: broker=%d transaction=%s action=%s"
                 " error=%s",
                 broker_id,
                 key_of(xid),
-                verdict.name,
+                action.name,
                 error,
             )
 
     async def _commit_all(self, decision: Decision, turn: str | None) -> None:
-        """Commit what a decision names.
+        """Commit what a durable decision names; IncompleteError if not all is.
 
         Args:
-            decision: durable.
+            decision: what is committed.
             turn: of a decision that no run has begun to commit; None: one may have.
-
-        Raises:
-            IncompleteError: not all is committed.
         """
         branches = [
             (broker_id, xid)
             for xid, brokers in decision.xids(self._name).items()
             for broker_id in brokers
         ]
-
-        told = await all_of(
-            self._commit(broker_id, xids, was_said=turn is None)
+        outcomes = await all_of(
+            self._commit(broker_id, xids, was_sent=turn is None)
             for broker_id, xids in _by_broker(branches).items()
         )
-        failed = failures(_merge(told))
+        failed = failures(_merge(outcomes))
         unknown = [
             k for k, error in failed.items() if isinstance(error, LostBranchError)
         ]
         if unknown and (await self._read()).turn != turn:
-            # Another driver has taken over meanwhile, and has committed them.
+            # Another driver has taken over in between, and has committed them.
             failed = {k: error for k, error in failed.items() if k not in unknown}
         lost = [one for one, error in failed.items() if isinstance(error, LOST)]
         named = lost or list(failed)
@@ -439,37 +426,34 @@ class TransactionManager:
         ) from failed[named[0]]
 
     async def _commit(
-        self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_said: bool
-    ) -> Told:
+        self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_sent: bool
+    ) -> Outcomes:
         """Commit branches at a broker; try again until the deadline while it is away.
 
-        Args:
-            broker_id: where.
-            xids: which.
-            was_said: they may have been committed before: then a broker that does not
-                know one has done so.
+        With `was_sent` they may have been committed before: a broker that does not know
+        a branch then has committed it.
         """
-        clock, tries, outcomes = self._context.clock, 0, Told()
-        said = dict.fromkeys(xids, was_said)
-        while said:
+        clock, tries, outcomes = self._context.clock, 0, Outcomes()
+        sent = dict.fromkeys(xids, was_sent)
+        while sent:
             tries += 1
             now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
             limit_s = self._soon_s(self._context.options.request_timeout_s)
-            told, start_s = await self._commit_once(broker_id, said, limit_s)
-            for (_, xid), error in told.items():
+            found, start_s = await self._commit_once(broker_id, sent, limit_s)
+            for (_, xid), error in found.items():
                 if isinstance(error, UnknownXidError):
                     since_s = self._unknown_since_s.setdefault(broker_id, now_s)
                     if now_s - since_s < start_s:
                         continue
-                    error = None if said[xid] else _lost(broker_id)
+                    error = None if sent[xid] else _lost(broker_id)
                 elif isinstance(error, MetaqError) and not isinstance(error, LOST):
                     self._unknown_since_s.pop(broker_id, None)
                     if now_s + pause_s < self._deadline_s:
-                        said[xid] |= not isinstance(error, NEVER_LEFT)
+                        sent[xid] |= not isinstance(error, NEVER_LEFT)
                         continue
                 outcomes[broker_id, xid] = error
-                del said[xid]
-            if said:
+                del sent[xid]
+            if sent:
                 await asyncio.sleep(pause_s)
         return outcomes
 
@@ -478,48 +462,50 @@ class TransactionManager:
         broker_id: BrokerId,
         xids: Collection[XaTransactionId],
         deadline_s: float,
-    ) -> tuple[Told, float]:
-        """Commit branches once; return, too, what it takes to believe that one is gone.
+    ) -> tuple[Outcomes, float]:
+        """Commit branches once; return also how long unknown ones may turn up.
 
-        A broker of ours opens its port when it knows all that it has prepared. Of
-        another one it is the seconds for which it answers without knowing a branch.
+        A broker of ours opens its port when it knows all that it has prepared: 0. Of
+        another one it is the seconds for which it may answer without knowing a branch.
         """
-        told = await self._say(broker_id, xids, COMMIT, deadline_s)
-        unknown = [k for k, error in told.items() if isinstance(error, UnknownXidError)]
+        found = await self._say(broker_id, xids, COMMIT, deadline_s)
+        unknown = [
+            k for k, error in found.items() if isinstance(error, UnknownXidError)
+        ]
         if not unknown:
-            return told, 0.0
+            return found, 0.0
         try:
             connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
         except MetaqError as error:
-            return told | dict.fromkeys(unknown, error), 0.0
+            return found | dict.fromkeys(unknown, error), 0.0
         is_ours = connection.capabilities.has_mput
-        return told, 0.0 if is_ours else self._foreign_start_s
+        return found, 0.0 if is_ours else self._foreign_start_s
 
     async def _say(
         self,
         broker_id: BrokerId,
         xids: Collection[XaTransactionId],
-        verdict: Verdict,
+        action: Verdict,
         deadline_s: float,
-    ) -> Told:
-        """Send a verdict; have forgotten what an operator ended in the same way."""
+    ) -> Outcomes:
+        """Commit or roll back; forget what an operator has ended in the same way."""
 
-        async def tell(kind: Verdict, xid: XaTransactionId) -> None:
+        async def send(kind: Verdict, xid: XaTransactionId) -> None:
             await self._verdicts.tell_one(broker_id, xid, kind, deadline_s)
 
-        if verdict is COMMIT:
-            told = await self._verdicts.commit_at(
+        if action is COMMIT:
+            found = await self._verdicts.commit_at(
                 broker_id, xids, deadline_s, self._promised_ms
             )
         else:
-            told = await for_each(partial(tell, verdict), xids)
+            found = await for_each(partial(send, action), xids)
         agreed = [
             xid
-            for xid, error in told.items()
-            if isinstance(error, HeuristicError) and error.code in AGREEING[verdict]
+            for xid, error in found.items()
+            if isinstance(error, HeuristicError) and error.code in AGREEING[action]
         ]
-        told |= await for_each(partial(tell, FORGET), agreed)
-        return {(broker_id, xid): error for xid, error in told.items()}
+        found |= await for_each(partial(send, FORGET), agreed)
+        return {(broker_id, xid): error for xid, error in found.items()}
 
 
 def _lost(broker_id: BrokerId) -> LostBranchError:
@@ -536,5 +522,5 @@ def _by_broker(branches: Iterable[Placed]) -> dict[BrokerId, list[XaTransactionI
     return found
 
 
-def _merge(told: Iterable[Told]) -> Told:
-    return {placed: error for each in told for placed, error in each.items()}
+def _merge(outcomes: Iterable[Outcomes]) -> Outcomes:
+    return {placed: error for each in outcomes for placed, error in each.items()}

@@ -13,10 +13,10 @@ far are then the first ones of the next run.
     producer  w-5f0c...-7-3-0    batches 0..4 of task 3 of the query's batch 7
               w-5f0c...-7-3-1    batches 5..9
 
-A task whose rows are others, or come in another order, when it is run again (behind a
-shuffle, say) is answered that these numbers stand for other messages. Then new rows
-cannot be told from old ones, and the batch is sent under a name of this run: it may be
-there twice, and is never lost.
+If a task has other rows, or another order of them, when it is run again (after a
+shuffle, for example), brokers answer that these numbers belong to other messages. New
+rows cannot be distinguished from old ones then, and the batch is sent under a name of
+this run: it may be stored twice, and is never lost.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ from metaq.spark.sink.sink_rows import Payloads, Router
 Targets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 """Topic → partition → address of the broker that takes its puts."""
 FindTargets: TypeAlias = Callable[[Collection[str]], Targets]
-"""Return where puts to topics go; raises NoBrokerError where there is none."""
+"""Return where puts to topics go; raises NoBrokerError if no broker takes them."""
 
 BATCH_RECORDS_MAX: Final = 8192
 """Most messages of one batch."""
@@ -52,11 +52,8 @@ class WriteName:
     """Name of a write: the same in every run of the same task."""
 
     query: str
-    """The query, or the write."""
     batch: int
-    """Number of the micro-batch; 0 for a batch write."""
     task: int
-    """Number of the task."""
     attempt: int
     """Number of the run; no two runs of anything have the same."""
 
@@ -79,9 +76,8 @@ class Written:
     message_count: int
     """Messages that are on the disks of brokers."""
     size_bytes: int
-    """Payload bytes of the messages."""
     doubtful_count: int
-    """Messages that may be there twice: they were sent again to a broker that cannot
+    """Messages that may be stored twice: they were sent again to a broker that cannot
     recognise them, or under a second name."""
 
 
@@ -121,9 +117,6 @@ class RowOutbox(ABC):
 
     def put(self, batch: pa.RecordBatch) -> None:
         """Send rows; waits only while too much is in flight.
-
-        Args:
-            batch: rows with the columns of `sink_rows`.
 
         Raises:
             RowError: a row cannot be written; rows before it may have been.
@@ -167,12 +160,12 @@ class Outbox(RowOutbox):
         """Prepare to send.
 
         Args:
-            name: whose rows these are.
-            topic: of all rows; None: each row names its own.
-            targets: of topics that are known already.
-            find_targets: asked for other topics.
-            batch_bytes: bytes of one batch; a larger message goes alone.
-            timeout_s: how long one answer may take.
+            name: of the task.
+            topic: as in `RowOutbox`.
+            targets: as in `RowOutbox`.
+            find_targets: as in `RowOutbox`.
+            batch_bytes: most bytes of one batch; a larger message goes alone.
+            timeout_s: of one answer.
         """
         super().__init__(
             topic=topic,
@@ -192,11 +185,7 @@ class Outbox(RowOutbox):
         self._sender.close()
 
     def finish(self) -> Written:
-        """Wait for every answer, and return the counters.
-
-        Raises:
-            MetaqError: as `put`.
-        """
+        """Wait for every answer, and return the counters; raises as `put`."""
         self._sender.flush()
         done = self._sender.statistics()
         return Written(
@@ -211,20 +200,20 @@ class Outbox(RowOutbox):
         ends = list(accumulate(map(HEADER_BYTES.__add__, map(len, payloads))))
         while first < len(payloads):
             sent_bytes = ends[first - 1] if first else 0
-            behind = bisect_right(ends, sent_bytes + self._batch_bytes)
-            behind = min(max(behind, first + 1), first + BATCH_RECORDS_MAX)
-            chunk, place = divmod(sent.batch_count, IN_FLIGHT_BATCHES_MAX)
-            if not place:
+            end = bisect_right(ends, sent_bytes + self._batch_bytes)
+            end = min(max(end, first + 1), first + BATCH_RECORDS_MAX)
+            chunk, number = divmod(sent.batch_count, IN_FLIGHT_BATCHES_MAX)
+            if not number:
                 sent.sequence = 0
             producer = self._name.producer
             self._sender.send(
                 partition,
-                payloads[first:behind],
-                flags[first:behind],
+                payloads[first:end],
+                flags[first:end],
                 producer=f"{producer}-{chunk}",
                 sequence=sent.sequence,
                 spare=f"{producer}-{sent.batch_count}~{self._name.attempt}",
             )
-            sent.sequence += behind - first
+            sent.sequence += end - first
             sent.batch_count += 1
-            first = behind
+            first = end

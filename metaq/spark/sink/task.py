@@ -1,4 +1,4 @@
-"""Query, micro-batch and task that run here, as Spark tells them, and numbers drawn."""
+"""Query, micro-batch and task that run here, by Spark's properties; drawn numbers."""
 
 import uuid
 from typing import Final
@@ -21,12 +21,9 @@ def draw_turn() -> str:
 def write_name(write: str) -> WriteName:
     """Return the name under which this task writes.
 
-    Args:
-        write: names the write where it is no micro-batch of a query: the same in all
-            runs of its tasks.
-
-    The run has a number of its own with each call: Spark counts runs anew in each
-    driver, and brokers remember names for longer than that.
+    `write` names a write that is no micro-batch of a query: the same in all runs of its
+    tasks. Each call has a number of its own: each driver of Spark counts runs from 0,
+    and brokers remember names for longer.
 
     Streaming queries keep their id in the checkpoint, and a micro-batch that is run
     again after a restart has the number it had.

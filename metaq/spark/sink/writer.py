@@ -59,7 +59,6 @@ class TaskWritten(WriterCommitMessage):
     written: Written
     """Counters of the task's messages; durable."""
     query: str = ""
-    """Name of the query, as `WriteName` has it."""
 
 
 class Sink:
@@ -252,8 +251,8 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         Args:
             options: options of the write.
             schema: of the rows.
-            checkpoint: the option `checkpointLocation`. Of all that tells one query
-                from another it alone is known before its tasks run.
+            checkpoint: the option `checkpointLocation`. It alone
+                identifies the query before its tasks run.
             is_planned: tasks come; False where a micro-batch is to be committed.
 
         Raises:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from metaq.client.offsets.query_progress import read_progress
 from metaq.errors import MetaqError
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
@@ -115,12 +116,12 @@ def resolve_starts(
 
     Raises:
         LateStartError: no message is as young as the asked time.
-        InnerOffsetError: a named offset lies inside a record.
+        InnerOffsetError: a named offset is inside a record.
         CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
     """
     committed: dict[TopicPartition, Offset] = {}
     if options.starting.edge is Edge.GROUP and options.start_group is not None:
-        committed = cluster.read_progress(options.start_group, spans)
+        committed = cluster.ask(read_progress, options.start_group, spans)
     starts: dict[TopicPartition, Offset] = {}
     for partition, found in sorted(spans.items()):
         span, wanted = found or NOTHING, options.starting.of(partition)
@@ -182,7 +183,7 @@ def _require_record(
     if begins != named:
         where = "none is in sight" if begins is None else f"the next one is at {begins}"
         raise InnerOffsetError(
-            f"{partition}: no record begins at offset {named}, which lies inside one,"
+            f"{partition}: no record begins at offset {named}, which is inside one,"
             f" or at damage; {where}. Offsets are byte positions: take those of the"
             " column offset"
         )

@@ -1,7 +1,7 @@
 """Log facts for planning, asked of brokers.
 
-Logs never change below their end, so a count that was told once stays true: a query
-that waits for more messages, or is held by a limit, asks for each range once.
+Logs never change below their end, so a count stays true: a query that waits for more
+messages, or is held by a limit, asks for each range once.
 
 MetaQ 1.4 brokers keep no counts and no boundaries. There a record counts as so many
 bytes as those that were seen last, so limits in messages are limits in bytes; the end
@@ -66,19 +66,13 @@ class PlanningFacts:
         known = self._counts.get(key)
         if known is not None:
             return known
-
-        async def ask(context: ClientContext, deadline_s: float) -> int:
-            return await count_between(
-                context, partition, start, end, deadline_s=deadline_s
-            )
-
         try:
-            count = self._cluster.run(ask)
+            count = self._cluster.ask(count_between, partition, start, end)
         except CannotAnswerError:
             each = self._record_bytes.setdefault(partition, RECORD_BYTES)
             return -((start - end) // each)
         except CorruptRecordError:
-            # Damage is the business of the task that comes to it.
+            # The task that reads it will report the damage.
             return -((start - end) // RECORD_BYTES)
         if len(self._counts) >= COUNTS_MAX:
             self._counts.clear()
@@ -88,42 +82,32 @@ class PlanningFacts:
     def boundaries(
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
     ) -> Sequence[Offset]:
-        """Return places strictly between `start` and `end` where records begin."""
-
-        async def ask(context: ClientContext, deadline_s: float) -> tuple[Offset, ...]:
-            return await boundaries_between(
-                context, partition, start, end, count, deadline_s=deadline_s
-            )
-
+        """Return offsets strictly between `start` and `end` where records begin."""
+        ask = self._cluster.ask
         try:
-            return self._cluster.run(ask)
+            return ask(boundaries_between, partition, start, end, count)
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
         except CorruptRecordError:
-            # As above; its segments begin where records do.
-            pass
-        return self._segment_starts(
-            partition, start, end, min(count, SEGMENT_PROBES_MAX)
-        )
+            pass  # as above
+        # Segments begin where records do.
+        parts = min(count, SEGMENT_PROBES_MAX) + 1
+        probes = [Offset(start + (end - start) * n // parts) for n in range(1, parts)]
+        found = ask(_segment_starts, partition, probes)
+        return sorted({at for at in found if at is not None and start < at < end})
 
-    def boundaries_behind(
+    def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
         """Return the record boundaries in the result of a get from `start` on.
 
-        Nothing where the broker names boundaries, and `walk_bytes_max` behind `origin`.
+        Nothing where the broker names boundaries, and `walk_bytes_max` after `origin`.
         """
         is_far = start - origin >= self._walk_bytes_max
         if is_far or partition not in self._record_bytes:
             return ()
-
-        async def read(context: ClientContext, deadline_s: float) -> bytes:
-            size_bytes = SizeBytes(min(end - start, self._get_bytes))
-            return await read_slice(
-                context, partition, start, size_bytes, deadline_s=deadline_s
-            )
-
-        inner = [at for at in _starts_in(self._cluster.run(read), start) if at < end]
+        data = self._get(partition, start, end)
+        inner = [at for at in _starts_in(data, start) if at < end]
         if inner:
             self._record_bytes[partition] = (inner[-1] - start) // len(inner)
         return inner
@@ -131,64 +115,27 @@ class PlanningFacts:
     def record_from(
         self, partition: TopicPartition, offset: Offset, end: Offset
     ) -> Offset | None:
-        """Return the first offset from a given one on at which a record begins.
+        """Return the first offset in [offset, end) at which a record begins.
 
-        Args:
-            partition: whose log.
-            offset: within the log, not at its end.
-            end: the log end.
-
-        Returns:
-            `offset` where a record begins there, or one that is longer than a get may;
-            None where none is in sight.
+        It is `offset` also for a record that is longer than one get; None if none is in
+        sight.
         """
-
-        async def read(context: ClientContext, deadline_s: float) -> bytes:
-            size_bytes = SizeBytes(min(end - offset, self._get_bytes))
-            return await read_slice(
-                context, partition, offset, size_bytes, deadline_s=deadline_s
-            )
-
-        data = self._cluster.run(read)
+        data = self._get(partition, offset, end)
         found = read_record(data, START, payload_bytes_max=VALUE_BYTES_MAX)
         is_cut = isinstance(found, Incomplete) and offset + found.needed_bytes > end
         if not is_cut and not isinstance(found, Corrupt):
             return offset
-        behind = find_next_record(data, Position(1), payload_bytes_max=VALUE_BYTES_MAX)
-        return None if behind is None else Offset(offset + behind)
+        after = find_next_record(data, Position(1), payload_bytes_max=VALUE_BYTES_MAX)
+        return None if after is None else Offset(offset + after)
 
     def message_ids(
-        self, places: Mapping[TopicPartition, Offset]
+        self, offsets: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, MessageId]:
-        """Return the id that stands in a log at each place, if a record begins there.
+        """Return the id of the message at each offset, if a record begins there.
 
-        Damaged places, and what retention takes meanwhile, are missing.
+        Offsets that are damaged, or that retention removes, are missing.
         """
-
-        async def read(
-            context: ClientContext,
-            deadline_s: float,
-            partition: TopicPartition,
-            offset: Offset,
-        ) -> bytes:
-            try:
-                return await read_slice(
-                    context,
-                    partition,
-                    offset,
-                    SizeBytes(HEADER_BYTES),
-                    deadline_s=deadline_s,
-                )
-            except CorruptRecordError:
-                return b""
-
-        async def read_all(context: ClientContext, deadline_s: float) -> list[bytes]:
-            return await all_of(
-                read(context, deadline_s, partition, offset)
-                for partition, offset in places.items()
-            )
-
-        headers = zip(places, self._cluster.run(read_all), strict=True)
+        headers = zip(offsets, self._cluster.ask(_read_headers, offsets), strict=True)
         return {
             partition: MessageId(HEADER.unpack_from(header)[2])
             for partition, header in headers
@@ -198,46 +145,57 @@ class PlanningFacts:
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
     ) -> Offset | None:
-        """Return the offset from which on all messages put at `moment` or later lie.
+        """Return the first offset from which on all messages are at least that young.
 
-        Returns:
-            A record boundary, the log end where nothing is that young; None without
-            a log.
-
-        Raises:
-            CannotAnswerError: a MetaQ 1.4 broker.
+        It is a record boundary, or the log end; None without a log. CannotAnswerError
+        for a MetaQ 1.4 broker.
         """
+        return self._cluster.ask(offset_at, partition, moment)
 
-        async def ask(context: ClientContext, deadline_s: float) -> Offset | None:
-            return await offset_at(context, partition, moment, deadline_s=deadline_s)
+    def _get(self, partition: TopicPartition, start: Offset, end: Offset) -> bytes:
+        size_bytes = SizeBytes(min(end - start, self._get_bytes))
+        return self._cluster.ask(read_slice, partition, start, size_bytes)
 
-        return self._cluster.run(ask)
 
-    def _segment_starts(
-        self, partition: TopicPartition, start: Offset, end: Offset, count: int
-    ) -> Sequence[Offset]:
-        size = end - start
+async def _read_headers(
+    context: ClientContext,
+    offsets: Mapping[TopicPartition, Offset],
+    *,
+    deadline_s: float,
+) -> list[bytes]:
+    """Return the bytes of a header at each offset; fewer, or none, if it is damaged."""
 
-        async def ask(context: ClientContext, deadline_s: float) -> list[Offset | None]:
-            probes = [
-                Offset(start + size * number // (count + 1))
-                for number in range(1, count + 1)
-            ]
-            questions = (
-                nearest_offset(context, partition, probe, deadline_s=deadline_s)
-                for probe in probes
+    async def read(partition: TopicPartition, offset: Offset) -> bytes:
+        size_bytes = SizeBytes(HEADER_BYTES)
+        try:
+            return await read_slice(
+                context, partition, offset, size_bytes, deadline_s=deadline_s
             )
-            return await all_of(questions)
+        except CorruptRecordError:
+            return b""
 
-        found = self._cluster.run(ask)
-        return sorted({at for at in found if at is not None and start < at < end})
+    return await all_of(read(*each) for each in offsets.items())
+
+
+async def _segment_starts(
+    context: ClientContext,
+    partition: TopicPartition,
+    probes: Sequence[Offset],
+    *,
+    deadline_s: float,
+) -> list[Offset | None]:
+    """Return the start of the segment that follows, or has, each offset."""
+    return await all_of(
+        nearest_offset(context, partition, probe, deadline_s=deadline_s)
+        for probe in probes
+    )
 
 
 def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:
     """Return where records begin in bytes of a log that follow a boundary.
 
-    The boundary itself is left out. Of a record that is longer than the bytes its end
-    is known all the same.
+    The boundary itself is left out. The end of a record that is longer than the bytes
+    is one of them.
     """
     size = len(data)
     if size < HEADER_BYTES:

@@ -1,9 +1,9 @@
 """The one policy for data that should be read and is gone.
 
-Three things make data go: retention moves the log start past a query's offset, a
-log ends before where it did (it was made anew, or a disk lost its tail), or a partition
-is not there any more. Driver and tasks ask the same question, `settle`, so that they
-never disagree; nothing is ever left out without a `LostRange` that names it.
+Data are lost in three ways: retention moves the log start past a query's offset, a log
+ends before its old end (it was created again, or a disk lost its tail), or a partition
+no longer exists. Driver and tasks call the same function, `settle`, so that they never
+disagree; nothing is ever left out without a `LostRange` that names it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ class Settled:
     span: LogSpan
     """Span to read: within the wanted span or empty, and within the log."""
     lost: tuple[LostRange, ...] = ()
-    """Ranges to report."""
 
 
 def settle(
@@ -35,14 +34,14 @@ def settle(
     """Decide how to go on when a log may not hold the wanted span.
 
     Reading goes on at the end of a log that ends before the query's offset: messages
-    put after the loss cannot be told from those read before.
+    put after the loss cannot be distinguished from those read before.
 
     Args:
         partition: whose log.
-        wanted: the span to read; empty where a query only stands at an offset.
+        wanted: the span to read; empty where a query only has an offset.
         log: from log start to log end; None where the partition is gone.
-        fail_on_data_loss: raise instead of going on behind the loss.
-        count: tells how many messages lay between two offsets, None if not known.
+        fail_on_data_loss: raise instead of going on after the loss.
+        count: number of messages between two offsets, None if unknown.
 
     Raises:
         DataLossError: something is lost and `fail_on_data_loss` is set.
@@ -75,7 +74,7 @@ def _fit(
         lost.append(LostRange(partition, start, end, reason, count(start, end)))
 
     if wanted.start < log.start:
-        # A query that only stands there has lost everything up to the log start.
+        # A query that only has an offset there has lost everything up to the log start.
         is_standing = wanted.start == wanted.end
         end = log.start if is_standing else min(wanted.end, log.start)
         lose(wanted.start, end, f"the log starts at {log.start}")

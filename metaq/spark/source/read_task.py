@@ -1,12 +1,12 @@
 """Read one range of one partition in a task: gets in, Arrow batches out.
 
-A reader plans on the driver, with a client of its own; a task only reads what it is
-told, and needs neither ZooKeeper nor other brokers than its own. So a reader is pickled
-as a `TaskReader` alone, and executors do not import the client; what sends dead letters
-they import with the first bad value.
+A reader plans on the driver, with a client of its own; a task only reads its range, and
+needs neither ZooKeeper nor other brokers than its own. So a reader is pickled as a
+`TaskReader` alone, and executors do not import the client; they import the sender of
+dead letters with the first bad value.
 
-A task holds a piece of the log, the gets that are on their way behind it, and the batch
-that is made of the piece. Replies come in on a loop thread of the task's own meanwhile.
+A task holds a piece of the log, the gets that follow it and are in flight, and the
+batch that is made of the piece. A loop thread of its own receives the replies.
 """
 
 import logging
@@ -49,7 +49,6 @@ class ReadTask:
     address: str | None
     """Address of the broker, `meta://host:port`; None where it was away."""
     bounds: Bounds = EVERYTHING
-    """Bounds of the wanted rows."""
 
 
 def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -57,7 +56,7 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
 
     Args:
         task: the range to read.
-        options: time-outs, and reactions to lost and damaged bytes.
+        options: the time-outs, and what to do about lost and damaged bytes.
 
     Raises:
         DataLossError: bytes are gone, and that is to fail the query.

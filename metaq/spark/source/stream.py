@@ -3,15 +3,16 @@
 Spark keeps the offsets; a reader keeps nothing that a query needs after a restart. Two
 things Spark does not do for a source are done here. The start of a new query is not
 durable before its first batch is logged, so it is kept in ZooKeeper under a name, if
-the user gives one. And a range that ends before it starts is an error here, where Spark
-takes it for an empty one.
+the user gives one. And a range that ends before it starts is an error here, which Spark
+treats as an empty one.
 
-Spark asks for the end of the logs as often as it can. When nothing is new that question
-is answered late, by up to `IDLE_WAIT_S`, or as soon as something is.
+Spark asks for the end of the logs as often as it can. When nothing is new the answer
+waits until something is, for at most `IDLE_WAIT_S`.
 """
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -19,12 +20,18 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from metaq.client.names import name_some
+from metaq.client.offsets.query_progress import (
+    commit_progress,
+    forget_start,
+    keep_start,
+    read_start,
+)
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, OptionError, one_sentence
 from metaq.spark.offsets import (
-    BEHIND_KEY,
+    LAG_KEY,
     format_offsets,
     offsets_from_json,
     offsets_to_json,
@@ -45,7 +52,7 @@ try:
 except ImportError:  # before 4.2
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # where it is missing
-        """Stands for the mix-in that Spark lacks before 4.2."""
+        """Replaces the mix-in that Spark lacks before 4.2."""
 
 
 _log = logging.getLogger(__name__)
@@ -54,11 +61,10 @@ IDLE_WAIT_S: Final = 0.2
 """Longest delay of the answer that nothing is new."""
 
 
-class Behind(NamedTuple):
-    """Backlog of a query in a topic."""
+class Backlog(NamedTuple):
+    """Unread part of a topic."""
 
     size_bytes: int
-    """Bytes of the log."""
     record_count: int | None
     """Messages; an estimate for MetaQ 1.4, None where a broker does not say."""
 
@@ -69,12 +75,7 @@ class StreamProgress:
     def __init__(
         self, options: SourceOptions, *, idle_wait_s: float = IDLE_WAIT_S
     ) -> None:
-        """Begin without facts; nothing is asked.
-
-        Args:
-            options: of the query.
-            idle_wait_s: longest delay of the answer that nothing is new.
-        """
+        """Begin without facts; nothing is asked."""
         self._options = options
         self._idle_wait_s = idle_wait_s
         self._cluster = shared_cluster(options.wire)
@@ -106,8 +107,7 @@ class StreamProgress:
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, self._cluster
-        kept = self._kept_start()
-        if kept is not None:
+        if (kept := self._kept_start()) is not None:
             self._start = kept
             return kept
         cluster.require_whole(options)
@@ -116,20 +116,16 @@ class StreamProgress:
         logs = cluster.spans(cluster.partitions(options))
         starts = resolve_starts(cluster, self._facts, options, logs)
         if options.pin_name is not None:
-            cluster.keep_start(options.pin_name, format_offsets(starts))
+            cluster.ask(keep_start, options.pin_name, format_offsets(starts))
         self._start = starts
         return starts
 
     def _kept_start(self) -> dict[TopicPartition, Offset] | None:
-        """Return the start that is kept; None for none.
-
-        Raises:
-            OptionError: it is that of a query with other topics.
-        """
+        """Return the kept start or None; OptionError if other topics have it."""
         options = self._options
         if options.pin_name is None:
             return None
-        text = self._cluster.read_start(options.pin_name)
+        text = self._cluster.ask(read_start, options.pin_name)
         if text is None:
             return None
         kept = parse_offsets(text)
@@ -144,71 +140,65 @@ class StreamProgress:
     def changed(
         self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
     ) -> list[TopicPartition]:
-        """Return the partitions that have another message at a place than was read.
+        """Return the partitions that have another message at an offset than was read.
 
-        What is away, chosen no more, expired, damaged or behind the log end is passed
-        by.
-
-        Args:
-            lasts: offset and id of the message that was read.
-
-        Raises:
-            MetaqError: the cluster cannot be asked.
+        `lasts` has the offset and the id of the message that was read. Partitions that
+        are away or no longer chosen are left out, and offsets that are expired, damaged
+        or after the log end.
         """
         logs = self._cluster.watched_spans(filter(self._options.chooses, lasts))
-        places = {
+        offsets = {
             partition: lasts[partition][0]
             for partition, log in logs.items()
             if log is not None and log.start <= lasts[partition][0] < log.end
         }
-        found = self._facts.message_ids(places)
+        found = self._facts.message_ids(offsets)
         return sorted(each for each in found if found[each] != lasts[each][1])
 
     def freeze(self) -> None:
-        """Take the log ends of this moment for all that will ever be read."""
+        """Read up to the log ends of this moment, and never more."""
         cluster, options = self._cluster, self._options
         logs = cluster.spans(cluster.partitions(options))
         self._target = {p: (log or NOTHING).end for p, log in logs.items()}
         limits = options.limits
-        # The messages now there are all that will come: a wait for more would never
-        # end.
+        # No more messages will come: a wait for them would never end.
         self._limits = BatchLimits(
             messages_max=limits.messages_max, bytes_max=limits.bytes_max
         )
 
     def advance(
-        self, stand: Mapping[TopicPartition, Offset], *, has_limits: bool = True
+        self, offsets: Mapping[TopicPartition, Offset], *, has_limits: bool = True
     ) -> dict[TopicPartition, Offset]:
-        """Return where the next micro-batch ends; where the query stands for none.
+        """Return where the next micro-batch ends; `offsets` if there is none.
 
         Args:
-            stand: the next byte to read, of the partitions that are known.
+            offsets: the next byte to read, of the partitions that are known.
             has_limits: heed the limits of the options.
 
         Raises:
             DataLossError: bytes are gone, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
-        backlog = self._backlog(stand)
-        if self._target is None and not any(s.size_bytes for s in backlog.values()):
+        unread = self._unread(offsets)
+        if self._target is None and not any(s.size_bytes for s in unread.values()):
             self._waiting_since_s = None
-            self._cluster.wait_news(self._idle_wait_s)
-            backlog = self._backlog(stand)
+            self._cluster.wait_for_growth(self._idle_wait_s)
+            unread = self._unread(offsets)
         limits = self._limits if has_limits else BatchLimits()
         waited_s = 0.0
         if limits.messages_min is not None:
             now_s = self._cluster.monotonic_s()
-            if any(span.size_bytes for span in backlog.values()):
+            if any(span.size_bytes for span in unread.values()):
                 since_s = self._waiting_since_s
                 self._waiting_since_s = now_s if since_s is None else since_s
                 waited_s = now_s - self._waiting_since_s
-        ends = plan_batch_end(backlog, limits, self._facts, waited_s=waited_s)
-        is_held = all(ends[p] == span.start for p, span in backlog.items())
+        ends = plan_batch_end(unread, limits, self._facts, waited_s=waited_s)
+        is_held = all(ends[p] == span.start for p, span in unread.items())
         if not is_held:
             self._waiting_since_s = None
-        elif limits.messages_min is not None and backlog:
-            self._cluster.wait_news(self._idle_wait_s)
-        self._planned = {**stand, **ends}
+        elif limits.messages_min is not None and unread:
+            self._cluster.wait_for_growth(self._idle_wait_s)
+        self._planned = {**offsets, **ends}
         return self._planned
 
     def spans(
@@ -226,18 +216,17 @@ class StreamProgress:
             MetaqError: the cluster cannot be asked.
         """
         changed = {p: at for p, at in end.items() if start.get(p) != at}
-        # All of them: those that are left out would be watched no more.
+        # Of all: a partition that is left out would no longer be watched.
         logs = self._cluster.watched_spans(end.keys())
         wanted = {}
-        for partition, behind in changed.items():
+        for partition, last in changed.items():
             first = start.get(partition)
             if first is None:
-                log = logs.get(partition) or NOTHING
-                first = min(log.start, behind)
-            if first <= behind:
-                wanted[partition] = LogSpan(first, behind)
+                first = min((logs.get(partition) or NOTHING).start, last)
+            if first <= last:
+                wanted[partition] = LogSpan(first, last)
                 continue
-            text = f"{partition}: a micro-batch from {first} to {behind}"
+            text = f"{partition}: a micro-batch from {first} to {last}"
             if self._options.fail_on_data_loss:
                 raise BackwardRangeError(
                     f"{text}: the log went back, or the start of the query was lost;"
@@ -259,105 +248,107 @@ class StreamProgress:
         spans = self.spans(start, end)
         return plan_tasks(self._cluster, self._facts, self._options, spans, EVERYTHING)
 
-    def behind(self) -> dict[str, Behind]:
+    def backlog(self) -> dict[str, Backlog]:
         """Return what the next micro-batch leaves for later ones, of each topic.
 
         Brokers are asked where something is left; one without an answer is a warning.
         """
-        found: dict[str, Behind] = {}
+        found: dict[str, Backlog] = {}
         for partition, end in sorted(self.ends.items()):
             start = min(end, self._planned.get(partition, end))
-            before = found.get(partition.topic, Behind(0, 0))
+            before = found.get(partition.topic, Backlog(0, 0))
             count = self._count(partition, start, end)
             if count is not None and before.record_count is not None:
                 count += before.record_count
             else:
                 count = None
             size_bytes = before.size_bytes + end - start
-            found[partition.topic] = Behind(size_bytes, count)
+            found[partition.topic] = Backlog(size_bytes, count)
         return found
 
     def _count(
         self, partition: TopicPartition, start: Offset, end: Offset
     ) -> int | None:
-        """Return how many records begin in start..end; None where that is not told."""
+        """Return how many records begin in start..end; None if that is unknown."""
         if start == end:
             return 0
         try:
             return self._facts.count(partition, start, end)
         except MetaqError as error:
-            _log.warning("records behind are not known: %s", error)
+            _log.warning("the number of unread records is not known: %s", error)
             return None
 
-    def reach(self, stand: Mapping[TopicPartition, Offset]) -> None:
-        """Tell others where the query stands; a failure is a warning.
+    def reach(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+        """Commit the offsets from which Spark asks for more; a failure is a warning.
 
         Spark asks for more when a micro-batch is in its checkpoint, and commits it to
         the source one micro-batch later: the last one of a run that ends, never.
         """
-        if stand == self._reached:
+        if offsets == self._reached:
             return
-        self._reached = stand  # once, also where it fails: this keeps the query waiting
-        self._tell(stand, is_in_checkpoint=stand != self._start)
+        self._reached = offsets  # once, even if it fails: the query waits for this
+        self._commit(offsets, is_in_checkpoint=offsets != self._start)
 
     def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
-        """Tell others how far the query has come; a failure is a warning."""
-        self._tell(end, is_in_checkpoint=True)
+        """Commit the end of a micro-batch; a failure is a warning."""
+        self._commit(end, is_in_checkpoint=True)
 
-    def _tell(
-        self, stand: Mapping[TopicPartition, Offset], *, is_in_checkpoint: bool
+    def _commit(
+        self, offsets: Mapping[TopicPartition, Offset], *, is_in_checkpoint: bool
     ) -> None:
         """Commit progress; forget the kept start when the query has offsets."""
         options = self._options
         known = self._committed
-        moved = {p: at for p, at in stand.items() if known.get(p) != at}
+        moved = {p: at for p, at in offsets.items() if known.get(p) != at}
         try:
             if options.progress_group is not None and moved:
-                self._cluster.commit_progress(options.progress_group, moved)
-                self._committed = dict(stand)
+                self._cluster.ask(commit_progress, options.progress_group, moved)
+                self._committed = dict(offsets)
             if is_in_checkpoint and self._has_kept_start and options.pin_name:
-                self._cluster.forget_start(options.pin_name)
+                self._cluster.ask(forget_start, options.pin_name)
                 self._has_kept_start = False
         except MetaqError as error:
             _log.warning("progress is not committed: %s", error)
 
-    def _backlog(
-        self, stand: Mapping[TopicPartition, Offset]
+    def _unread(
+        self, offsets: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, LogSpan]:
-        """Return the present spans behind `stand`.
+        """Return the unread spans of each partition.
 
-        Partitions that are away are missing, and those that the user chose once, and
-        does not any more: the query keeps where it stands in them.
+        Partitions that are away are missing, and those that the user no longer chooses:
+        the query keeps its offsets in them.
         """
         cluster, options = self._cluster, self._options
         if not self._is_checked:
             # From then on partitions away are waited for, and the rest is read.
-            cluster.require_whole(options, stand)
-            cluster.require_known(options.assigned - stand.keys())
+            cluster.require_whole(options, offsets)
+            cluster.require_known(options.assigned - offsets.keys())
             self._is_checked = True
-        known = frozenset(filter(options.chooses, stand))
-        self._report_left(frozenset(stand.keys() - known))
+        known = frozenset(filter(options.chooses, offsets))
+        self._report_left(frozenset(offsets.keys() - known))
         logs = cluster.watched_spans(known.union(cluster.partitions(options)))
         self._report_away(known - logs.keys())
-        self._report_gone(stand, logs)
-        backlog = {}
+        self._report_gone(offsets, logs)
+        unread = {}
         for partition, log in logs.items():
-            here = stand.get(partition, (log or NOTHING).start)
+            here = offsets.get(partition, (log or NOTHING).start)
             end = here if log is None else log.end
             self.ends[partition] = end
             if self._target is not None:
                 end = min(end, max(here, self._target.get(partition, here)))
             # A log that went back is named when the batch is planned.
-            backlog[partition] = LogSpan(min(here, end), end)
-        return backlog
+            unread[partition] = LogSpan(min(here, end), end)
+        return unread
 
     def _report_gone(
         self,
-        stand: Mapping[TopicPartition, Offset],
+        offsets: Mapping[TopicPartition, Offset],
         logs: Mapping[TopicPartition, LogSpan | None],
     ) -> None:
         """Name partitions that have no log any more, each once."""
-        gone = {p: at for p, at in stand.items() if at and logs.get(p, NOTHING) is None}
+        gone = {
+            p: at for p, at in offsets.items() if at and logs.get(p, NOTHING) is None
+        }
         fails = self._options.fail_on_data_loss
         for partition, at in sorted(gone.items()):
             found = settle(partition, LogSpan(at, at), None, fail_on_data_loss=fails)
@@ -381,17 +372,10 @@ class StreamProgress:
 class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader for Spark 4.2 and later; tasks have its `TaskReader`."""
 
-    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take the options; nothing is asked yet."""
-        super().__init__(options, value_type)
-        self._progress: StreamProgress | None = None
-
-    @property
+    @cached_property
     def progress(self) -> StreamProgress:
-        """Return the offsets of the query, on the driver."""
-        if self._progress is None:
-            self._progress = StreamProgress(self._options)
-        return self._progress
+        """The offsets of the query, on the driver."""
+        return StreamProgress(self._options)
 
     @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
@@ -402,18 +386,14 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where the next micro-batch ends; `start` for none.
 
-        Args:
-            start: where the query stands.
-            limit: Spark's own; the options say more.
-
         Raises:
             DataLossError: bytes are gone, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
-        del limit
-        stand = offsets_from_json(start)
-        self.progress.reach(stand)
-        return offsets_to_json(self.progress.advance(stand))
+        del limit  # Spark's own; the options say more
+        offsets = offsets_from_json(start)
+        self.progress.reach(offsets)
+        return offsets_to_json(self.progress.advance(offsets))
 
     @one_sentence
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -421,65 +401,59 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
         self.progress.freeze()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  # Spark's name
-        """Return the last known log ends, and how far behind them the query is.
+        """Return the last known log ends, and what the query has not read.
 
         It is the `latestOffset` of the query's progress; nothing is planned by it.
         """
         progress = self.progress
         if not progress.ends:
             return None
-        behind = {
+        lag = {
             topic: {"bytes": one.size_bytes, "records": one.record_count}
-            for topic, one in progress.behind().items()
+            for topic, one in progress.backlog().items()
         }
-        return {**offsets_to_json(progress.ends), BEHIND_KEY: behind}
+        return {**offsets_to_json(progress.ends), LAG_KEY: lag}
 
     @one_sentence
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return the range of each task of a micro-batch: a `ReadTask`.
-
-        Raises:
-            BackwardRangeError: a partition ends before it starts.
-            DataLossError: bytes are gone, and that is to fail the query.
-            MetaqError: the cluster cannot be asked.
-        """
+        """Return the range of each task of a micro-batch: a `ReadTask`."""
         tasks = self.progress.tasks(offsets_from_json(start), offsets_from_json(end))
         return [InputPartition(task) for task in tasks]
 
     @one_sentence
     def commit(self, end: dict[str, Any]) -> None:
-        """Take notice that everything before `end` is done."""
+        """Note that everything before `end` is processed."""
         self.progress.commit(offsets_from_json(end))
 
 
 class OldStreamReader(StreamReader):
-    """The reader for Spark 4.0 and 4.1, which do not say where the query stands.
+    """The reader for Spark 4.0 and 4.1, which do not pass the offsets of the query.
 
-    It is known once Spark has asked for the start or planned a micro-batch; the limits
-    hold from there on. The first micro-batch after a restart reads all there is.
+    They are known once Spark has asked for the start or planned a micro-batch; the
+    limits hold from then on. The first micro-batch after a restart reads all there is.
     """
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
         """Take the options; nothing is asked yet."""
         super().__init__(options, value_type)
-        self._stand: dict[TopicPartition, Offset] | None = None
+        self._offsets: dict[TopicPartition, Offset] | None = None
         self._left_out: dict[TopicPartition, Offset] = {}
 
     @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where a new query starts; Spark may ask several times."""
         found = super().initialOffset()
-        self._stand = offsets_from_json(found)
+        self._offsets = offsets_from_json(found)
         return found
 
     @one_sentence
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]  # noqa: N802  # Spark's name
         """Return where the next micro-batch ends."""
-        stand = self._stand
-        ends = self.progress.advance(stand or {}, has_limits=stand is not None)
-        self._stand = ends
+        offsets = self._offsets
+        ends = self.progress.advance(offsets or {}, has_limits=offsets is not None)
+        self._offsets = ends
         return offsets_to_json(ends)
 
     @one_sentence
@@ -489,12 +463,12 @@ class OldStreamReader(StreamReader):
         """Return the range of each task of a micro-batch: a `ReadTask`.
 
         Partitions that were away while the query's offsets were unknown are missing
-        from `end`; the next micro-batch has them again, where they stood.
+        from `end`; the next micro-batch has them again, with their old offsets.
         """
         first = {**self._left_out, **offsets_from_json(start)}
         last = offsets_from_json(end)
         self._left_out = {p: at for p, at in first.items() if p not in last}
-        self._stand = {**self._left_out, **last}
+        self._offsets = {**self._left_out, **last}
         return super().partitions(offsets_to_json(first), end)
 
 

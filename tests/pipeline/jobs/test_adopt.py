@@ -127,12 +127,12 @@ def test_an_archive_without_its_progress_is_refused(
     old_archive(spark, path, ROWS, 0)
     adopt(str(path))
     broken = ("", "v1\n{}", "v1\n{}\n{}", "v1\n{}\n-")
-    with pytest.raises(ArchiveError, match=r"offsets/0 does not tell how far"):
+    with pytest.raises(ArchiveError, match=r"offsets/0 does not show how far"):
         archive_feed(spark, feed, str(path))
     kept = keep_offsets(path, 0, {})
     for text in broken:
         kept.write_text(text)
-        with pytest.raises(ArchiveError, match=r"offsets/0 does not tell how far"):
+        with pytest.raises(ArchiveError, match=r"offsets/0 does not show how far"):
             archive_feed(spark, feed, str(path))
     assert places(read_archive(spark, str(path)).collect()) == places_of(ROWS)
 

@@ -261,7 +261,7 @@ def test_a_copy_is_compared_by_content(spark: SparkSession) -> None:
     found = compare(swapped)
     assert counts(found) == {"reordered": 1}
     assert named(found) == [("reordered", 0, 50)]
-    assert "at offset 0 of the target, behind offset 70" in found.findings[0].detail
+    assert "at offset 0 of the target, after offset 70" in found.findings[0].detail
     assert counts(compare(source[1:])) == {"lost": 1}
     assert counts(compare(source[:-1])) == {"lost": 1}
     assert counts(compare([*source, source[4], source[-1]])) == {"doubled": 2}

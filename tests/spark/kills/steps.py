@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from metaq.client.offsets.query_progress import keep_start
 from metaq.client.produce.branch_sender import BranchSender
 from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_verdicts import Verdicts
@@ -199,14 +200,17 @@ class DyingStreamReader(StreamReader):
     __reduce__ = DyingTaskReader.__reduce__
 
     def initialOffset(self) -> dict[str, object]:
-        keep = Cluster.keep_start
+        ask = Cluster.ask
 
-        def dying(*words: Any) -> None:
+        def dying(cluster: Cluster, question: Any, *words: Any) -> Any:
+            if question is not keep_start:
+                return ask(cluster, question, *words)
             reach("start chosen")
-            keep(*words)
+            ask(cluster, question, *words)
             reach("start pinned")
+            return None
 
-        with mock.patch.object(Cluster, "keep_start", dying):
+        with mock.patch.object(Cluster, "ask", dying):
             return super().initialOffset()
 
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:
