@@ -2,14 +2,13 @@
 
 import json
 import pickle
-import re
 
 import pytest
 
 from metaq.config.settings import ZK_ROOT
 from metaq.model import BrokerId, Millis, Offset, TopicPartition
 from metaq.spark.errors import OffsetTextError, OptionError
-from metaq.spark.option_table import OPTIONS, Kind, Use, read_options
+from metaq.spark.option_table import Use
 from metaq.spark.options import (
     AtTime,
     BadRows,
@@ -317,17 +316,3 @@ def test_values_of_segments_are_read_alike() -> None:
     """The other format has the same columns."""
     found = read_value_options({"valueFormat": "string"}, Use.SEGMENTS)
     assert found.format is ValueFormat.STRING
-
-
-def test_the_table_keeps_its_own_law() -> None:
-    """Names once, sentences whole, defaults legal, choices where they are needed."""
-    names = [spec.name.lower() for spec in OPTIONS]
-    assert len(set(names)) == len(names)
-    for spec in OPTIONS:
-        assert re.fullmatch(r"[A-Z].*\.", spec.meaning), spec.name
-        assert spec.uses, spec.name
-        assert spec.default is None or spec.read(spec.default) is not None
-        assert bool(spec.choices) == (spec.kind in {Kind.CHOICE, Kind.OFFSETS})
-    for use in Use:
-        named = {spec.name for spec in OPTIONS if use in spec.uses}
-        assert read_options({}, use).keys() == named
