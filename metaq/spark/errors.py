@@ -137,14 +137,11 @@ class LostRange:
     """The first byte that is not lost; None where the log end is unknown."""
     reason: str
     """Cause of the loss, with the numbers that show it."""
-    message_count: int | None = None
 
     def __str__(self) -> str:
         if self.end is None:
             return f"{self.partition}: lost from {self.start} on: {self.reason}"
         size = f"{self.end - self.start} bytes"
-        if self.message_count is not None:
-            size += f", {self.message_count} messages"
         where = f"[{self.start}, {self.end})"
         return f"{self.partition}: lost {where}, {size}: {self.reason}"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from metaq.model import Millis, Offset, SizeBytes, TopicPartition
+from metaq.model import Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 
 PROBES: Final = 15
@@ -89,16 +89,6 @@ class SpanFacts(Protocol):
         Returns:
             Offsets strictly between `start` and `end`, ascending. Empty where none is
             known, or where enough was searched.
-        """
-        ...
-
-    def offset_for_time(
-        self, partition: TopicPartition, moment: Millis
-    ) -> Offset | None:
-        """Return the offset from which on all messages put at `moment` or later lie.
-
-        Returns:
-            A record boundary; None where nothing is that young.
         """
         ...
 

@@ -9,7 +9,7 @@ lacks before 4.1.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,7 +49,7 @@ class Bounds:
         )
 
     def overlaps(self, start: Offset, end: Offset) -> bool:
-        """Tell whether a record of [start, end) can be wanted."""
+        """Return whether a record of [start, end) can be wanted."""
         return start < self.end and self.start < end
 
     def clip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,10 +75,11 @@ EVERYTHING: Final = Bounds()
 """Bounds that leave nothing out."""
 
 
-T = TypeVar("T")
-
 _1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUALS: Final = frozenset({"EqualTo", "EqualNullSafe"})
+_SETS: Final = {
+    "topic": "topics", "broker_id": "broker_ids", "partition": "partitions",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class PushedFilters:
     bounds: Bounds = EVERYTHING
 
     def allows(self, partition: TopicPartition) -> bool:
-        """Tell whether a record of a partition can match."""
+        """Return whether a record of a partition can match."""
         pairs = (
             (self.topics, partition.topic),
             (self.broker_ids, partition.broker_id),
@@ -103,10 +104,9 @@ class PushedFilters:
 
 
 def read_filters(filters: Iterable[object]) -> PushedFilters:
-    """Return the conditions on files in Spark's filters; other filters are passed by.
+    """Return the conditions on files in Spark's filters; others are ignored.
 
-    Args:
-        filters: Objects of `pyspark.sql.datasource.Filter`.
+    They are objects of `pyspark.sql.datasource.Filter`.
     """
     found = PushedFilters()
     for item in filters:
@@ -125,12 +125,10 @@ def _narrowed(
         return found
     if kind == "In" or kind in _EQUALS:
         values = frozenset(value if kind == "In" else (value,))
-        if column == "topic":
-            return replace(found, topics=_both(found.topics, values))
-        if column == "broker_id":
-            return replace(found, broker_ids=_both(found.broker_ids, values))
-        if column == "partition":
-            return replace(found, partitions=_both(found.partitions, values))
+        if (name := _SETS.get(column)) is not None:
+            before = getattr(found, name)
+            changed: Any = {name: values if before is None else values & before}
+            return replace(found, **changed)
     bounds = None
     if column == "offset" and isinstance(value, int):
         bounds = _offset_bounds(kind, value)
@@ -139,10 +137,6 @@ def _narrowed(
     if bounds is None:
         return found
     return replace(found, bounds=found.bounds.narrowed(bounds))
-
-
-def _both(before: frozenset[T] | None, values: frozenset[T]) -> frozenset[T]:
-    return values if before is None else values & before
 
 
 def _offset_bounds(kind: str, value: int) -> Bounds | None:

@@ -78,8 +78,6 @@ class _Search:
 
     start: Offset
     detail: str
-    may_be_tail: bool
-    """Without a good record after it, it is a torn tail and no damage."""
 
 
 class RowDecoder:
@@ -92,7 +90,6 @@ class RowDecoder:
         end: Offset,
         *,
         on_corrupt: OnCorrupt = OnCorrupt.FAIL,
-        may_be_torn: bool = False,
         payload_bytes_max: int = VALUE_BYTES_MAX,
         batch_records_max: int = BATCH_RECORDS_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
@@ -105,8 +102,6 @@ class RowDecoder:
             start: a record boundary.
             end: a record boundary, at or after `start`; it is not read.
             on_corrupt: reaction to a damaged record.
-            may_be_torn: `end` is the size of a file that a broker writes: a record
-                that is cut short there, with none after it, ends the read.
             payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
             batch_records_max: rows of a batch, 1 or more.
             batch_bytes_max: bytes of a batch, exceeded by less than one record;
@@ -128,19 +123,17 @@ class RowDecoder:
         self.damage: list[RowDamage] = []
         """Ranges left out, in order."""
         self._on_corrupt = on_corrupt
-        self._may_be_torn = may_be_torn
         self._payload_bytes_max = payload_bytes_max
         self._records_max = batch_records_max
         self._bytes_max = batch_bytes_max
         self._resync_bytes = resync_bytes
         self._builder = RowBuilder(partition, batch_records_max)
-        self._is_torn = False
         self._search: _Search | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether everything up to the end, or to a torn tail, was handed out."""
-        return self.next_offset >= self.end or self._is_torn
+        """Whether everything up to the end was handed out."""
+        return self.next_offset >= self.end
 
     def decode(self, data: BytesLike) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the whole records in `data`, in order.
@@ -179,22 +172,21 @@ class RowDecoder:
             position = self.next_offset - base
 
     def finish(self) -> None:
-        """Take notice that no more data will come.
+        """End the read: no more data will come.
 
         Raises:
             DamagedRecordError: data is missing before the end, and damage is to fail
-                the read; with SKIP the rest is added to `damage`. A tail that may be
-                torn is no damage.
+                the read; with SKIP the rest is added to `damage`.
         """
         if self.is_done:
             return
         if self._search is None:
             left = self.end - self.next_offset
-            self._begin_search(f"the data ends {left} bytes early", self._may_be_torn)
-        self._end_search_without_record()
+            self._begin_search(f"the data ends {left} bytes early")
+        self._go_on_at(self.end)
 
     def _rows(self, run: memoryview, edges: "array[int]") -> Iterator[pa.RecordBatch]:
-        """Hand out a run, up to a bad attribute block; take notice of that one."""
+        """Hand out a run, up to a bad attribute block, which is damage."""
         start, ends = self.next_offset, edges[2::2]
         batch, bad = self._builder.build(run[: edges[-1]], edges, start)
         self.needed_bytes = SizeBytes(HEADER_BYTES)
@@ -203,7 +195,7 @@ class RowDecoder:
             yield batch
         if bad is not None:
             after = Offset(start + ends[bad.row])
-            self._begin_search(bad.detail, may_be_tail=False, in_sight=after)
+            self._begin_search(bad.detail, in_sight=after)
             self._go_on_at(after)
 
     def _may_go_on(self, view: memoryview, position: int) -> bool:
@@ -221,13 +213,12 @@ class RowDecoder:
                 return False
             left = self.end - self.next_offset
             detail = f"a record of {found.needed_bytes} bytes, but {left} are left"
-            may_be_tail = self._may_be_torn
         else:
             assert isinstance(found, Corrupt), found
-            detail, may_be_tail = found.detail, False
+            detail = found.detail
         after = self._next_good(view, position)
         good = None if after is None else Offset(self.next_offset + after - position)
-        self._begin_search(detail, may_be_tail, in_sight=good)
+        self._begin_search(detail, in_sight=good)
         return True
 
     def _resync(self, view: memoryview, position: int) -> bool:
@@ -237,7 +228,7 @@ class RowDecoder:
         if found is not None:
             self._go_on_at(Offset(self.next_offset + found - position))
         elif data_end >= self.end:
-            self._end_search_without_record()
+            self._go_on_at(self.end)
         else:
             # The rest may be the beginning of a good record.
             self.next_offset = max(
@@ -260,12 +251,9 @@ class RowDecoder:
             return found
         return None
 
-    def _begin_search(
-        self, detail: str, may_be_tail: bool, in_sight: Offset | None = None
-    ) -> None:
-        self._search = _Search(self.next_offset, detail, may_be_tail)
-        if not may_be_tail:
-            self._fail_if_asked(in_sight)
+    def _begin_search(self, detail: str, in_sight: Offset | None = None) -> None:
+        self._search = _Search(self.next_offset, detail)
+        self._fail_if_asked(in_sight)
 
     def _go_on_at(self, good: Offset) -> None:
         """End the search at a good record, or at the end of the range."""
@@ -276,14 +264,6 @@ class RowDecoder:
         self._search = None
         self.next_offset = good
         self.needed_bytes = SizeBytes(HEADER_BYTES)
-
-    def _end_search_without_record(self) -> None:
-        assert self._search is not None
-        if self._search.may_be_tail:
-            self._is_torn = True
-            self.next_offset = self._search.start
-        else:
-            self._go_on_at(self.end)
 
     def _fail_if_asked(self, good: Offset | None) -> None:
         if self._on_corrupt is OnCorrupt.FAIL and self._search is not None:
@@ -298,7 +278,7 @@ def decode_pieces(
 
     Args:
         decoder: its `next_offset` is that of the first piece; afterwards it has the
-            damage, and whether there is a torn tail.
+            damage.
         pieces: of any size; records that the cuts go through are put together.
         batch_bytes: decoded at a time, at least, while there are so many.
 

@@ -44,7 +44,7 @@ def find_run(
     """
     view = data[start:]
     edges = _find_uniform(view, records_max, bytes_max, payload_max)
-    # Behind records of equal size may be some of another size.
+    # After records of equal size there may be some of another size.
     _find_each(view, edges, records_max, bytes_max, payload_max)
     return edges
 

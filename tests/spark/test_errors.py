@@ -17,7 +17,7 @@ from metaq.spark.errors import (
 )
 from tests.spark.brokers import tp
 
-LOST = LostRange(tp(0), Offset(10), Offset(30), "retention", 2)
+LOST = LostRange(tp(0), Offset(10), Offset(30), "retention")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_error_of_a_task_has_its_fields_on_the_driver(error: Exception) -> No
 
 
 def test_a_lost_range_names_its_ends_and_its_size() -> None:
-    assert str(LOST) == "logs/0-0: lost [10, 30), 20 bytes, 2 messages: retention"
+    assert str(LOST) == "logs/0-0: lost [10, 30), 20 bytes: retention"
     text = str(LostRange(tp(0), Offset(10), None, "deleted"))
     assert text == "logs/0-0: lost from 10 on: deleted"
 

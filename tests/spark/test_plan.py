@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerId, Millis, Offset, TopicPartition
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 from metaq.spark.plan import BatchLimits, LogSpan, ReadRange, plan_batch_end, plan_reads
 
@@ -53,11 +53,6 @@ class Book:
         starts = self.starts[partition]
         inside = starts[bisect_right(starts, start) : bisect_left(starts, end)]
         return [Offset(at) for at in inside[: self.behind]]
-
-    def offset_for_time(
-        self, partition: TopicPartition, moment: Millis
-    ) -> Offset | None:
-        raise AssertionError("planning asks no times")
 
 
 def partition(number: int) -> TopicPartition:

@@ -228,37 +228,14 @@ def test_a_record_longer_than_the_range_is_damage() -> None:
         list(decode_pieces(decoder(log[:125]), [log[:125]]))
 
 
-def test_a_torn_tail_ends_the_read_of_a_growing_file() -> None:
-    """Cut short at the end of the file with no record behind it: nothing is wrong."""
-    whole = record(b"whole")
-    for size in range(1, 120):
-        log = whole + record(b"x" * 100)[:size]
-        reader = decoder(log, may_be_torn=True)
-        assert len(table(decode_pieces(reader, [log]))) == 1
-        assert reader.is_done
-        assert reader.next_offset == BASE + len(whole)
-        assert reader.damage == []
-
-
-def test_a_long_torn_tail_is_left_where_it_begins() -> None:
-    """However far the search for a record behind it went."""
-    log = record(b"whole") + record(b"\xff" * 2000)[:1500]
-    for size in (50, 400, 2000):
-        reader = decoder(log, may_be_torn=True, resync_bytes=64)
-        pieces = [log[at : at + size] for at in range(0, len(log), size)]
-        assert len(table(decode_pieces(reader, pieces))) == 1
-        assert reader.is_done
-        assert reader.next_offset == BASE + 25
-
-
-def test_a_wrong_length_before_good_records_is_no_torn_tail() -> None:
-    """Records follow: the bytes are damaged, whatever the file is."""
+def test_a_wrong_length_before_good_records_is_damage() -> None:
+    """Records follow, so it is no end of the log."""
     liar = bytearray(record(b"liar"))
     liar[1] = 0x10
     log = bytes(liar) + record(b"good")
     with pytest.raises(DamagedRecordError, match="damaged record at offset 1000"):
-        list(decode_pieces(decoder(log, may_be_torn=True), [log]))
-    reader = decoder(log, may_be_torn=True, on_corrupt=OnCorrupt.SKIP)
+        list(decode_pieces(decoder(log), [log]))
+    reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
     assert len(table(decode_pieces(reader, [log[:30], log[30:]]))) == 1
     assert [(d.start, d.end) for d in reader.damage] == [(BASE, BASE + len(liar))]
 

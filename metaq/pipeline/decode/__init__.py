@@ -60,8 +60,8 @@ _HEADERS: Final = ArrayType(
 def json(schema: Schema) -> Decoding:
     """Decode JSON objects.
 
-    Fields beside the schema are ignored; types are taken at their word: `"1"` is no INT
-    and `1` no STRING. A TIMESTAMP without a zone is UTC.
+    Fields beside the schema are ignored; no type is converted: `"1"` is no INT, and `1`
+    no STRING. A TIMESTAMP without a zone is UTC.
 
     Args:
         schema: fields of an object; NOT NULL makes a field required.

@@ -251,7 +251,7 @@ class Shape:
         return self.counts.total() - self.counts[ShownKind.NULL]
 
     def add(self, value: object) -> None:
-        """Take notice of one value of JSON."""
+        """Count one value of JSON."""
         if isinstance(value, dict):
             self.counts[ShownKind.OBJECT] += 1
             for name, inner in value.items():
@@ -265,7 +265,7 @@ class Shape:
             self.counts[_kind_of(value)] += 1
 
     def add_text(self, text: str | None) -> None:
-        """Take notice of one text of CSV or a log line; an empty one is null."""
+        """Count one text of CSV or a log line; an empty one is null."""
         kind = ShownKind.NULL
         if text:
             # The comma of Java's and Python's logs before a fraction.

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -80,15 +80,11 @@ class ArchiveSource(Protocol):
     def changed(
         self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
     ) -> Sequence[TopicPartition]:
-        """Return the partitions that have another message at a place.
-
-        Args:
-            lasts: offset and id of the message there.
-        """
+        """Return the partitions with another message at the offset of `lasts`."""
         ...
 
     def freeze(self) -> None:
-        """Take the ends of this moment for all that will ever be read."""
+        """Read up to the log ends of this moment, and never more."""
         ...
 
     def advance(self, offsets: Offsets) -> dict[TopicPartition, Offset]:
@@ -100,7 +96,7 @@ class ArchiveSource(Protocol):
         ...
 
     def commit(self, end: Offsets) -> None:
-        """Take notice that everything before `end` is archived."""
+        """Note that everything before `end` is archived."""
         ...
 
 
@@ -165,20 +161,11 @@ def archive_source(
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Run `archive` on a given source.
-
-    Args:
-        spark: As for `archive`.
-        path: As for `archive`.
-        source: Plans the batches.
-        read: Reads the rows of a task.
-        interval_s: As for `archive`.
-        file_bytes: As for `archive`.
-        on_progress: As for `archive`.
-        stop: As for `archive`.
-    """
+    """Run `archive` on a source that plans the batches, whose tasks `read` reads."""
     store = open_archive(path, may_be_new=True)
-    run = _Run(spark, store, source, read, file_bytes, on_progress, stop)
+    run = _ArchiveRun(
+        spark, store, source, read, file_bytes, on_progress, stop or threading.Event()
+    )
     interrupted = threading.Event()
 
     def interrupt() -> None:
@@ -191,34 +178,28 @@ def archive_source(
     return run.summary()
 
 
-class _Run:
+@dataclass(slots=True)
+class _ArchiveRun:
     """One run: batch after batch, in one thread."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        store: ArchiveStore,
-        source: ArchiveSource,
-        read: Read,
-        file_bytes: int,
-        on_progress: Callable[[ArchiveProgress], None],
-        stop: threading.Event | None,
-    ) -> None:
-        self._spark = spark
-        self._store = store
-        self._source = source
-        self._read = read
-        self._file_bytes = file_bytes
-        self._on_progress = on_progress
-        self.stop = stop or threading.Event()
-        """Set to end the run; also in the middle of a batch."""
-        self._ended = threading.Event()
-        self._group = f"metaq archive {store.root}"
-        self._batch = 0
-        self._message_count = 0
-        self._written_bytes = 0
-        self._batch_count = 0
-        self._compacted_count = 0
+    spark: SparkSession
+    store: ArchiveStore
+    source: ArchiveSource
+    read: Read
+    file_bytes: int
+    on_progress: Callable[[ArchiveProgress], None]
+    stop: threading.Event
+    """Set to end the run; also in the middle of a batch."""
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _batch: int = 0
+    _message_count: int = 0
+    _written_bytes: int = 0
+    _batch_count: int = 0
+    _compacted_count: int = 0
+
+    @property
+    def _group(self) -> str:
+        return f"metaq archive {self.store.root}"
 
     def go(self, interval_s: float | None) -> None:
         """Archive until there is nothing left, or until the run is stopped."""
@@ -233,7 +214,7 @@ class _Run:
             self._ended.set()
 
     def _go(self, interval_s: float | None) -> None:
-        source, store = self._source, self._store
+        source, store = self.source, self.store
         store.claim()
         offsets = store.positions()
         if changed := source.changed(store.last_messages()):
@@ -265,37 +246,37 @@ class _Run:
         while not self._ended.wait(STOP_LOOK_S):
             if self.stop.is_set():
                 with suppress(*SPARK_ERRORS, OSError):
-                    self._spark.sparkContext.cancelJobGroup(self._group)
+                    self.spark.sparkContext.cancelJobGroup(self._group)
 
     def _write(self, start: Offsets, end: Offsets) -> None:
         """Write one batch, and commit it."""
-        store = self._store
+        store = self.store
         batch = self._batch
-        tasks = self._source.tasks(start, end)
+        tasks = self.source.tasks(start, end)
         with job_errors("archive"):
-            context = self._spark.sparkContext
+            context = self.spark.sparkContext
             context.setJobGroup(self._group, f"archive {store.root}", True)
-            files = store.write(self._spark, tasks, self._read, batch)
+            files = store.write(self.spark, tasks, self.read, batch)
         store.commit(batch, files, positions=end)
         self._batch += 1
-        self._source.commit(end)
+        self.source.commit(end)
         if not files:
             return
         self._batch_count += 1
         self._message_count += sum(file.message_count for file in files)
         self._written_bytes += sum(file.size_bytes for file in files)
-        self._on_progress(
+        self.on_progress(
             ArchiveProgress(batch, self._message_count, self._written_bytes)
         )
         with may_lose(store.root):
             done = compact_store(
-                store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX
+                store, file_bytes=self.file_bytes, count_min=SMALL_FILES_MAX
             )
             self._compacted_count += done.replaced_count
 
     def summary(self) -> ArchiveSummary:
         """Return the result of the run."""
-        files = self._store.files()
+        files = self.store.files()
         return ArchiveSummary(
             self._message_count,
             self._written_bytes,

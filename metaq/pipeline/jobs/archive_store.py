@@ -156,14 +156,12 @@ class ArchiveStore:
             ArchiveError: An older version has written here, and its progress is gone;
                 or it is not known to which version the table was set back.
         """
-        found = {}
         with table_errors(self.root):
             table = as_set_back(self._open, self.root)
             batch = table.transaction_version(APPLICATION)
-            for partition in _known_in(table):
-                position = table.transaction_version(_next_of(partition))
-                if position is not None:
-                    found[partition] = Offset(position)
+            version, known = table.transaction_version, _known_in(table)
+            nexts = {partition: version(_next_of(partition)) for partition in known}
+        found = {p: Offset(at) for p, at in nexts.items() if at is not None}
         return found if found or batch is None else self._checkpointed(batch)
 
     def last_messages(self) -> dict[TopicPartition, tuple[Offset, MessageId]]:

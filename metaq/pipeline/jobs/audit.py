@@ -64,7 +64,7 @@ class AuditFindingKind(enum.Enum):
     CORRUPTED = "corrupted"
     """The same place or id with other content."""
     REORDERED = "reordered"
-    """Behind a message of its partition that it was in front of."""
+    """After a message of its partition that it preceded."""
     EXTRA = "extra"
     """The message is in the target, never in the source."""
     AWAY = "away"

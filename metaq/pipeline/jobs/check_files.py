@@ -1,8 +1,8 @@
 """Check of the data files of an archive, by themselves; no broker is asked.
 
-Every page is read and held against its checksum. What no checksum covers, the footer of
-a file, is held against the rows and against the table: columns, number of rows, and
-least and greatest values of each row group, by which readers pass over it.
+Every page is read and compared with its checksum. The footer of a file, which no
+checksum covers, is compared with the rows and with the table: columns, number of rows,
+and least and greatest values of each row group, by which readers skip it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -120,7 +120,7 @@ def put_together(
 ) -> DataFile:
     """Write the rows of files of one topic and day as one new file.
 
-    Each page that has a checksum is held against it, so that no damage gets a new one.
+    Each page that has a checksum is compared with it, so that no damage gets a new one.
 
     Raises:
         ArchiveError: One is damaged or gone, or the file system refused.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import call
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -139,7 +140,7 @@ def _run(
         group = [task for _size, task in tasks[first : first + at_once]]
         spread = spark.sparkContext.parallelize(group, len(group))
         with job_errors("verify"):
-            found = list(chain.from_iterable(spread.map(_call).collect()))
+            found = list(chain.from_iterable(spread.map(call).collect()))
         checked += sum(each.checked_bytes for each in found)
         damage_count += sum(len(each.damage) for each in found)
         on_progress(VerifyProgress(SizeBytes(checked), total, damage_count))
@@ -158,10 +159,6 @@ def _archive_at(fs: FileSystem, path: str) -> ArchiveStore | None:
     if any(fs.is_directory(root / name) for name in (LOG, OWN)):
         return open_archive(path)
     return None
-
-
-def _call(task: _Task) -> Sequence[_Found]:
-    return task()
 
 
 def _check_data(root: str, file: DataFile) -> list[CheckedFile]:

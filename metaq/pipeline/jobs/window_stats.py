@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from metaq.model import Millis
@@ -133,7 +133,8 @@ def collect_windows(
     window_us = window_s * _US_PER_S
     micros = sf.unix_micros("timestamp")
     start_ms = (micros - micros % window_us) / 1000
-    delay = _micros(sf.current_timestamp()) - _micros(sf.expr(since).cast("timestamp"))
+    set_out = sf.unix_micros(sf.expr(since).cast("timestamp"))
+    delay = sf.unix_micros(sf.current_timestamp()) - set_out
     keys = rows.select(
         "topic",
         start_ms.cast("bigint").alias("start_ms"),
@@ -158,10 +159,6 @@ def collect_windows(
 def _check_window(window_s: int) -> None:
     if not 1 <= window_s <= WINDOW_S_MAX:
         raise OptionError(f"window: expected 1..{WINDOW_S_MAX} seconds, got {window_s}")
-
-
-def _micros(moment: Column) -> Column:
-    return sf.unix_micros(moment)
 
 
 def _to_stats(row: Any) -> WindowStats:

@@ -33,7 +33,7 @@ Keep in step: `exactly_once.py`, which carries this out.
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
@@ -134,10 +134,6 @@ class QueryRecord:
     place: str = ""
     """Name of the query for people: its checkpoint, or another one."""
     decision: Decision | None = None
-
-    def with_turn(self, turn: str, place: str) -> "QueryRecord":
-        """Return the same with another turn: what was planned before is void."""
-        return replace(self, turn=turn, place=place)
 
     def encode(self) -> bytes:
         """Return the bytes of the node.

@@ -16,6 +16,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -314,7 +315,8 @@ class TransactionManager:
             is_due = record.turn != drawn and turn in (None, record.turn)
             if kept is not None and not is_due:
                 return kept
-            return record.with_turn(drawn, self._place or record.place).encode()
+            place = self._place or record.place
+            return replace(record, turn=drawn, place=place).encode()
 
         data = await change_decision(
             self._context, self._name, change, deadline_s=self._deadline_s

@@ -150,17 +150,15 @@ def _by_topic(
 
 
 class Router:
-    """Says where the rows of one task go. Owner: one task; one thread."""
+    """Chooses the partitions of the rows of one task. Owner: one task; one thread."""
 
     def __init__(
         self, targets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
     ) -> None:
-        """Take the partitions of some topics.
+        """Add the partitions of some topics.
 
-        Args:
-            targets: topic → partitions that take messages, one or more.
-            first_turn: of the task: rows without key and partition go to partitions
-                in turn, a batch of rows at a time.
+        Rows without key and partition go to partitions in turn, a batch of rows at a
+        time; `first_turn` is the turn of the task's first batch.
         """
         self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
         self._slots: dict[str, list[int]] = {}
@@ -169,7 +167,7 @@ class Router:
             self.add_topic(topic, partitions)
 
     def add_topic(self, topic: str, partitions: Iterable[TopicPartition]) -> None:
-        """Take notice of the partitions of one more topic."""
+        """Add the partitions of one more topic."""
         self._partitions[topic] = tuple(sorted(partitions))
 
     def missing(self, batch: pa.RecordBatch) -> frozenset[str]:

@@ -69,7 +69,7 @@ class BatchReader(TaskReader, DataSourceReader):
         ends = resolve_ends(facts, options, logs)
         wanted = {p: LogSpan(starts[p], ends[p]) for p in chosen}
         spans = {}
-        for partition, span in settle_all(wanted, logs, options, facts).items():
+        for partition, span in settle_all(wanted, logs, options).items():
             spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
         return tasks_of(plan_tasks(cluster, facts, options, spans, self._pushed.bounds))
 
@@ -203,7 +203,6 @@ def settle_all(
     wanted: Mapping[TopicPartition, LogSpan],
     logs: Mapping[TopicPartition, LogSpan | None],
     options: SourceOptions,
-    facts: PlanningFacts,
 ) -> dict[TopicPartition, LogSpan]:
     """Return the readable part of each wanted span; a loss is a warning.
 

@@ -6,7 +6,6 @@ no longer exists. Driver and tasks call the same function, `settle`, so that the
 disagree; nothing is ever left out without a `LostRange` that names it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from metaq.model import Offset, TopicPartition
@@ -29,19 +28,14 @@ def settle(
     log: LogSpan | None,
     *,
     fail_on_data_loss: bool,
-    count: Callable[[Offset, Offset], int | None] | None = None,
 ) -> Settled:
     """Decide how to go on when a log may not hold the wanted span.
 
     Reading goes on at the end of a log that ends before the query's offset: messages
     put after the loss cannot be distinguished from those read before.
 
-    Args:
-        partition: whose log.
-        wanted: the span to read; empty where a query only has an offset.
-        log: from log start to log end; None where the partition is gone.
-        fail_on_data_loss: raise instead of going on after the loss.
-        count: number of messages between two offsets, None if unknown.
+    `wanted` is empty where a query only has an offset; `log` is None where the
+    partition is gone.
 
     Raises:
         DataLossError: something is lost and `fail_on_data_loss` is set.
@@ -56,37 +50,28 @@ def settle(
         gone = LostRange(partition, wanted.start, None, "the partition is gone")
         settled = Settled(here, (gone,))
     else:
-        settled = _fit(partition, wanted, log, count or _nobody_knows)
+        settled = _fit(partition, wanted, log)
     if settled.lost and fail_on_data_loss:
         raise DataLossError(settled.lost)
     return settled
 
 
-def _fit(
-    partition: TopicPartition,
-    wanted: LogSpan,
-    log: LogSpan,
-    count: Callable[[Offset, Offset], int | None],
-) -> Settled:
+def _fit(partition: TopicPartition, wanted: LogSpan, log: LogSpan) -> Settled:
     lost: list[LostRange] = []
 
     def lose(start: Offset, end: Offset, reason: str) -> None:
-        lost.append(LostRange(partition, start, end, reason, count(start, end)))
+        lost.append(LostRange(partition, start, end, reason))
 
     if wanted.start < log.start:
         # A query that only has an offset there has lost everything up to the log start.
-        is_standing = wanted.start == wanted.end
-        end = log.start if is_standing else min(wanted.end, log.start)
+        is_empty = wanted.start == wanted.end
+        end = log.start if is_empty else min(wanted.end, log.start)
         lose(wanted.start, end, f"the log starts at {log.start}")
     if wanted.end > log.end:
         reason = f"the log ends at {log.end}"
         if wanted.start > log.end:
-            reason += f", before {wanted.start} where reading stood"
+            reason += f", before the next byte to read, {wanted.start}"
         lose(log.end, wanted.end, reason)
     start = min(max(wanted.start, log.start), log.end)
     end = max(min(wanted.end, log.end), start)
     return Settled(LogSpan(start, end), tuple(lost))
-
-
-def _nobody_knows(_start: Offset, _end: Offset) -> int | None:
-    return None

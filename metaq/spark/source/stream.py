@@ -236,7 +236,7 @@ class StreamProgress:
         # A log that cannot be asked now is left to the task, which waits for its
         # broker.
         there = {p: span for p, span in wanted.items() if p in logs}
-        settled = settle_all(there, logs, self._options, self._facts)
+        settled = settle_all(there, logs, self._options)
         return {**wanted, **settled}
 
     def tasks(
