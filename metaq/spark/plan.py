@@ -11,6 +11,7 @@ record, and the ranges of a plan cover its spans exactly, without overlap.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -225,89 +226,67 @@ def _shares(
 def _end_by_count(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, messages_max: int
 ) -> Offset:
-    def count(start: Offset, end: Offset) -> int:
-        return facts.count(partition, start, end)
-
-    search = _Search(facts, partition, span, messages_max, is_count=True)
-    return search.run(count)
+    count = partial(facts.count, partition)
+    return _Search(facts, partition, span, messages_max, count, is_count=True).run()
 
 
 def _end_by_bytes(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, bytes_max: int
 ) -> Offset:
-    def size(start: Offset, end: Offset) -> int:
-        return end - start
-
-    search = _Search(facts, partition, span, bytes_max, is_count=False)
-    return search.run(size)
+    return _Search(facts, partition, span, bytes_max, _size, is_count=False).run()
 
 
+def _size(start: Offset, end: Offset) -> int:
+    return end - start
+
+
+@dataclass(slots=True)
 class _Search:
-    """Looks for the last boundary of a span up to which there is not too much.
+    """Search for the last boundary of a span, not empty, that is within a limit.
 
     Each round keeps one gap between boundaries, so the search ends: at a gap between
     two records, or where the log names no boundary. Boundaries and counts are requests,
     so the limit is guessed, as if all records were of one size.
     """
 
-    def __init__(
-        self,
-        facts: SpanFacts,
-        partition: TopicPartition,
-        span: LogSpan,
-        limit: int,
-        *,
-        is_count: bool,
-    ) -> None:
-        """Describe a search.
+    facts: SpanFacts
+    partition: TopicPartition
+    span: LogSpan
+    limit: int
+    amount: Callable[[Offset, Offset], int]
+    """Amount between two offsets: bytes, or with `is_count` records."""
+    is_count: bool
+    has_boundaries: bool = True
 
-        Args:
-            facts: names the boundaries.
-            partition: whose they are.
-            span: not empty.
-            limit: how much there may be before the boundary.
-            is_count: that is a number of records, not of bytes.
-        """
-        self._facts = facts
-        self._partition = partition
-        self._span = span
-        self._limit = limit
-        self._is_count = is_count
-        self._has_boundaries = True
-
-    def run(self, amount: Callable[[Offset, Offset], int]) -> Offset:
-        """Return the last boundary that fits; the first one if none does.
-
-        Args:
-            amount: how much there is between two offsets.
-        """
-        start, end = self._span.start, self._span.end
-        low, high = (start, 0), (end, amount(start, end))
-        if high[1] <= self._limit:
+    def run(self) -> Offset:
+        """Return the last boundary that fits; the first one if none does."""
+        start, end = self.span.start, self.span.end
+        low, high = (start, 0), (end, self.amount(start, end))
+        if high[1] <= self.limit:
             return high[0]
         while inner := self._inner(low, high):
             known = [low[0], *inner, high[0]]
-            if self._is_count and high[1] - low[1] == len(known) - 1:
+            if self.is_count and high[1] - low[1] == len(known) - 1:
                 # Every record is known; nothing has to be counted.
-                return known[max(self._limit - low[1], low[0] == self._span.start)]
-            low, high = self._narrow(known, low, high, amount)
-        return low[0] if low[0] > self._span.start else high[0]
+                return known[max(self.limit - low[1], low[0] == self.span.start)]
+            low, high = self._narrow(known, low, high)
+        return low[0] if low[0] > self.span.start else high[0]
 
     def _inner(
         self, low: tuple[Offset, int], high: tuple[Offset, int]
     ) -> Sequence[Offset]:
-        if self._is_count and high[1] - low[1] <= 1:
+        if self.is_count and high[1] - low[1] <= 1:
             return ()
         span = LogSpan(low[0], high[0])
-        facts, partition = self._facts, self._partition
+        facts, partition = self.facts, self.partition
         probes = PROBES if span.size_bytes > WALK_BYTES else PROBES_MAX
         inner: Sequence[Offset] = ()
-        if self._has_boundaries:
+        if self.has_boundaries:
             inner = facts.boundaries(partition, low[0], high[0], probes)
             # Where it names none in a gap, it names none in a part of it.
-            self._has_boundaries = bool(inner)
+            self.has_boundaries = bool(inner)
         if not inner:
-            inner = facts.boundaries_after(partition, low[0], high[0], self._span.start)
+            inner = facts.boundaries_after(partition, low[0], high[0], self.span.start)
         return _checked(partition, span, inner)
 
     def _narrow(
@@ -315,27 +294,23 @@ class _Search:
         known: Sequence[Offset],
         low: tuple[Offset, int],
         high: tuple[Offset, int],
-        amount: Callable[[Offset, Offset], int],
     ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
         """Return the neighbours in `known` between which the limit is passed.
 
-        Args:
-            known: boundaries, ascending, three or more.
-            low: the first of them, which fits, and how much there is before it.
-            high: the last of them, which does not fit, and the same.
-            amount: as for `run`.
+        `known` has three boundaries or more, ascending: `low` is the first, which fits,
+        and `high` the last, which does not, each with the amount before it.
         """
         first, last, is_guess = 0, len(known) - 1, True
         while last - first > 1:
-            share = (self._limit - low[1]) / (high[1] - low[1])
+            share = (self.limit - low[1]) / (high[1] - low[1])
             expected = low[0] + share * (high[0] - low[0])
             # Every other time the middle: guesses alone may come from one side.
             middle = (first + last) // 2
             place = bisect_right(known, expected) - 1 if is_guess else middle
             place, is_guess = min(max(place, first + 1), last - 1), not is_guess
             # Asked from the last place that fits: long ranges cost the broker more.
-            at, before = known[place], low[1] + amount(low[0], known[place])
-            if before <= self._limit:
+            at, before = known[place], low[1] + self.amount(low[0], known[place])
+            if before <= self.limit:
                 first, low = place, (at, before)
             else:
                 last, high = place, (at, before)
