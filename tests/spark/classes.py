@@ -7,7 +7,7 @@ for each checkout; a Java machine that finds no such file, or one that is not it
 goes on without.
 
 A session starts a Python for each kind of work, and these look for PySpark in archives
-of its sources below Spark's home first: each compiles them anew, for most of a second.
+of its sources below Spark's home first: each compiles them again, for most of a second.
 So the home that is made here has none, and the installed PySpark is found, compiled.
 """
 
@@ -36,7 +36,7 @@ CHEAP = {
         f"{CHECKPOINTS}.FileSystemBasedCheckpointFileManager"
     ),
 }
-"""Settings of queries of few rows: these take longer to plan anew and to compile than
+"""Settings of queries of few rows: these take longer to plan again and to compile than
 to run, and Spark starts a process of the system for each file of a checkpoint that it
 renames. A whole run has Spark's own."""
 

@@ -41,7 +41,7 @@ def id_at(time_ms: int, broker_id: int = BROKER) -> MessageId:
 
 
 def payloads(count: int, size: int = 40) -> list[bytes]:
-    """Return payloads that tell themselves apart."""
+    """Return payloads that all differ."""
     return [(b"%d-" % number * size)[:size] for number in range(count)]
 
 

@@ -114,8 +114,8 @@ def gets_of(broker: EmbeddedBroker, frame: DataFrame) -> int:
 
     def count() -> int:
         with Client(brokers=[broker.address]) as client:
-            (told,) = client.stats().values()
-        return int(told["cmd_get"])
+            (stats,) = client.stats().values()
+        return int(stats["cmd_get"])
 
     before = count()
     frame.collect()

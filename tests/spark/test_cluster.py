@@ -77,7 +77,7 @@ def test_a_partition_that_nobody_has_is_named(
 def test_an_offset_inside_a_record_is_called_that(
     broker: EmbeddedBroker, edge: str
 ) -> None:
-    """Of batches and of streams, before any task runs; `skip` reads on behind it."""
+    """Of batches and of streams, before any task runs; `skip` reads on after it."""
     publish(broker, numbered(3), partition=P0)
     name = f"{edge}ingOffsets"
     given = {"subscribe": TOPIC, name: json.dumps({TOPIC: {"0-0": 40, "0-1": 0}})}

@@ -85,8 +85,8 @@ def begin(**more: Any) -> Any:
     return StreamProgress(options(is_stream=True, **more)).start()
 
 
-def go_on(stand: dict[TopicPartition, Offset], **more: Any) -> Any:
-    return StreamProgress(options(is_stream=True, **more)).advance(stand)
+def go_on(reached: dict[TopicPartition, Offset], **more: Any) -> Any:
+    return StreamProgress(options(is_stream=True, **more)).advance(reached)
 
 
 @pytest.mark.usefixtures("two")
@@ -135,7 +135,7 @@ def test_a_pattern_does_not_choose_the_pattern_of_a_broker(
 
 
 def test_a_stream_may_wait_for_a_topic(two: Two) -> None:
-    """It reads the topic when that comes, and others meanwhile."""
+    """It reads the topic when that comes, and others before that."""
     for chosen in ({"subscribe": "later"}, {"subscribePattern": "later|latest"}):
         query = StreamProgress(options(is_stream=True, waitForTopic="true", **chosen))
         assert query.start() == {}
@@ -183,7 +183,7 @@ def test_a_broker_that_is_about_to_give_gets_is_waited_for(two: Two) -> None:
 
 
 def test_a_broker_that_comes_back_is_waited_for_until_it_gives_gets(two: Two) -> None:
-    """A broker that has told producers alone is still waited for."""
+    """A broker that is known to producers alone is still waited for."""
     path = f"/meta/brokers/topics-pub/{TOPIC}/1-m"
     nodes = [path, "/meta/brokers/ids/1/master"]
     saved = {each: two.zookeeper.tree()[each].data for each in nodes}
@@ -213,8 +213,8 @@ def test_without_a_record_what_was_read_before_is_known(
         lambda snapshot, *more: describe_away(replace(snapshot, recorded={}), *more),
     )
     query = StreamProgress(options(is_stream=True, progressGroup="g"))
-    stand = query.start()
-    end = query.advance(stand)
+    reached = query.start()
+    end = query.advance(reached)
     query.commit(end)
     two.brokers[1].stop()
     sentence = "broker 1 is away, and with it logs/1-0: start it; failOnDataLoss=false"

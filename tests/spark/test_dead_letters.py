@@ -44,7 +44,7 @@ def read(broker: EmbeddedBroker, start: int, end: int) -> None:
 
 
 def test_a_bad_value_is_put_once_by_whichever_query(broker: EmbeddedBroker) -> None:
-    """Tasks of two queries have the same number; what they read tells them apart."""
+    """Tasks of two queries have the same number; what they read distinguishes them."""
     publish(broker, BAD)
     ends = [0]
     for value in BAD:

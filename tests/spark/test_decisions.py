@@ -72,7 +72,7 @@ def test_ids_are_as_they_were() -> None:
     ],
 )
 def test_other_ids_are_none_of_ours(stranger: XaTransactionId) -> None:
-    """Neither committed nor rolled back, whatever their qualifier is."""
+    """Neither committed nor rolled back, with any qualifier."""
     assert parse_xid(stranger) is None
     assert plan_recovery({B0: [stranger]}, DECISION, NAME) == ((), (), ())
 
@@ -163,7 +163,7 @@ RECOVERIES = {
     "another attempt": (xid(1, 5), B1, "superseded"),
     "another task": (xid(9), B0, "superseded"),
     "a batch before": (xid(0, 0x89ABCDEF, batch=6), B0, "superseded"),
-    "a batch behind": (xid(0, 0x89ABCDEF, batch=8), B0, "undecided"),
+    "a later batch": (xid(0, 0x89ABCDEF, batch=8), B0, "undecided"),
     "another query": (xid(0, 0x89ABCDEF, query=OTHER), B0, "undecided"),
 }
 

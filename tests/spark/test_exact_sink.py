@@ -80,7 +80,7 @@ def test_a_task_without_rows_has_no_branch(broker: EmbeddedBroker) -> None:
 
 
 def test_a_task_that_fails_leaves_nothing_prepared(broker: EmbeddedBroker) -> None:
-    """Also one that fails behind the promise, before the driver hears of it."""
+    """Also one that fails after the promise, before the driver hears of it."""
 
     def fail(attempt: int, *, is_prepared: bool) -> None:
         with box(targets_of(broker), attempt=attempt) as outbox:

@@ -57,7 +57,7 @@ def all_of(brokers: list[EmbeddedBroker], topic: str) -> list[bytes]:
 
 
 def prepared(brokers: list[EmbeddedBroker]) -> list[object]:
-    """Return what brokers have prepared, for whatever query."""
+    """Return what brokers have prepared, for any query."""
     found: list[object] = []
     for broker in brokers:
         reply = call_admin(broker.data_path, {"command": "transactions"}, timeout_s=20)
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(
 def test_a_stream_without_a_checkpoint_of_its_own_is_refused(
     spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker], tmp_path: Path
 ) -> None:
-    """A query that only the session's settings place cannot be told from others."""
+    """A query that only the session's settings place cannot be distinguished."""
     del brokers
     name = "spark.sql.streaming.checkpointLocation"
     spark.conf.set(name, str(tmp_path))

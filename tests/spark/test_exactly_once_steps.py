@@ -159,7 +159,7 @@ class Scene(Steps):
             return list(xa.recover())
 
     def check(self, batches: int) -> None:
-        """So many batches are there, once, and nothing is left behind."""
+        """So many batches are there, once, and nothing is left over."""
         assert self.there() == self.due(batches)
         assert self.prepared() == []
 
@@ -249,9 +249,9 @@ def scene(brokers: list[EmbeddedBroker]) -> Iterator[Scene]:
 
 
 class Points:
-    """Calls of a driver to brokers and ZooKeeper; before one, or behind, it dies.
+    """Calls of a driver to brokers and ZooKeeper; before one, or after, it dies.
 
-    Point 2n is before call n, point 2n + 1 behind it.
+    Point 2n is before call n, point 2n + 1 after it.
     """
 
     def __init__(self, fatal: int) -> None:
@@ -574,7 +574,7 @@ def test_the_command_settles_what_was_decided(
 
 
 def test_of_two_drivers_one_decides(scene: Scene) -> None:
-    """The other one is told so, and takes nothing with it."""
+    """The other one gets an error, and takes nothing with it."""
     first, second = Run(scene, 0), Run(scene, 0)
     first.begin()
     second.begin()
@@ -589,7 +589,7 @@ def test_of_two_drivers_one_decides(scene: Scene) -> None:
 
 
 def test_a_new_query_completes_the_decision_of_the_old_one(scene: Scene) -> None:
-    """A broker was away at its start; numbers of batches begin anew."""
+    """A broker was away at its start; numbers of batches begin again."""
     old = Run(scene, 0)
     old.begin()
     old.tasks()

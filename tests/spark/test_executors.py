@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class RealZooKeeper:
-    """ZooKeeper interface of an embedded broker, with a real one behind it."""
+    """ZooKeeper interface of an embedded broker, with a real one below it."""
 
     def __init__(self, address: str) -> None:
         self.address = address

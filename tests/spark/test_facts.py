@@ -1,4 +1,4 @@
-"""Log facts for planning, from brokers that tell next to nothing."""
+"""Log facts for planning, from brokers that know next to nothing."""
 
 from collections.abc import Iterator
 

@@ -98,8 +98,8 @@ def test_a_script_that_registers_needs_no_set_up(
 
     It takes the format of a session that has it, and does not register it itself.
     """
-    told, count = run_bare(tmp_path, json.dumps(wire(broker, subscribe=TOPIC)))
-    assert told == f"stats: {NOT_FOUND_CURE}"
+    text, count = run_bare(tmp_path, json.dumps(wire(broker, subscribe=TOPIC)))
+    assert text == f"stats: {NOT_FOUND_CURE}"
     assert count == "100"
 
 

@@ -1,6 +1,6 @@
 """Source and sink over brokers of MetaQ 1.4: no counts, no times, no waits, no batches.
 
-The broker answers out of order, cuts its answers anywhere, and hangs up on whatever
+The broker answers out of order, cuts its answers anywhere, and hangs up on all that
 MetaQ does not know.
 """
 
@@ -59,7 +59,7 @@ def values(frame: DataFrame) -> list[bytes]:
 def test_a_batch_is_all_there_is_or_what_offsets_say(
     spark: SparkSession, broker: FakeBroker
 ) -> None:
-    """Ids may be negative; they tell no time."""
+    """Ids may be negative; they have no time."""
     fill(broker, 300)
     fill(broker, 100, partition=1, first=300)
     rows = read(spark, broker)
@@ -86,7 +86,7 @@ def test_a_start_by_time_is_refused(spark: SparkSession, broker: FakeBroker) -> 
 def test_tasks_are_cut_where_segments_begin(
     spark: SparkSession, broker: FakeBroker
 ) -> None:
-    """It is all that such a broker tells of the inside of a log."""
+    """It is all that such a broker knows of the inside of a log."""
     for first in range(0, 400, 100):
         fill(broker, 100, first=first)
         broker.roll(TOPIC, 0)

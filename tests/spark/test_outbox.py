@@ -132,8 +132,8 @@ def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
     for _producer, own in groupby(whole, key=itemgetter(0)):
         batches = [(sequence, batch) for _name, sequence, batch in own]
         assert len(batches) <= 5
-        behind = [0, *accumulate(len(batch) for _sequence, batch in batches)]
-        assert [sequence for sequence, _batch in batches] == behind[:-1]
+        starts = [0, *accumulate(len(batch) for _sequence, batch in batches)]
+        assert [sequence for sequence, _batch in batches] == starts[:-1]
     assert all(
         len(batch) == 1 or sum(len(v) + 20 for v in batch) <= 1000
         for _p, _s, batch in whole

@@ -19,10 +19,10 @@ Logs = dict[TopicPartition, list[int]]
 class Book:
     """The facts of logs that are known record by record; some name few boundaries."""
 
-    def __init__(self, logs: Logs, every: int = 1, behind: int = 0) -> None:
+    def __init__(self, logs: Logs, every: int = 1, after: int = 0) -> None:
         self.starts = logs
         self.every = every
-        self.behind = behind
+        self.after = after
         self.questions = 0
         self.counted = 0
 
@@ -52,7 +52,7 @@ class Book:
         assert origin <= start < end
         starts = self.starts[partition]
         inside = starts[bisect_right(starts, start) : bisect_left(starts, end)]
-        return [Offset(at) for at in inside[: self.behind]]
+        return [Offset(at) for at in inside[: self.after]]
 
 
 def partition(number: int) -> TopicPartition:
@@ -77,7 +77,7 @@ def worlds(draw: st.DrawFn) -> tuple[Book, dict[TopicPartition, LogSpan]]:
     facts, spans = book(
         *draw(st.lists(SIZES, min_size=1, max_size=5)), every=draw(st.integers(1, 5))
     )
-    facts.behind = draw(st.integers(0, 3))
+    facts.after = draw(st.integers(0, 3))
     for name, starts in facts.starts.items():
         low, high = sorted(draw(st.tuples(*[st.sampled_from(starts)] * 2)))
         spans[name] = LogSpan(Offset(low), Offset(high))
@@ -174,7 +174,7 @@ def test_both_limits_hold_together() -> None:
 
 
 def test_a_record_over_the_limit_is_taken_alone() -> None:
-    """Progress comes before the limit: otherwise the query would stand for ever."""
+    """Progress comes before the limit: otherwise the query would wait for ever."""
     facts, backlog = book([5000, 20, 20])
     ends = plan_batch_end(backlog, BatchLimits(bytes_max=10), facts, waited_s=0)
     assert ends == {partition(0): 5100}
@@ -265,7 +265,7 @@ def test_more_ranges_than_bytes_are_no_mistake() -> None:
 
 
 def test_a_span_that_goes_back_is_refused_with_both_numbers() -> None:
-    """Spark would take it for empty and lose what lies between, without a word."""
+    """Spark would take it for empty and lose what is between, without a word."""
     facts, _spans = book([100])
     back = {partition(0): LogSpan(Offset(25), Offset(20))}
     pattern = r"logs/0-0: the next byte to read is 25, but the log ends at 20"

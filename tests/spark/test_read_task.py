@@ -50,7 +50,7 @@ def lose_segments(broker: EmbeddedBroker, count: int) -> None:
     for path in segments(broker)[:count]:
         for file in path.parent.glob(f"{path.stem}.*"):
             file.unlink()
-    # Retention writes it anew; as it was it would call them lost.
+    # Retention writes it again; as it was it would call them lost.
     (broker.data_path / "holdings").unlink()
     broker.start()
 
@@ -73,7 +73,7 @@ def values(
 
 
 def test_a_range_is_read_over_all_its_segments(broker: EmbeddedBroker) -> None:
-    """Nothing before it and nothing behind it."""
+    """Nothing before it and nothing after it."""
     assert len(segments(broker)) >= COUNT // PER_SEGMENT
     assert values(broker) == numbered(COUNT)
     assert values(broker, 150, 950) == numbered(800, 150)
@@ -129,7 +129,7 @@ def test_damage_fails_the_task_or_is_left_out(broker: EmbeddedBroker) -> None:
 def test_damage_that_the_broker_names_is_damage(
     broker: EmbeddedBroker, kind: str
 ) -> None:
-    """A restart finds it; what lies on both sides is read, up to the last row."""
+    """A restart finds it; what is on both sides is read, up to the last row."""
     end = COUNT + 50
     publish(broker, numbered(50, COUNT))
     broker.stop()
@@ -166,7 +166,7 @@ def test_damage_that_a_broker_cannot_name_is_found(
 
 
 def test_a_task_whose_broker_was_away_fails(broker: EmbeddedBroker) -> None:
-    """Spark runs it again, or plans anew."""
+    """Spark runs it again, or plans again."""
     task = ReadTask(ReadRange(tp(0), Offset(0), Offset(SIZE)), None)
     with pytest.raises(NoBrokerError, match="broker 0 is away"):
         list(read_rows(task, options(broker)))

@@ -178,7 +178,7 @@ def test_a_rerun_goes_where_the_first_run_went(
     run(1, COUNT, topic=topic)
     assert brokers.values() == numbered(2 * COUNT)
     assert data_of(stored(brokers.all[2])) == []
-    # What has not begun goes to whatever brokers there are.
+    # What has not begun goes to any brokers that exist.
     brokers.all[0].stop()
     run(2, 2 * COUNT, topic=topic)
     assert data_of(stored(brokers.all[2])) != []

@@ -94,12 +94,12 @@ def expected_rows(records: list[bytes]) -> list[dict[str, object]]:
 def test_any_log_in_any_pieces_gives_its_rows(
     records: list[bytes], data: st.DataObject, records_max: int
 ) -> None:
-    """Cuts and batch limits change nothing; bytes behind the end are not looked at."""
+    """Cuts and batch limits change nothing; bytes after the end are not looked at."""
     log = b"".join(records)
     pieces = data.draw(cuts(log))
     reader = decoder(log, batch_records_max=records_max, batch_bytes_max=64)
     batch_bytes = data.draw(st.sampled_from([0, 1, 100, 10_000]))
-    pieces = [*pieces, b"behind the end"]
+    pieces = [*pieces, b"after the end"]
     batches = list(decode_pieces(reader, pieces, batch_bytes=batch_bytes))
     assert table(batches) == expected_rows(records)
     assert all(0 < batch.num_rows <= records_max for batch in batches)
@@ -183,7 +183,7 @@ def test_damage_is_left_out_and_reported(sizes: list[int], hit: int) -> None:
 
 
 def test_a_bad_attribute_block_is_damage() -> None:
-    """The payload is whole, but it cannot be told where its value begins."""
+    """The payload is whole, but it is unknown where its value begins."""
     good = record(b"good")
     for payload, detail in ((b"\0\0\0\x09short", "length 9"), (b"\0", "got 1")):
         bad = record(payload, flag=HAS_ATTRIBUTE)

@@ -71,7 +71,7 @@ def test_a_directory_of_several_paths_comes_once(
     assert find(data, data / "test-0" / "..", ".") == whole
     files = find(f"{tmp_path}/links/*")
     assert [file.base_offset for file in files] == [f.base_offset for f in whole]
-    # The name of a link tells the partition: this one is another one.
+    # The name of a link names the partition: this one is another one.
     (tmp_path / "links" / "test-9").symlink_to(data / "test-0")
     assert {f.log_id for f in find(tmp_path / "links")} == {LogId("test", 9)}
 
@@ -109,7 +109,7 @@ def test_other_files_are_nobodys_business(data: Path) -> None:
 
 
 def test_a_data_directory_may_look_like_a_partition(tmp_path: Path) -> None:
-    """A directory without segments is a data directory, whatever its name."""
+    """A directory without segments is a data directory, with any name."""
     data = tmp_path / "data-1"
     data.mkdir()
     write_log(data, payloads(3))

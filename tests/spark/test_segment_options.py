@@ -21,7 +21,7 @@ def parse(**options: str) -> SegmentOptions:
 
 
 def test_a_path_is_all_that_is_needed() -> None:
-    """Everything that lies there is read, and damage fails."""
+    """Everything that is there is read, and damage fails."""
     assert parse() == SegmentOptions(paths=("/data",))
     assert parse().bytes_per_partition == BYTES_PER_PARTITION
     assert parse().on_corrupt is OnCorrupt.FAIL

@@ -1,4 +1,4 @@
-"""Rows out of segment files: complete, in order, whatever the files and splits are."""
+"""Rows out of segment files: complete, in order, for any files and splits."""
 
 from pathlib import Path
 
@@ -150,13 +150,13 @@ def test_any_records_are_split_on_their_boundaries(
 
 
 def test_the_directory_of_a_java_broker_is_read(data_dir: Path) -> None:
-    """Without an index all records come; their ids tell neither broker nor time."""
+    """Without an index all records come; their ids have neither broker nor time."""
     write_java_log(data_dir, [payloads(10), payloads(5)])
     found = rows(options(data_dir))
     assert [row["value"] for row in found] == payloads(10) + payloads(5)
     assert {(row["broker_id"], row["timestamp"]) for row in found} == {(-1, None)}
-    told = rows(options(data_dir, broker_id=BrokerId(4)))
-    assert {row["broker_id"] for row in told} == {4}
+    found = rows(options(data_dir, broker_id=BrokerId(4)))
+    assert {row["broker_id"] for row in found} == {4}
 
 
 # -- the active segment ---------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_torn_tail_is_not_damage(
 
 
 def test_a_segment_that_grows_is_read_up_to_where_it_was(directory: Path) -> None:
-    """Records that come behind the plan are not for this query."""
+    """Records that come after the plan are not for this query."""
     asked = options(directory)
     plan = plan_query(FS, asked, PushedFilters())
     write_log(directory.parent, payloads(7), first_id=id_at(TIME_MS + 5000))
@@ -312,7 +312,7 @@ def test_messages_of_transactions_are_older_than_their_neighbours(
 
 
 def test_a_file_whose_last_append_was_too_early_is_not_read(directory: Path) -> None:
-    """Its index tells, where it covers the file; damage in it is never seen."""
+    """Its index decides, where it covers the file; damage in it is never seen."""
     segments = segments_of(directory)
     flip(segments[0].path, 30)
     newest = read_index(FS, segments[0].path, segments[0].base_offset).spans[-1]

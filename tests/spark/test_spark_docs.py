@@ -47,7 +47,7 @@ README = re.search(
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Return what the page's addresses and paths stand for here."""
+    """Return what the page's addresses and paths mean here."""
     write_log(tmp_path / "data", payloads(20))
     with embedded_broker(topics={"test": 2, "rejects": 1}) as broker:
         yield {
@@ -63,7 +63,7 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_the_snippets_run_one_after_the_other(
     spark: SparkSession, tmp_path: Path, places: dict[str, str]
 ) -> None:
-    """As they stand, but for where things are, in the session of the tests."""
+    """As they are, but for where things are, in the session of the tests."""
     for name, text in FILES.items():
         for there, here in places.items():
             text = text.replace(there, here)

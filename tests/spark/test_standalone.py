@@ -1,7 +1,7 @@
 """A standalone cluster of Spark, with this package sent along as docs/spark.md says.
 
 A master and a worker are processes of their own, as PySpark's wheel brings them. One
-driver has a session for a job, and another one for a declared pipeline behind it; each
+driver has a session for a job, and another one for a declared pipeline after it; each
 has an executor. All of it runs once for the tests of this module.
 """
 
@@ -153,9 +153,9 @@ def run_python(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run job and pipeline on a cluster; return what the job prints and logs, and what
-    is there behind them."""
+    is there after them."""
     place = tmp_path_factory.mktemp("standalone")
     zip_packages(place / "metaq.zip")
     with ExitStack() as stack:
@@ -198,32 +198,32 @@ def values_of(broker: EmbeddedBroker, topic: str) -> list[bytes]:
 WHOLE = {"rows": COUNT, "distinct": COUNT, "sum": COUNT * (COUNT - 1) // 2}
 
 
-def test_executors_have_the_packages_that_were_sent(told: dict[str, Any]) -> None:
+def test_executors_have_the_packages_that_were_sent(outcome: dict[str, Any]) -> None:
     """They come from the zip, also where others are installed."""
-    assert {file.partition("metaq.zip")[2] for file in told["files"]} == {
+    assert {file.partition("metaq.zip")[2] for file in outcome["files"]} == {
         "/metaq/spark/source/read_task.py"
     }
 
 
-def test_what_executors_write_is_read_by_executors(told: dict[str, Any]) -> None:
+def test_what_executors_write_is_read_by_executors(outcome: dict[str, Any]) -> None:
     """Rows with keys, a batch read of all; a task that is lost doubles nothing."""
-    assert "this run is to fail" in told["log"]
-    assert told["batch"] == {**WHOLE, "brokers": 2}
-    assert told["tasks"] > 4  # one for each partition, and some more
+    assert "this run is to fail" in outcome["log"]
+    assert outcome["batch"] == {**WHOLE, "brokers": 2}
+    assert outcome["tasks"] > 4  # one for each partition, and some more
 
 
-def test_a_stream_writes_exactly_once_and_is_archived(told: dict[str, Any]) -> None:
+def test_a_stream_writes_exactly_once_and_is_archived(outcome: dict[str, Any]) -> None:
     """In more than one micro-batch; the archive has each message of the copy."""
-    assert told["batches"] >= 2
-    assert told["archive"] == WHOLE
+    assert outcome["batches"] >= 2
+    assert outcome["archive"] == WHOLE
 
 
 @pytest.mark.skipif(not HAS_PIPELINES, reason="pipelines take PySpark's own extra")
 def test_a_declared_pipeline_reads_and_writes_on_executors(
-    told: dict[str, Any],
+    outcome: dict[str, Any],
 ) -> None:
     """A topic goes to a table, and the table to a topic."""
     whole = [b"message %07d" % number for number in range(COUNT)]
-    assert sorted(told["declared"]) == whole
-    table = ds.dataset(told["table"], exclude_invalid_files=True).to_table()
+    assert sorted(outcome["declared"]) == whole
+    table = ds.dataset(outcome["table"], exclude_invalid_files=True).to_table()
     assert sorted(table["value"].to_pylist()) == whole

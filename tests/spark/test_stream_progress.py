@@ -81,7 +81,7 @@ class ToldCluster(Cluster):
 
 
 def told_cluster(options: SourceOptions) -> ToldCluster:
-    """Have queries with these options ask a cluster that can be told what to say."""
+    """Have queries with these options ask a cluster with given answers."""
     found = CLUSTERS[options.wire] = ToldCluster(options.wire)
     return found
 
@@ -138,10 +138,10 @@ def test_progress_says_how_far_behind_a_query_is(broker: EmbeddedBroker) -> None
     end = reader.initialOffset()
     for left in (90, 30, 0):
         end = reader.latestOffset(end, None)
-        behind = {TOPIC: {"bytes": left * SIZE, "records": left}}
+        lag = {TOPIC: {"bytes": left * SIZE, "records": left}}
         ends = offsets_to_json(offsets(100, 50))
         latest = reader.reportLatestOffset()
-        assert latest == {**ends, LAG_KEY: behind}
+        assert latest == {**ends, LAG_KEY: lag}
         assert lag_of({"latestOffset": latest}) == {TOPIC: left * SIZE}
 
 
@@ -174,10 +174,10 @@ def test_a_partition_that_comes_later_is_read_from_its_start(
     publish(broker, numbered(10), partition=P0)
     publish(broker, numbered(20), partition=P1)
     query = progress(broker)
-    stand = {P0: Offset(10 * SIZE)}
-    end = query.advance(stand)
+    reached = {P0: Offset(10 * SIZE)}
+    end = query.advance(reached)
     assert end == offsets(10, 20)
-    assert query.spans(stand, end) == {P1: LogSpan(Offset(0), end[P1])}
+    assert query.spans(reached, end) == {P1: LogSpan(Offset(0), end[P1])}
 
 
 @pytest.mark.parametrize(
@@ -191,32 +191,32 @@ def test_a_partition_that_comes_later_is_read_from_its_start(
 def test_what_is_chosen_no_more_is_not_read_any_more(
     broker: EmbeddedBroker, chosen: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A checkpoint keeps where it stands there; chosen again, it goes on from there."""
+    """A checkpoint keeps the offsets there; chosen again, it goes on from there."""
     publish(broker, numbered(10), partition=P0)
     publish(broker, numbered(10), partition=P1)
-    stand = offsets(2, 10)
+    reached = offsets(2, 10)
     query = progress(broker, **chosen)
-    assert query.advance(stand) == stand == query.advance(stand)
+    assert query.advance(reached) == reached == query.advance(reached)
     assert caplog.text.count("partitions no longer chosen are not read: logs/0-0") == 1
     assert "away" not in caplog.text
-    end = progress(broker).advance(stand)
+    end = progress(broker).advance(reached)
     assert end == offsets(10, 10)
     # What was planned before is read all the same.
-    assert query.spans(stand, end) == {P0: LogSpan(stand[P0], end[P0])}
+    assert query.spans(reached, end) == {P0: LogSpan(reached[P0], end[P0])}
 
 
 def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
     """Never an empty one; on request the query goes on at the log end, loudly."""
     publish(broker, numbered(10), partition=P0)
-    stand = offsets(25, 0)
+    reached = offsets(25, 0)
     query = progress(broker)
-    end = query.advance(stand)
+    end = query.advance(reached)
     assert end == offsets(10, 0)
     with pytest.raises(BackwardRangeError, match="from 875 to 350"):
-        query.spans(stand, end)
+        query.spans(reached, end)
     query = progress(broker, failOnDataLoss="false")
-    end = query.advance(stand)
-    assert query.spans(stand, end) == {}
+    end = query.advance(reached)
+    assert query.spans(reached, end) == {}
 
 
 def test_queries_with_other_patterns_have_topics_of_their_own(
@@ -235,14 +235,14 @@ def test_an_idle_query_asks_nobody(broker: EmbeddedBroker) -> None:
     publish(broker, numbered(10), partition=P0)
     options = source_options(broker, zookeeper="memory", progressGroup="idle")
     query = StreamProgress(options, idle_wait_s=0.0)
-    stand = query.advance(query.advance(query.start()))
+    reached = query.advance(query.advance(query.start()))
     cluster = shared_cluster(source_options(broker, zookeeper="memory").wire)
     before = request_count(cluster), len(broker.zookeeper.calls)
     for _ in range(200):
-        assert query.advance(stand) == stand
+        assert query.advance(reached) == reached
     after = request_count(cluster), len(broker.zookeeper.calls)
-    # A wait that ends meanwhile is followed by another one.
-    assert after[0] - before[0] <= len(stand)
+    # A wait that ends early is followed by another one.
+    assert after[0] - before[0] <= len(reached)
     assert after[1] == before[1]
 
 
@@ -301,7 +301,7 @@ def test_the_start_is_kept_until_the_first_commit(broker: EmbeddedBroker) -> Non
 
 
 def test_a_start_that_is_in_the_checkpoint_is_forgotten(broker: EmbeddedBroker) -> None:
-    """Also where Spark commits nothing: a new query with the name starts anew."""
+    """Also where Spark commits nothing: a new query with the name starts again."""
     publish(broker, numbered(10), partition=P0)
     options = {"zookeeper": "memory", "startingOffsets": "latest", "pinStart": "q"}
     query = progress(broker, **options)
@@ -315,7 +315,7 @@ def test_a_start_that_is_in_the_checkpoint_is_forgotten(broker: EmbeddedBroker) 
 
 
 def test_the_start_of_another_query_is_none_of_this_one(broker: EmbeddedBroker) -> None:
-    """Its own topics would be read from their log starts, whatever was asked."""
+    """Its own topics would be read from their log starts, no matter what was asked."""
     broker.create_topic("metrics", 1)
     options = {"zookeeper": "memory", "progressGroup": "g"}
     assert progress(broker, **options).start() == offsets(0, 0)
@@ -325,7 +325,7 @@ def test_the_start_of_another_query_is_none_of_this_one(broker: EmbeddedBroker) 
 
 
 def test_another_message_at_a_place_is_noticed(broker: EmbeddedBroker) -> None:
-    """By its id; what is not there any more, or not yet, tells nothing."""
+    """By its id; what is not there any more, or not yet, shows nothing."""
     publish(broker, numbered(10), partition=P0)
     last = {name: found[-1] for name, found in stored(broker).items() if found}["0-0"]
     query = progress(broker)
@@ -362,16 +362,16 @@ def test_a_commit_costs_what_has_moved(broker: EmbeddedBroker) -> None:
 
 
 def test_the_last_batch_of_a_run_that_ends_is_told(broker: EmbeddedBroker) -> None:
-    """Spark never commits it, but asks behind it for more; it is told once."""
+    """Spark never commits it, but asks for more after it; it is committed once."""
     publish(broker, numbered(5), partition=P0)
     options = source_options(broker, zookeeper="memory", progressGroup="g")
     reader = StreamReader(options, VALUE)
-    stand = offsets_to_json(offsets(5, 0))
-    reader.latestOffset(stand, None)
+    reached = offsets_to_json(offsets(5, 0))
+    reader.latestOffset(reached, None)
     group = {"zookeeper": "memory", "startingOffsets": "group", "group": "g"}
     assert progress(broker, **group).start() == offsets(5, 0)
     before = len(broker.zookeeper.calls)
-    reader.latestOffset(stand, None)
+    reader.latestOffset(reached, None)
     assert len(broker.zookeeper.calls) == before
 
 
@@ -382,9 +382,9 @@ def test_a_failed_commit_is_no_failed_query(
     options = source_options(broker, zookeeper="memory", progressGroup="g")
     told_cluster(options).refuses = True
     query = StreamProgress(options)
-    for tell in (query.commit, query.reach):
+    for commit in (query.commit, query.reach):
         caplog.clear()
-        tell(offsets(1, 0))
+        commit(offsets(1, 0))
         assert "progress is not committed" in caplog.text
 
 
@@ -471,7 +471,7 @@ def test_calls_that_come_at_once_share_one_client(broker: EmbeddedBroker) -> Non
 
 
 def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> None:
-    """Before 4.2 a reader has to know by itself where the query stands."""
+    """Before 4.2 a reader has to know by itself the offsets of the query."""
     publish(broker, numbered(100), partition=P0)
     options = source_options(broker, maxOffsetsPerTrigger=40)
     old, new = OldStreamReader(options, VALUE), StreamReader(options, VALUE)
@@ -494,24 +494,24 @@ def test_a_partition_that_is_gone_is_told_once(
     """If that is no error; however often Spark asks, and again if it comes back."""
     publish(broker, numbered(10), partition=P0)
     cluster = told_cluster(source_options(broker))
-    stand = offsets(10, 0)
+    reached = offsets(10, 0)
     query = progress(broker, failOnDataLoss="false")
-    cluster.spans = dict.fromkeys(stand)
+    cluster.spans = dict.fromkeys(reached)
     for _ in range(3):
-        assert query.advance(stand) == stand
+        assert query.advance(reached) == reached
     (said,) = [r for r in caplog.messages if "the partition is gone" in r]
     assert str(P0) in said
     cluster.spans = None
-    assert query.advance(stand) == stand
-    cluster.spans = dict.fromkeys(stand)
-    assert query.advance(stand) == stand
+    assert query.advance(reached) == reached
+    cluster.spans = dict.fromkeys(reached)
+    assert query.advance(reached) == reached
     assert caplog.text.count("the partition is gone") == 2
 
 
 def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks are told where it is, and cannot find it out by themselves."""
+    """Its tasks are given where it is, and cannot find it out by themselves."""
     publish(broker, numbered(10), partition=P0)
     reader = StreamReader(source_options(broker, zookeeper="memory"), VALUE)
     broker.stop()

@@ -72,7 +72,7 @@ def test_the_formats_are_found_at_the_cost_of_their_names() -> None:
 
 
 def test_a_task_that_reads_imports_no_client(broker: EmbeddedBroker) -> None:
-    """It is told everything, and connects to one broker."""
+    """It is given everything, and connects to one broker."""
     publish(broker, numbered(10))
     (log,) = stored(broker).values()
     span = ReadRange(tp(0), Offset(0), Offset(log[-1].offset))
@@ -115,7 +115,7 @@ def test_a_task_of_an_archive_imports_no_library_of_tables(
 def test_a_task_that_writes_imports_no_client_with_zookeeper(
     broker: EmbeddedBroker,
 ) -> None:
-    """It is told where the partitions are; so is one of a stream."""
+    """It is given where the partitions are; so is one of a stream."""
     options = wire(broker, topic=TOPIC)
     before = len(data_of(stored(broker)))
     for number, writer in enumerate(

@@ -66,7 +66,7 @@ def test_binary_values_stay_as_they_are() -> None:
     st.lists(st.binary(max_size=6) | st.text(max_size=6).map(str.encode), min_size=1)
 )
 def test_text_is_utf8_or_a_bad_row(values: list[bytes]) -> None:
-    """Each value alone decides, whatever its neighbours are."""
+    """Each value alone decides, with any neighbours."""
     for value, found in zip(values, read(values, pa.string()), strict=True):
         try:
             assert found == value.decode()

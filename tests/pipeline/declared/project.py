@@ -151,7 +151,7 @@ def check_lines(
 
 
 def check_counts(broker: EmbeddedBroker, place: Path, lines: list[str]) -> None:
-    """Each minute is counted once, and told once where there is reason to."""
+    """Each minute is counted once, and reported once where there is reason to."""
     counts = Counter(levels_of(lines))
     assert counts_of(place) == sorted(counts.items())
     many = {

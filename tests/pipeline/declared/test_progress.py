@@ -26,19 +26,19 @@ def report(*sources: dict[str, Any], written: int = -1) -> dict[str, Any]:
     }
 
 
-def topics(behind: dict[str, int] | None, rows: int = 3) -> dict[str, Any]:
-    """Return a source of ours so many bytes behind; None: its ends are not told."""
-    backlogs = {t: {"bytes": n, "records": None} for t, n in (behind or {}).items()}
+def topics(unread: dict[str, int] | None, rows: int = 3) -> dict[str, Any]:
+    """Return a source of ours with so many unread bytes; None: its ends are unknown."""
+    backlogs = {t: {"bytes": n, "records": None} for t, n in (unread or {}).items()}
     ends = {"/version": 1, "a": {"0-0": 40}, "/behind": backlogs}
     return {
         "endOffset": {"/version": 1, "a": {"0-0": 10}},
-        "latestOffset": None if behind is None else ends,
+        "latestOffset": None if unread is None else ends,
         "numInputRows": rows,
     }
 
 
 def test_a_batch_is_named_by_its_flow() -> None:
-    """A target that does not tell has no number, which is not 0."""
+    """A target that reports none has no number, which is not 0."""
     assert batch_of(report(topics({}), written=2)) == BatchProgress(
         flow="lines",
         batch=7,

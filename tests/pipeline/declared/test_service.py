@@ -113,7 +113,7 @@ class Service:
         return self.process.returncode
 
     def wait_gone(self) -> None:
-        """Wait until no process of the group is left; Python's end behind Java's."""
+        """Wait until no process of the group is left; Python's end after Java's."""
         deadline_s = time.monotonic() + WAIT_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline_s:
@@ -161,8 +161,8 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     assert newest["lag_bytes"] == {"logs": 0}
     wrote = service.batch_of("alert")
     read = service.rows_in["lines"]
-    told = f'metaq_pipeline_rows_in_total{{flow="lines"}} {read}.0'
-    assert told in service.scrape()
+    metric = f'metaq_pipeline_rows_in_total{{flow="lines"}} {read}.0'
+    assert metric in service.scrape()
     publish(broker, [STRAY])
     while service.rows_in["lines"] == read:
         service.next_batch()

@@ -88,7 +88,7 @@ def test_a_batch_has_rows_and_errors(spark: SparkSession) -> None:
 def test_a_filter_and_the_fields_decode_once(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan has one evaluation, whatever is asked of the column."""
+    """The plan has one evaluation, no matter what is asked of the column."""
     frame = spark.createDataFrame([(b"{}",)], "value BINARY")
     rows = decoded(frame).where("decoded.error IS NULL").select("decoded.row.*")
     assert rows.columns == ["level", "code"]
@@ -141,7 +141,7 @@ def test_times_are_the_same_in_every_zone_of_a_session(spark: SparkSession) -> N
 def test_dead_letters_have_the_form_of_consumers(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:
-    """Key, attribute and headers of the message, and those of a dead letter behind."""
+    """Key, attribute and headers of the message, then those of a dead letter."""
     message = OutgoingMessage(
         b"no json",
         "attribute",

@@ -44,7 +44,7 @@ def row(
     key: bytes | None = None,
     headers: Sequence[tuple[str, bytes]] | None = None,
 ) -> Row:
-    """Return one row of the source; the payload tells where it lies."""
+    """Return one row of the source; the payload names its offset."""
     payload = b"%d at %d" % (partition, offset) if value is None else value
     _payload, flag = encode_payload(payload, attribute, key, headers or ())
     head = (topic, broker_id, partition, offset, offset + 1, time, attribute, flag)
@@ -67,7 +67,7 @@ def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 
 
 class Feed:
-    """A directory of batches, which stands for topics: each file is one batch."""
+    """A directory of batches, in place of topics: each file is one batch."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -95,13 +95,13 @@ class Feed:
     def freeze(self) -> None:
         """Nothing comes in between, where that counts."""
 
-    def advance(self, stand: Offsets) -> dict[TopicPartition, Offset]:
-        """Return the end of the next batch; that of a row is behind its offset."""
+    def advance(self, offsets: Offsets) -> dict[TopicPartition, Offset]:
+        """Return the end of the next batch; that of a row is after its offset."""
         for rows in fed(self._directory):
             ends = {place_of(row): Offset(row[3] + 1) for row in rows}
-            if any(end > stand.get(place, 0) for place, end in ends.items()):
-                return {**stand, **ends}
-        return dict(stand)
+            if any(end > offsets.get(place, 0) for place, end in ends.items()):
+                return {**offsets, **ends}
+        return dict(offsets)
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         """Return a task for each partition that goes on."""

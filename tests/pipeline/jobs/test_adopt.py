@@ -161,7 +161,7 @@ def test_a_table_has_what_the_manifest_said(spark: SparkSession, path: Path) -> 
 def test_the_oldest_manifests_leave_it_to_the_files(
     spark: SparkSession, path: Path
 ) -> None:
-    """Their footers tell."""
+    """Their footers show it."""
     old_archive(spark, path, ROWS[:4], 0)
     manifest = path / "_metaq" / "manifest" / f"{3:020}.json"
     fields = json.loads(manifest.read_text())
@@ -176,7 +176,7 @@ def test_the_oldest_manifests_leave_it_to_the_files(
 def test_a_take_over_that_is_killed_is_run_again(
     spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the table, before its commit, and behind it; no job takes it for one."""
+    """Before the table, before its commit, and after it; no job takes it for one."""
     old_archive(spark, path, ROWS, 0)
 
     commit = ArchiveStore.commit

@@ -1,4 +1,4 @@
-"""Archiving: each message once, whatever is killed when."""
+"""Archiving: each message once, no matter what is killed when."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ from tests.sampling import IS_WHOLE, sample
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 STEPS = ("claim", "write", "commit", "compact")
-"""Steps of a run on an archive; it may end before and behind each."""
+"""Steps of a run on an archive; it may end before and after each."""
 LEFT = 8 * 24 * 3600
 """Age of a file that the table does not keep any more, seconds."""
 
@@ -204,7 +204,7 @@ def no_space(_task: ReadTask) -> Iterator[pa.RecordBatch]:
 def test_a_batch_that_fails_says_why(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """Spark alone would say that a function failed; whatever the reason is."""
+    """Spark alone would say that a function failed; with any reason."""
     feed.add(batches(1)[0])
     with pytest.raises(JobError, match=r"^archive: .*No space left") as failed:
         archive_feed(spark, feed, path, read=no_space)
@@ -318,7 +318,7 @@ def test_a_table_that_was_restored_goes_on_from_there(
     assert archive_feed(spark, feed, path).message_count == len(second)
     check(spark, path, first + second)
     assert archive_feed(spark, feed, path).message_count == 0
-    # To a version behind which it was set back before, and to its beginning.
+    # To a version after which it was set back before, and to its beginning.
     for version, left in ((begun + 1, first + second), (begun, first), (0, [])):
         DeltaTable(path).restore(version)
         check(spark, path, left)

@@ -39,9 +39,9 @@ def path(tmp_path: Path) -> str:
 def staged(
     spark: SparkSession, feed: Feed, store: ArchiveStore, batch: int
 ) -> tuple[DataFile, ...]:
-    """Write what a feed has behind the archive's own place, as a batch."""
-    stand = store.positions()
-    return store.write(spark, feed.tasks(stand, feed.advance(stand)), feed.read, batch)
+    """Write what a feed has after the archive's own offsets, as a batch."""
+    now = store.positions()
+    return store.write(spark, feed.tasks(now, feed.advance(now)), feed.read, batch)
 
 
 def test_of_two_that_write_one_batch_the_second_fails(
@@ -66,7 +66,7 @@ def test_of_two_that_write_one_batch_the_second_fails(
 def test_the_progress_of_each_partition_is_kept(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """The last message, and the next byte, whatever a batch does not have."""
+    """The last message, and the next byte, also of what a batch does not have."""
     one, two, other = (TopicPartition("orders", BrokerId(0), n) for n in range(3))
     feed.add(log_rows("orders", 1, 2) + log_rows("orders", 0, 2))
     feed.add(log_rows("orders", 0, 1, start=2))
@@ -96,7 +96,7 @@ def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
     store = ArchiveStore(path)
     store.claim()
     left = Path(path, STAGING, "0000000000-app")
-    # A file stands for a directory that is filled while it is deleted.
+    # A file is in place of a directory that is filled while it is deleted.
     left.touch()
     for batch in (0, 1):
         store.commit(batch, (), positions={ONE: Offset(batch)})

@@ -43,7 +43,7 @@ def by_offset(
 
 
 def test_an_archive_is_compared_place_by_place(spark: SparkSession) -> None:
-    """Messages gone, twice, changed or unknown; the ends are told apart."""
+    """Messages gone, twice, changed or unknown; the ends are distinguished."""
     source = log_rows("t", 0, 10, start=2) + log_rows("t", 1, 3)
     assert by_offset(spark, source, source).is_right
     target = log_rows("t", 0, 9)  # two more at the start, three fewer at the end
@@ -108,7 +108,7 @@ def test_ends_that_differ_are_no_fault(spark: SparkSession) -> None:
 
 
 def test_an_empty_log_tells_by_its_start_what_is_expired(spark: SparkSession) -> None:
-    """One that was made anew starts at 0, and retention took nothing of it."""
+    """One that was created again starts at 0, and retention took nothing of it."""
     one, two = (TopicPartition("t", BrokerId(0), number) for number in (0, 1))
     asked = []
 
@@ -123,7 +123,7 @@ def test_an_empty_log_tells_by_its_start_what_is_expired(spark: SparkSession) ->
     found = compare_by_offset(
         source,
         frame(spark, target),
-        ends={two: Offset(100)},  # the fourth message lies after it
+        ends={two: Offset(100)},  # the fourth message is after it
         log_starts=log_starts,
     )
     assert counts(found) == {"expired": 2 + 3, "extra": 1 + 1}
@@ -187,7 +187,7 @@ def log(number: int, count: int, first: int, last: int) -> ArchivedLog:
 def test_an_archive_is_judged_by_what_it_says_that_it_holds(
     spark: SparkSession,
 ) -> None:
-    """A lost tail and a lost partition are lost, and not behind or expired."""
+    """A lost tail and a lost partition are lost, and not unarchived or expired."""
     source = log_rows("t", 0, 9, start=3) + log_rows("t", 1, 4)
     recorded = [log(0, 8, 0, 350), log(1, 3, 0, 100), log(2, 6, 0, 250)]
     whole = log_rows("t", 0, 8) + log_rows("t", 1, 3) + log_rows("t", 2, 6)

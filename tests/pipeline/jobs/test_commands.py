@@ -270,7 +270,7 @@ def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
     made = tmp_path / ("_metaq/staging" if name == "archive" else name)
     said, errors = interrupt(process, made.exists)
     assert (process.returncode, errors) == (130, "metaq: interrupted\n")
-    # What an archive has done until then is told all the same.
+    # What an archive has done until then is printed all the same.
     assert ("archive messages\t0\n" in said) == (name == "archive")
 
 
@@ -304,7 +304,7 @@ def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
 def test_an_archive_goes_on_until_ctrl_c(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """Later messages are archived as well; the end tells the counts."""
+    """Later messages are archived as well; the end prints the counts."""
     publish(broker, numbered(10))
     words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
     process = start(*words, "--json", "--every", "0.1")

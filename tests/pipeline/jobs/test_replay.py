@@ -37,9 +37,9 @@ def test_a_topic_goes_to_an_archive_and_back(
     found = archive(spark, path, {**wire, "subscribe": TOPIC})
     assert found.total_message_count == 150
     publish(broker, numbered(30, 500))
-    behind = audit_archive(spark, path, wire, [TOPIC])
-    assert behind.is_right
-    assert {k.value: n for k, n in behind.counts.items() if n} == {"behind": 30}
+    partial = audit_archive(spark, path, wire, [TOPIC])
+    assert partial.is_right
+    assert {k.value: n for k, n in partial.counts.items() if n} == {"behind": 30}
     found = archive(spark, path, {**wire, "subscribe": TOPIC})
     assert (found.message_count, found.total_message_count) == (30, 180)
     audit = audit_archive(spark, path, wire, [TOPIC])

@@ -58,15 +58,15 @@ def test_ctrl_c_that_wakes_nobody_is_heard_too() -> None:
 def test_work_that_is_told_of_ctrl_c_is_waited_for_until_the_next() -> None:
     """Its result then is the end; work that ignores it is left."""
     waiting = threading.get_ident()
-    told, may_end = threading.Event(), threading.Event()
+    called, may_end = threading.Event(), threading.Event()
 
     def work() -> str:
         signal.pthread_kill(waiting, signal.SIGINT)
-        assert told.wait(30)
+        assert called.wait(30)
         return "as far as it came"
 
-    assert run_apart(work, on_interrupt=told.set) == "as far as it came"
-    told.clear()
+    assert run_apart(work, on_interrupt=called.set) == "as far as it came"
+    called.clear()
 
     def deaf() -> None:
         work()
@@ -74,7 +74,7 @@ def test_work_that_is_told_of_ctrl_c_is_waited_for_until_the_next() -> None:
         may_end.wait()
 
     with pytest.raises(KeyboardInterrupt):
-        run_apart(deaf, on_interrupt=told.set)
+        run_apart(deaf, on_interrupt=called.set)
     may_end.set()
     for thread in threading.enumerate():
         if thread.name == "spark":

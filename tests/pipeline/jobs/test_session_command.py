@@ -63,7 +63,7 @@ def test_a_local_spark_needs_no_name_of_the_machine(
 ) -> None:
     """Spark looks it up, and ends where it is unknown; a cluster has to find it."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    # Whatever was there before comes back behind the test.
+    # What was there before comes back after the test.
     monkeypatch.setenv("SPARK_LOCAL_IP", given or "")
     if given is None:
         del os.environ["SPARK_LOCAL_IP"]

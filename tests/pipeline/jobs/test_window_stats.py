@@ -39,7 +39,7 @@ def test_windows_count_messages_bytes_and_delay(
 
 
 def test_windows_of_what_arrives(spark: SparkSession, broker: EmbeddedBroker) -> None:
-    """Each batch tells what it adds; stopping the query ends the job."""
+    """Each batch reports what it adds; stopping the query ends the job."""
     publish(broker, numbered(40))
     seen: list[WindowStats] = []
     is_through = threading.Event()

@@ -24,7 +24,7 @@ def drivers(victims: Killing) -> Iterator[Drivers]:
 
 @pytest.fixture
 def killing(victims: Killing) -> Iterator[Killing]:
-    """Give orders by the seed, in whatever company a test runs; none is left behind."""
+    """Give orders by the seed, next to any other tests; none is left over."""
     victims.rng = random.Random(SEED)
     yield victims
     for order in victims.directory.glob("order*.json"):

@@ -45,7 +45,7 @@ DRIVER_MARKS = [
     pytest.mark.zookeeper,
     pytest.mark.timeout(2400 * ROUNDS),
 ]
-"""Of tests that kill drivers of Spark, whose mark stands in their files."""
+"""Of tests that kill drivers of Spark, whose mark is in their files."""
 MEND_S = 0.05
 """Interval of the looks after servers."""
 MASTER = "local[2,3]"
@@ -114,7 +114,7 @@ class Driver:
         return answer
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End it, no matter what it does."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(TIMEOUT_S)
@@ -181,7 +181,7 @@ class Drivers:
 def ask_mending(
     alive: Driver, job: str, words: dict[str, Any], mend: Callable[[], None]
 ) -> dict[str, Any]:
-    """Run a job as `Driver.ask`, and mend meanwhile what it needs and has killed."""
+    """Run a job as `Driver.ask`, and mend what it needs and has killed."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(alive.ask, job, **words)
         while not answer.done():

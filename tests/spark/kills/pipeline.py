@@ -19,14 +19,14 @@ start_run = updates.start_run
 
 
 def dying_run(*words: Any, **more: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of an update; each tells of a step."""
+    """Yield the events of an update; each is about a step."""
     reach("definitions sent")
     for each in start_run(*words, **more):
         event = each.get("pipeline_event_result")
         if event is not None:
             # "Flow lines is RUNNING.\n…": "flow running"
-            told = event.event.message.partition("\n")[0].lower().split()
-            reach(f"{told[0]} {told[-1].rstrip('.')}")
+            words = event.event.message.partition("\n")[0].lower().split()
+            reach(f"{words[0]} {words[-1].rstrip('.')}")
         yield each
 
 

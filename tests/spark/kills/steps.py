@@ -307,7 +307,7 @@ def _dying_puts() -> Iterator[None]:
 
 @contextmanager
 def _dying_verdicts() -> Iterator[None]:
-    decide, tell = TransactionManager.decide, Verdicts.tell_one
+    decide, send = TransactionManager.decide, Verdicts.tell_one
     commit = Verdicts.commit_at
 
     async def dying_decision(manager: TransactionManager, *words: Any) -> None:
@@ -315,7 +315,7 @@ def _dying_verdicts() -> Iterator[None]:
         reach("decided")
 
     async def dying_verdict(verdicts: Verdicts, *words: Any) -> None:
-        await tell(verdicts, *words)
+        await send(verdicts, *words)
         reach("branch committed")
 
     async def dying_commit(verdicts: Verdicts, *words: Any) -> Any:
@@ -364,12 +364,12 @@ def dying_archive() -> Iterator[None]:
         yield
 
 
-def _dying_call(call: Any, before: str | None, behind: str) -> Any:
+def _dying_call(call: Any, before: str | None, after: str) -> Any:
     def dying(*words: Any, **named: Any) -> Any:
         if before is not None:
             reach(before)
         found = call(*words, **named)
-        reach(behind)
+        reach(after)
         return found
 
     return dying

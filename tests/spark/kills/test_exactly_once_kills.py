@@ -51,7 +51,7 @@ MASTERS = {
 """Places where queries run, and the process that dies there at which step."""
 BATCH = 300
 TRIES = 3
-"""Runs of a query behind a death: what has died may not be back at the first."""
+"""Runs of a query after a death: what has died may not be back at the first."""
 
 
 class Servers:

@@ -41,7 +41,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 def test_jobs_whose_drivers_die_lose_nothing(
     killing: Killing, drivers: Drivers, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """An archive doubles nothing either; what is written anew is there twice."""
+    """An archive doubles nothing either; what is written again is there twice."""
     ledger = Ledger(broker, "logs")
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(map(str, range(300))))

@@ -1,6 +1,6 @@
 """Processes of a declared pipeline are killed at every step of an update.
 
-What `metaq pipeline init` writes is run again behind the death of each driver; of other
+What `metaq pipeline init` writes is run again after the death of each driver; of other
 processes several die in one update. A run has one death, in
 `declared/test_service.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes it
 longer, METAQ_SEED repeats it.

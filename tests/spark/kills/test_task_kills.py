@@ -100,7 +100,7 @@ def test_a_stream_loses_and_doubles_nothing(
 def test_a_batch_write_loses_and_doubles_nothing(
     cluster: Driver, broker: EmbeddedBroker, killing: Killing
 ) -> None:
-    """As long as Spark goes on with it; written anew it is there twice."""
+    """As long as Spark goes on with it; written again it is there twice."""
     ledger = Ledger(broker, "logs")
     ledger.publish(150)
     for number, step in enumerate(
