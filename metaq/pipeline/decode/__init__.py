@@ -66,6 +66,9 @@ def json(schema: Schema) -> Decoding:
     Args:
         schema: fields of an object; NOT NULL makes a field required.
 
+    Returns:
+        From a column to a column with `row` and `error`.
+
     Raises:
         OptionError: a type is none that JSON is read into.
     """
@@ -82,6 +85,9 @@ def csv(schema: Schema, *, delimiter: str = ",") -> Decoding:
     Args:
         schema: names and types of the fields; no structs or arrays.
         delimiter: one character.
+
+    Returns:
+        From a column to a column with `row` and `error`.
 
     Raises:
         OptionError: a type is none that texts are read into, or the delimiter is more
@@ -101,6 +107,9 @@ def pattern(regex: str, schema: Schema | None = None) -> Decoding:
     Args:
         regex: the expression.
         schema: types of the groups, which has them all in any order; STRING without.
+
+    Returns:
+        From a column to a column with `row` and `error`.
 
     Raises:
         OptionError: the expression is none, or the schema has other names.
@@ -123,6 +132,9 @@ def avro(
         schema: the record's schema, as JSON.
         older: schemas that other writers have; their records are resolved to `schema`.
         has_fingerprint: False for records alone, without the ten bytes before them.
+
+    Returns:
+        From a column to a column with `row` and `error`.
 
     Raises:
         OptionError: a schema is none, or has a type that Spark has not.

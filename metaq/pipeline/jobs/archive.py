@@ -125,6 +125,9 @@ def archive(
         stop: Set by another thread, or by Ctrl-C, it ends the run where it is: a batch
             that is being written is left to the next run.
 
+    Returns:
+        Counts of this run, and of the whole archive.
+
     Raises:
         ArchiveError: The archive is damaged, or of an older version, or another job
             writes it.

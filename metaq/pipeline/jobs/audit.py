@@ -132,6 +132,9 @@ def audit_archive(
         options: Of a batch read with `format("metaq")`, without the topics.
         topics: Those that are compared, one or more.
 
+    Returns:
+        Counts of each kind of difference, and the first of each.
+
     Raises:
         ArchiveError: There is no archive, it is damaged, or was never given a topic.
         JobError: Reading failed.
