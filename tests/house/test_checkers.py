@@ -8,8 +8,13 @@ import pytest
 from tests.house import test_docs_in_step as docs
 from tests.house import test_layers as layers
 from tests.house import test_public_api as public
+from tests.house import test_rooms as rooms
 from tests.house import test_tidy as tidy
 from tests.house.tree import Tree
+
+TAKES_TWO = (
+    "class Proxy:\n def f(self, a, b) -> int:\n  '''Add.'''\n  raise KeyError(a)"
+)
 
 # (law, file, planted source, what the complaint names)
 PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
@@ -96,6 +101,22 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (public.annotation_faults, "a.py", "def f(): ...", "returns"),
     (public.annotation_faults, "a.py", "def f(*, a) -> int: ...", "what a is"),
     (public.annotation_faults, "a.py", "class A:\n def f(self, b) -> int: ...", "b is"),
+    (
+        rooms.logger_faults,
+        "zk/a.py",
+        "import logging\nlog = logging.getLogger(__name__)",
+        "calls its logger log",
+    ),
+    (rooms.test_file_faults, "zk/a.py", "def f():\n x = 1\n return x", "zk/**/test_a*"),
+    (rooms.section_faults, "testing/proxy.py", TAKES_TWO, "Proxy.f has no Args"),
+    (rooms.section_faults, "testing/proxy.py", TAKES_TWO, "Proxy.f has no Returns"),
+    (rooms.section_faults, "testing/proxy.py", TAKES_TWO, "Proxy.f has no Raises"),
+    (
+        rooms.section_faults,
+        "client/public.py",
+        "from metaq.zk.b import g\n__all__ = ['g']",
+        "g has no Args",
+    ),
 ]
 
 INNOCENT = {
@@ -132,7 +153,9 @@ def test_a_planted_violation_is_caught(
 ) -> None:
     """The law complains about the planted line, and names it."""
     targets = dict.fromkeys(("net/b.py", "net/__init__.py", "zk/session.py"), "")
-    faults = law(plant(tmp_path, {"zk/b.py": "", **targets, file: source}))
+    faults = law(
+        plant(tmp_path, {"zk/b.py": "def g(a, b): ...", **targets, file: source})
+    )
     assert any(named in fault for fault in faults), faults
 
 

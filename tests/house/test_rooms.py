@@ -1,0 +1,191 @@
+"""Rooms look alike: one name for loggers, tests by module, documented exports."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+from tests.house.test_public_api import Function, is_overload, public_names
+from tests.house.tree import PROJECT, Tree
+
+# Rooms of metaq/ that do not satisfy a law yet, by law. They may only go.
+NOT_YET: dict[str, set[str]] = {
+    "logger": {
+        "broker",
+        "cli",
+        "client",
+        "loop_thread.py",
+        "net",
+        "storage",
+        "txn",
+        "zk",
+    },
+    "tests": {
+        "broker",
+        "cli",
+        "client",
+        "config",
+        "fs",
+        "net",
+        "peer",
+        "record",
+        "spark",
+        "storage",
+        "testing",
+        "txn",
+        "cluster_snapshot.py",
+        "loop_thread.py",
+        "model.py",
+        "prometheus.py",
+    },
+    "sections": {
+        "client",
+        "spark",
+        "testing",
+        "zk",
+    },
+}
+# Besides the names of `metaq.client`: what users import by the path of its module.
+USER_NAMES = {
+    "spark.decode": {"avro", "csv", "dead_letters", "json", "pattern"},
+    "spark.jobs.archive": {"archive"},
+    "spark.jobs.archive_store": {"read_archive"},
+    "spark.jobs.audit": {"audit_archive"},
+    "testing.clock": {"ManualClock"},
+    "testing.embedded": {"embedded_broker"},
+    "testing.fake_broker": {"FakeBroker", "Faults"},
+    "testing.proxy": {"Proxy"},
+    "testing.zk": {"MemoryZooKeeper"},
+}
+CLIENT = "client.public"
+SECTION = re.compile(r"^ *(Args|Returns|Yields|Raises):$", re.MULTILINE)
+
+
+def room_of(name: str) -> str:
+    """Return the first part of a file's path in `metaq/`."""
+    return name.removeprefix("metaq/").partition("/")[0]
+
+
+def logger_faults(tree: Tree) -> list[str]:
+    """Name each logger of a module that is not called `_log`."""
+    faults = []
+    for path in tree.sources:
+        for node in tree.nodes(path):
+            if (
+                isinstance(node, ast.Assign)
+                and ast.unparse(node.value) == "logging.getLogger(__name__)"
+                and ast.unparse(node.targets[0]) != "_log"
+            ):
+                name = ast.unparse(node.targets[0])
+                faults.append(f"{tree.rel(path)} calls its logger {name}, not _log")
+    return faults
+
+
+def declares_only(module: ast.AST) -> bool:
+    """Return whether the module has types, constants and protocols alone.
+
+    Its functions have one statement at most: a field under another name, a text.
+    """
+    functions = [node for node in ast.walk(module) if isinstance(node, Function)]
+    return all(len(n.body) <= 1 + bool(ast.get_docstring(n)) for n in functions)
+
+
+def test_file_faults(tree: Tree) -> list[str]:
+    """Name each module X of a room without a file `test_X*.py` in the tests of it.
+
+    Exempt are `__init__` and `__main__`, and modules that only declare.
+    """
+    faults = []
+    for path in tree.sources:
+        parts = path.relative_to(tree.root / "metaq").parts
+        if path.stem.startswith("__") or declares_only(tree.nodes(path)[0]):
+            continue
+        tests = tree.root.joinpath("tests", *parts[:-1][:1])
+        wanted = f"test_{path.stem.lstrip('_')}*.py"
+        if not any(tests.rglob(wanted) if parts[1:] else tests.glob(wanted)):
+            faults.append(f"{tree.rel(path)} has no {tests.name}/**/{wanted}")
+    return faults
+
+
+test_file_faults.__test__ = False  # type: ignore[attr-defined]  # a law, not a test
+
+
+def exported(tree: Tree) -> Iterator[tuple[str, str, Function]]:
+    """Yield (file, dotted name, function) of all that users can call."""
+    names = {module: set(found) for module, found in USER_NAMES.items()}
+    for node in tree.nodes(tree.modules[CLIENT]) if CLIENT in tree.modules else []:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            kept = names.setdefault(node.module.removeprefix("metaq."), set())
+            kept |= {alias.name for alias in node.names}
+    for module in names.keys() & tree.modules.keys():
+        path = tree.modules[module]
+        root = tree.nodes(path)[0]
+        assert isinstance(root, ast.Module)
+        for name, node, _ in public_names(root.body):
+            is_named = name.partition(".")[0] in names[module]
+            if is_named and isinstance(node, Function) and not is_overload(node):
+                yield tree.rel(path), name, node
+
+
+def section_faults(tree: Tree) -> list[str]:
+    """Name each exported function whose docstring lacks Args, Returns or Raises."""
+    return [
+        f"{file}: {name} has no {section}"
+        for file, name, node in sorted(exported(tree), key=lambda each: each[:2])
+        for section in sorted(wanted_sections(node) - found_sections(node))
+    ]
+
+
+def wanted_sections(node: Function) -> set[str]:
+    arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+    count = sum(each.arg not in {"self", "cls"} for each in arguments)
+    # One argument is what the sentence is about.
+    wanted = {"Args"} if count > 1 else set()
+    if any(isinstance(each, ast.Raise) and each.exc for each in own_nodes(node)):
+        wanted.add("Raises")
+    nothing = {"None", "NoReturn", "Never", "Self"}
+    if count and ast.unparse(node.returns or node) not in nothing:
+        wanted.add("Returns")
+    return wanted
+
+
+def found_sections(node: Function) -> set[str]:
+    text = ast.get_docstring(node) or ""
+    found = set(SECTION.findall(text))
+    # A sentence is enough where it is about nothing else.
+    first = {"Return", "Yield", "Iterate"} & {text.partition(" ")[0]}
+    return found | {"Returns"} if first or "Yields" in found else found
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of functions inside it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Function | ast.Lambda):
+            yield child
+            yield from own_nodes(child)
+
+
+def left(law: str, check: Callable[[Tree], list[str]]) -> list[str]:
+    """Return the faults in rooms that claim to satisfy the law."""
+    rooms = NOT_YET[law]
+    return [f for f in check(PROJECT) if room_of(re.split("[ :]", f)[0]) not in rooms]
+
+
+def test_loggers_have_one_name() -> None:
+    """A module that logs has `_log = logging.getLogger(__name__)`."""
+    assert left("logger", logger_faults) == []
+
+
+def test_tests_are_found_by_the_name_of_the_module() -> None:
+    """The tests of metaq/storage/walk.py begin in tests/storage/test_walk.py."""
+    assert left("tests", test_file_faults) == []
+
+
+def test_exported_names_say_what_they_take_return_and_raise() -> None:
+    """Users read Args, Returns and Raises in the docstrings of what they import."""
+    assert left("sections", section_faults) == []
+
+
+def test_rooms_without_a_law_are_rooms() -> None:
+    """An entry of the list goes when its room does."""
+    rooms = {room_of(PROJECT.rel(path)) for path in PROJECT.sources}
+    assert set().union(*NOT_YET.values()) <= rooms
