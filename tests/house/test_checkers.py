@@ -193,6 +193,15 @@ def test_a_dead_link_is_caught(tmp_path: Path) -> None:
     assert docs.link_faults(tmp_path) == ["README.md links to docs/a.md#b"]
 
 
+def test_a_page_that_the_index_lacks_is_caught(tmp_path: Path) -> None:
+    """A folder that is linked has no lines of its own."""
+    for name in ("README.md", "a.md", "b.md", "notes/c.md"):
+        path = tmp_path / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("[a](a.md) [notes](notes)\n")
+    assert docs.index_faults(tmp_path) == ["docs/README.md has no link to b.md"]
+
+
 def test_a_dependency_without_reason_is_caught(tmp_path: Path) -> None:
     """Undocumented dependencies and documented absentees are both named."""
     (tmp_path / "docs" / "decisions").mkdir(parents=True)

@@ -73,6 +73,24 @@ def readme_faults(root: Path) -> list[str]:
     return faults
 
 
+def index_faults(root: Path) -> list[str]:
+    """Name each page of docs/ to which its index has no link."""
+    index = root / "docs" / "README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text())}
+    names = [p.relative_to(index.parent) for p in index.parent.rglob("*.md")]
+    return [
+        f"docs/README.md has no link to {name}"
+        for name in sorted(names)
+        if {name.as_posix(), name.parts[0]}.isdisjoint(linked)
+        and name != Path("README.md")
+    ]
+
+
+def test_the_index_has_every_page() -> None:
+    """Decisions are one link."""
+    assert index_faults(ROOT) == []
+
+
 def test_relative_links_lead_somewhere() -> None:
     """Every relative link of a page of ours has its target."""
     assert link_faults(ROOT) == []

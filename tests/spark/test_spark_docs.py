@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from metaq.pipeline.declared.progress import METRICS
 from metaq.pipeline.jobs.archive_store import read_archive
 from metaq.testing.embedded import embedded_broker
+from tests.docs.blocks import blocks_of
 from tests.docs.metric_table import table as table_of_metrics
 from tests.docs.spark_options import HEAD, PAGE, table
 from tests.spark.conftest import ROOT
@@ -40,11 +41,6 @@ def test_every_function_that_is_named_exists() -> None:
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
 
 
-README = re.search(
-    r"```\n(import metaq\.spark\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-)
-
-
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return what the page's addresses and paths mean here."""
@@ -54,6 +50,7 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
             'zookeeper="127.0.0.1:2181"': f'brokers="{broker.address}"',
             '"/tmp/archive': f'"{tmp_path}/archive',
             '"/data"': f'"{tmp_path}/data"',
+            "zookeeper '127.0.0.1:2181'": f"brokers '{broker.address}'",
         }
 
 
@@ -63,28 +60,15 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_the_snippets_run_one_after_the_other(
     spark: SparkSession, tmp_path: Path, places: dict[str, str]
 ) -> None:
-    """As they are, but for where things are, in the session of the tests."""
-    for name, text in FILES.items():
+    """As they stand, but for where things are, in the session of the tests."""
+    for block in blocks_of(PAGE):
+        text = block.text
         for there, here in places.items():
             text = text.replace(there, here)
-        exec(compile(text, name, "exec"), {})
+        if block.language == "python":
+            exec(compile(text, f"{block.page}:{block.line}", "exec"), {})
+        elif block.language == "sql":
+            assert [spark.sql(each) for each in text.split(";")][-1].count() == 2
     lines = spark.read.parquet(str(tmp_path / "archive" / "lines"))
     assert lines.count() == 1000
     assert read_archive(spark, str(tmp_path / "archive" / "topics")).count() == 1000
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_lines_of_the_readme_run(
-    spark: SparkSession, places: dict[str, str]
-) -> None:
-    """They register the format and read a topic."""
-    assert README is not None
-    text = README[1]
-    for there, here in places.items():
-        text = text.replace(there, here)
-    *before, last = text.strip().splitlines()
-    names = {"spark": spark}
-    exec("\n".join(before), names)
-    assert eval(last, names).count() == 0
