@@ -55,7 +55,7 @@ class WireError(MetaqError):
     """A reply other than 200: a number of MetaQ's and a text.
 
     The text is wire content: the broker sends `str(error)` as the body. Numbers never
-    change; see section 1.12 of the broker spec.
+    change; see docs/metaq-1.4/broker.md 1.12.
     """
 
     status: ClassVar[int] = 0

@@ -18,7 +18,7 @@ SizeBytes = NewType("SizeBytes", int)
 """A number of bytes."""
 
 MessageId = NewType("MessageId", int)
-"""A signed 64-bit id stamped by a broker (section 8 of the broker spec)."""
+"""A signed 64-bit id stamped by a broker (docs/metaq-1.4/broker.md 8)."""
 
 Millis = NewType("Millis", int)
 """Milliseconds; since 1970 (UTC) where a point in time is meant."""

@@ -11,13 +11,14 @@ from typing import Any, Self, get_type_hints
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
+from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions, public
 from metaq.client.metrics import METRICS, PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
 from metaq.clock import Clock
 from metaq.testing.fake_broker import FakeBroker
 from metaq.zk._kazoo import KazooCoordinator
 from tests.brokers import BROKERS, PYTHON
+from tests.docs import reference
 from tests.docs.metric_table import table
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
@@ -42,6 +43,12 @@ def test_the_metrics_are_those_of_the_code() -> None:
     known = {metric.spec.name for metric in METRICS} | {"metaq_log_end_bytes"}
     assert set(re.findall(r"\bmetaq_[a-z_]+\b", TEXT)) <= known
     assert f"first {PARTITION_SERIES_MAX:,} by name" in TEXT
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    """`python -m tests.docs.reference` writes it; advice is for errors that exist."""
+    assert reference.PAGE.read_text().rstrip() == reference.page().rstrip()
+    assert reference.ADVICE.keys() <= set(public.__all__)
 
 
 @pytest.mark.parametrize(
