@@ -3,7 +3,7 @@
     python examples/demo.py [FILE...]
 
 Starts `metaq local` on free ports in a temporary directory. Without files it takes the
-machine's own logs, and the logs that ZooKeeper and the broker write meanwhile. The
+machine's own logs, and the logs that ZooKeeper and the broker write in that time. The
 lines of one file go to one partition, with the file's name as their attribute. Two
 processes then read them as members of one group, and one is killed half way: the other
 takes over, and every line that was sent has arrived, byte for byte. Spark then archives
@@ -182,7 +182,7 @@ def run_member(zookeeper: str, output: Path, lines_per_s: float) -> int:
     """Read as a member of the group, and note each line, until the process is ended.
 
     A line counts as handled when the next ones are asked for; it is in the file by
-    then, so whatever was committed was noted.
+    then, so all that was committed was noted.
     """
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     logging.basicConfig(filename=output.with_suffix(".log"), level=logging.INFO)
@@ -246,7 +246,7 @@ def read_notes(path: Path) -> list[tuple[Place, int]]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Arrivals:
     """Fate of the lines."""
 
     missing: int
@@ -257,11 +257,11 @@ class Verdict:
     """Arrived more than once: how often too many."""
 
 
-def compare(wanted: Mapping[Place, int], got: Iterable[tuple[Place, int]]) -> Verdict:
+def compare(wanted: Mapping[Place, int], got: Iterable[tuple[Place, int]]) -> Arrivals:
     """Compare what was sent with what arrived."""
     counts = Counter(got)
     right = sum(wanted.get(place) == check for place, check in counts)
-    return Verdict(
+    return Arrivals(
         missing=len(wanted) - right,
         wrong=len(counts) - right,
         doubled=counts.total() - len(counts),
@@ -314,7 +314,7 @@ def wait_for_line(stream: BinaryIO, process: "subprocess.Popen[bytes]") -> str:
 
 
 def publish(client: Client, files: Sequence[Source], live: Sequence[Source]) -> Sent:
-    """Send all files, and what the live logs gain meanwhile."""
+    """Send all files, and what the live logs gain in that time."""
     with client.producer(timeout_s=TIMEOUT_S) as producer:
         feed = Feed(producer, client.partitions(TOPIC))
         for source in files:
@@ -325,7 +325,7 @@ def publish(client: Client, files: Sequence[Source], live: Sequence[Source]) -> 
 
 
 def run(paths: Sequence[Path], logs: Path = LOGS) -> int:
-    """Tell the whole story; return the exit code."""
+    """Run the whole demo; return the exit code."""
     files = [Source(path) for path in paths or find_logs(logs)]
     with tempfile.TemporaryDirectory(prefix="metaq-demo-") as directory:
         print("Starting ZooKeeper and a broker ...", flush=True)
@@ -340,10 +340,12 @@ def run(paths: Sequence[Path], logs: Path = LOGS) -> int:
             )
             live = [] if paths else [p for p in being_written if p.exists()]
             sources = [Source(path, is_live=True) for path in live]
-            return tell(local["zookeeper"], files, sources, Path(directory))
+            return run_demo(local["zookeeper"], files, sources, Path(directory))
 
 
-def tell(zookeeper: str, files: list[Source], live: list[Source], place: Path) -> int:
+def run_demo(
+    zookeeper: str, files: list[Source], live: list[Source], place: Path
+) -> int:
     """Publish, consume, kill, compare, archive with Spark, and say so."""
     also = f" and {len(live)} logs that are being written" if live else ""
     count = render.count_text(len(files), "file")
@@ -358,22 +360,22 @@ def tell(zookeeper: str, files: list[Source], live: list[Source], place: Path) -
         print(f"  (stopped at {BYTES_MAX // 2**20} MiB)")
     if sent.count == 0:
         raise DemoError("there was no line to publish; name a file with lines")
-    verdict = consume(zookeeper, sent, place)
-    print(f"  {sent.count - verdict.missing:,} of {sent.count:,} lines arrived", end="")
+    arrived = consume(zookeeper, sent, place)
+    print(f"  {sent.count - arrived.missing:,} of {sent.count:,} lines arrived", end="")
     print(", byte for byte")
-    if verdict.doubled:
-        print(f"  {verdict.doubled:,} of them came twice: the consumer that was killed")
+    if arrived.doubled:
+        print(f"  {arrived.doubled:,} of them came twice: the consumer that was killed")
         print("  had read them, and did not live to commit that it had")
-    if verdict.missing or verdict.wrong:
+    if arrived.missing or arrived.wrong:
         raise DemoError(
-            f"{verdict.missing} lines are missing, {verdict.wrong} came wrong"
+            f"{arrived.missing} lines are missing, {arrived.wrong} came wrong"
         )
     run_pipeline(zookeeper, TOPIC, place / "archive", sent.count)
     print_next_steps()
     return 0
 
 
-def consume(zookeeper: str, sent: Sent, place: Path) -> Verdict:
+def consume(zookeeper: str, sent: Sent, place: Path) -> Arrivals:
     """Read with two consumers of one group, and kill one of them half way."""
     print(f"Reading with {MEMBERS} consumers of one group ...", flush=True)
     outputs = [place / f"member-{number}" for number in range(MEMBERS)]
@@ -434,7 +436,7 @@ def print_next_steps() -> None:
   .venv/bin/metaq local                    the same, to stay: it takes a terminal
   .venv/bin/metaq produce test             in another: type lines; Ctrl-D ends
   .venv/bin/metaq consume test --group g   watch them arrive, in several more
-  .venv/bin/metaq groups g                 who reads what, and how far behind
+  .venv/bin/metaq groups g                 who reads what, and with which lag
   .venv/bin/metaq pipeline --help          jobs on Spark, as the last step above
   .venv/bin/metaq --help                   topics, stats, verify, dump and the rest
   README.md, ARCHITECTURE.md, docs/        guarantees, how it works, every byte""")

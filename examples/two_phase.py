@@ -84,9 +84,9 @@ def recover(database: Connection, xa: Xa) -> None:
     for xid in xa.recover():
         payment = xid.global_id.decode()
         is_paid = has_row(database, payment)
-        verdict = xa.commit if is_paid else xa.rollback
+        decide = xa.commit if is_paid else xa.rollback
         try:
-            verdict(xid)
+            decide(xid)
         except HeuristicError as error:
             # An operator was faster; whether it was right is for people to judge.
             print("ended by an operator:", payment, error)
@@ -95,7 +95,7 @@ def recover(database: Connection, xa: Xa) -> None:
 
 
 def has_row(database: Connection, payment: str) -> bool:
-    """Tell whether a payment is in the table."""
+    """Return whether a payment is in the table."""
     text = "SELECT 1 FROM payments WHERE id = %s"
     found = database.execute(text, (payment,)).fetchone()
     database.commit()
