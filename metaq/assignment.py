@@ -14,7 +14,7 @@ which differs from Python's order for characters above U+FFFF, and `0-10` stands
               point at or behind its hash. A member that comes or goes moves only its
               own partitions.
 
-Source: client spec 4 and 14.7.
+Source: docs/metaq-1.4/client.md 4 and 14.7.
 """
 
 import bisect

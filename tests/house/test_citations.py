@@ -21,21 +21,12 @@ FOLDED = re.compile(r"\n[ \t]*(?:[#;>][ \t]*)?")
 
 # Rooms of metaq/ and tests/ that still cite documents from elsewhere. They may only go.
 NOT_YET = {
-    "assignment.py",
     "broker",
     "client",
     "config",
-    "java",
-    "matrix",
-    "net",
-    "peer",
-    "protocol",
-    "record",
     "spark",
     "storage",
     "testing",
-    "transcripts",
-    "txn",
     "zk",
 }
 

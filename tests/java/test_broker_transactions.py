@@ -325,7 +325,7 @@ def test_what_we_prepared_is_committed_by_java(
         assert recover(theirs.port) == XID
         commit(theirs.port, XID)
         assert recover(theirs.port) == b""
-        # MetaQ shows it after a restart only (broker spec 5.7).
+        # MetaQ shows it after a restart only (docs/metaq-1.4/broker.md 5.7).
     with ours_on(theirs, tmp_path) as broker:
         assert recover(broker.port) == b""
         assert sorted(all_of(broker.port)) == [b"first", b"prepared", b"second"]

@@ -1,8 +1,8 @@
 """A member as MetaQ's Java client is one: its nodes, commands and way to rebalance.
 
-Written from client spec 14 with kazoo and a plain socket, and none of `metaq.client`:
-on any change it stops fetching, commits, releases what it lost, claims what is new, and
-gives everything back when another member still owns a part of it.
+Written from docs/metaq-1.4/client.md 14, with kazoo and a plain socket, and nothing of
+`metaq.client`: on any change it stops fetching, commits, releases what it lost, claims
+what is new, and gives everything back when another member still owns a part of it.
 """
 
 import socket
@@ -145,7 +145,7 @@ class JavaMember(threading.Thread):
         return True
 
     def _assignment(self) -> list[str]:
-        """Return what strategy DEFAULT gives us (client spec 14.7)."""
+        """Return what strategy DEFAULT gives us (docs/metaq-1.4/client.md 14.7)."""
         members = sorted(self._zookeeper.get_children(f"{self._root}/ids"))
         n, e = divmod(len(self._partitions), len(members))
         i = members.index(self._id)

@@ -38,7 +38,7 @@ COMMIT = TransactionType.COMMIT_ONE_PHASE
 SESSION = LocalTransactionId("sessionId", 99)
 
 # (value, canonical bytes): what encode writes and decode reads. The Java unit tests of
-# broker spec 11.1 assert most of them.
+# docs/metaq-1.4/broker.md 11.1 assert most of them.
 CANONICAL: list[tuple[Command | Reply, bytes]] = [
     (Put("test", 1, b"hello", 0, -1, 0), b"put test 1 5 0 -1 0\r\nhello"),
     (

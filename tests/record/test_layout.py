@@ -10,7 +10,8 @@ from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
 from metaq.record.scan import read_record
 
 RECORDS = [
-    # (id, attribute, data, bytes): broker spec 1.14, client spec 3.3
+    # (id, attribute, data, bytes):
+    # docs/metaq-1.4/broker.md 1.14, docs/metaq-1.4/client.md 3.3
     (1, None, b"hello", "00000005 3610a686 0000000000000001 00000000 68656c6c6f"),
     (
         2,

@@ -30,7 +30,7 @@ def redo_bytes(fs: FaultyFileSystem) -> bytes:
     return b"".join(fs.read_file(JOURNAL / f"redo.{n}", 1 << 30) for n in numbers)  # type: ignore[arg-type]
 
 
-# -- facts of broker spec 5.9 and 11.4 ------------------------------------------------
+# -- facts of docs/metaq-1.4/broker.md 5.9 and 11.4 ----------------------------------
 
 
 def test_rollback_then_reopen() -> None:

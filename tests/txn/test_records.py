@@ -48,7 +48,7 @@ XA_COMMIT = (
     + COMMIT[-26:]
 )
 XA_ROLLBACK = bytes.fromhex("0000001a 0802 1216 0803 1000 1a10") + b"XID:101:0a0b::uq"
-"""Bytes that a Java broker wrote (broker spec 5.6)."""
+"""Bytes that a Java broker wrote (docs/metaq-1.4/broker.md 5.6)."""
 
 LOCATION = BatchLocation(LogId("test", 1), Offset(0), 50, 0x74453441)
 XID = "XID:100:0a0b:0c0d:uq"

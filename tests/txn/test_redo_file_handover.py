@@ -39,7 +39,7 @@ Batches = dict[LogId, bytes]
 
 @dataclass
 class JavaStart:
-    """The replay of MetaQ 1.4 (broker spec 5.7): by places alone, no look at ids."""
+    """The replay of MetaQ 1.4 (docs/metaq-1.4/broker.md 5.7), which ignores ids."""
 
     logs: Batches
     """Readable messages; batches that it misses come after them."""

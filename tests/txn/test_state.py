@@ -45,7 +45,7 @@ def ends(key: str, *events: TxEvent) -> TxState:
 def test_the_ways_of_a_transaction(
     key: str, events: tuple[TxEvent, ...], state: TxState
 ) -> None:
-    """Each row is a life that MetaQ's transactions have (broker spec 5.4)."""
+    """Each row is a life of MetaQ's transactions (docs/metaq-1.4/broker.md 5.4)."""
     assert ends(key, *events) is state
 
 
@@ -68,7 +68,7 @@ def test_the_ways_of_a_transaction(
 def test_refusals_have_the_words_of_metaq(
     key: str, state: TxState, event: TxEvent, code: int, text: str
 ) -> None:
-    """Code and text of what cannot be done now (broker spec 5.5)."""
+    """Code and text of what cannot be done now (docs/metaq-1.4/broker.md 5.5)."""
     with pytest.raises(XaCommandError) as caught:
         advance(key, state, event)
     assert (caught.value.code, str(caught.value)) == (code, text)
