@@ -23,6 +23,10 @@ RUN_BY = {
     "metaq/record/README.md": "tests/docs/test_blocks.py",
 }
 ALONE = [page for page in RUN_BY if page.startswith("metaq/")]
+# Frames of the wire, which tests/protocol/test_commands_documents.py reads.
+DRAWN = {"docs/protocol.md", "metaq/record/README.md"}
+INDENTED = re.compile(r"\n\n    \S")
+"""A block without a fence has no language."""
 LOCAL = ".venv/bin/metaq local\n"
 
 
@@ -33,7 +37,14 @@ def block_faults(block: Block) -> list[str]:
         return [f"{where} has the language {block.language!r}"]
     if block.language in CODE and not block.reason and block.page not in RUN_BY:
         return [f"{where} is run by no test, and does not say why"]
-    return []
+    tests = re.findall(r"tests/[\w/]+\.py", block.reason or "")
+    return [f"{where} names {t}" for t in tests if not (ROOT / t).exists()]
+
+
+def outside_fences(page: Path) -> str:
+    return re.sub(
+        r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
@@ -43,6 +54,12 @@ def test_every_block_is_run_or_says_why_not() -> None:
     texts = [page.read_text() for page in pages()]
     fences = [re.findall(r"^ *```", text, re.MULTILINE) for text in texts]
     assert 2 * len(blocks) == sum(map(len, fences))
+    indented = {
+        page.relative_to(ROOT).as_posix()
+        for page in pages()
+        if INDENTED.search(outside_fences(page))
+    }
+    assert indented == DRAWN
     for page, test in RUN_BY.items():
         assert (ROOT / page).name in (ROOT / test).read_text(), page
 
@@ -52,13 +69,15 @@ def test_every_block_is_run_or_says_why_not() -> None:
     [
         ("```\nx\n```\n", "has the language ''"),
         ("```python\nx\n```\n", "is run by no test, and does not say why"),
+        ("<!-- not run: tests/no.py -->\n```sh\nx\n```\n", "names tests/no.py"),
     ],
 )
 def test_a_planted_block_is_caught(tmp_path: Path, text: str, fault: str) -> None:
     """With its line."""
     (tmp_path / "a.md").write_text("# A\n\n" + text)
     (block,) = blocks_of(tmp_path / "a.md", tmp_path)
-    assert block_faults(block) == [f"a.md:3 {fault}"]
+    assert block_faults(block) == [f"a.md:{block.line} {fault}"]
+    assert block.line == 3 + bool(block.reason)
 
 
 def test_a_block_with_a_reason_passes(tmp_path: Path) -> None:

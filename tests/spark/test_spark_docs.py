@@ -32,7 +32,8 @@ def test_the_metrics_of_a_pipeline_are_those_of_the_code() -> None:
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 7
+    blocks = [b for b in blocks_of(PAGE) if b.language == "python" and not b.reason]
+    assert len(blocks) == len(FILES) == 7
 
 
 def test_every_function_that_is_named_exists() -> None:
@@ -65,6 +66,8 @@ def test_the_snippets_run_one_after_the_other(
         text = block.text
         for there, here in places.items():
             text = text.replace(there, here)
+        if block.reason:
+            continue
         if block.language == "python":
             exec(compile(text, f"{block.page}:{block.line}", "exec"), {})
         elif block.language == "sql":
