@@ -28,6 +28,11 @@ class Deadlines(Generic[K]):
         """Return how many keys have a deadline."""
         return len(self._entries)
 
+    @property
+    def first_s(self) -> float | None:
+        """Return a time before which nothing is due; None: there is no deadline."""
+        return self._heap[0][0] if self._heap else None
+
     def get(self, key: K) -> float | None:
         """Return a key's deadline; None when it has none."""
         entry = self._entries.get(key)

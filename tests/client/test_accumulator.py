@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
-from metaq.client.produce.accumulator import RESERVE_COUNT, Accumulator
+from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
+from metaq.client.produce.buffer import RESERVE_COUNT, Buffer
+from metaq.client.produce.partition_sender import PartitionSender
+from metaq.client.produce.routes import Routes
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
@@ -34,29 +38,37 @@ STORED = SendResult(MessageId(1), at(0), Offset(0))
 
 
 class Box:
-    """An accumulator, and how often it told the loop."""
+    """An accumulator without a delivery, and how often it notified the loop."""
 
     def __init__(self, partitions: int = 1, **options: Any) -> None:
-        self.told = 0
-        self.accumulator = Accumulator(
-            options=ProducerOptions(**options),
-            clock=SystemClock(),
-            loop=asyncio.get_running_loop(),
-            on_ready=self._on_ready,
+        self.calls = 0
+        loop = asyncio.get_running_loop()
+        self.buffer = Buffer[PartitionSender](
+            ProducerOptions(**options), SystemClock(), loop, self._on_ready
         )
-        everything = [at(n) for n in range(partitions)]
-        self.accumulator.routes.set_partitions("test", everything)
-        self.queue = self.accumulator.routes.queue(at(0))
+        none: Any = None
+        made = partial(
+            PartitionSender,
+            buffer=self.buffer,
+            connections=none,
+            outcomes=none,
+            producer_id="p",
+            sender_of=none,
+        )
+        self.routes = Routes(made, None, first_turn=1)
+        self.accumulator = Accumulator(self.buffer, self.routes)
+        self.routes.set_partitions("test", [at(n) for n in range(partitions)])
+        self.sender = self.routes.sender(at(0))
 
     def _on_ready(self) -> None:
-        self.told += 1
+        self.calls += 1
 
     def take(self, now_s: float = 1e9) -> Batch | float | None:
-        return self.accumulator.take(self.queue, now_s)
+        return self.sender.take(now_s)
 
     def resolve(self, batch: Batch | float | None) -> None:
         assert isinstance(batch, Batch)
-        self.accumulator.resolve(batch, [BatchOutcome(0, STORED, None)])
+        self.buffer.resolve(batch, [BatchOutcome(0, STORED)])
 
 
 def test_bounds_are_exact() -> None:
@@ -77,7 +89,7 @@ def test_bounds_are_exact() -> None:
             box.accumulator.append("test", b"x")
         with pytest.raises(BufferFullError):
             box.accumulator.append("test", b"x")
-        seen = box.accumulator.statistics()
+        seen = box.buffer.statistics()
         assert (seen.buffered_count, seen.buffered_bytes) == (10, 210)
         assert (seen.appended_count, seen.full_count) == (10, 1)
 
@@ -145,8 +157,8 @@ def test_room_is_never_lost_nor_given_twice(
         box = Box(
             3, buffer_bytes_max=bytes_max, buffer_count_max=count_max, batch_count_max=7
         )
-        accumulator = box.accumulator
-        queues = [accumulator.routes.queue(at(n)) for n in range(3)]
+        accumulator, buffer = box.accumulator, box.buffer
+        senders = [box.routes.sender(at(n)) for n in range(3)]
         taken: list[Batch] = []
         count = size = 0
         for kind, queue, n in steps:
@@ -160,11 +172,11 @@ def test_room_is_never_lost_nor_given_twice(
                 appending = accumulator.append_many("test", [bytes(queue)] * n)
                 while not appending.is_over and appending.step():
                     pass
-                added = accumulator.statistics().buffered_count - count
+                added = buffer.statistics().buffered_count - count
                 assert 0 <= added <= n
                 count, size = count + added, size + added * (queue + 20)
             elif kind == "t":
-                batch = accumulator.take(queues[queue], 1e9)
+                batch = senders[queue].take(1e9)
                 if isinstance(batch, Batch):
                     assert 0 < len(batch.payloads) <= 7
                     taken.append(batch)
@@ -172,18 +184,18 @@ def test_room_is_never_lost_nor_given_twice(
                 batch = taken.pop()
                 count, size = count - len(batch.payloads), size - batch.size_bytes
                 box.resolve(batch)
-            seen = accumulator.statistics()
+            seen = buffer.statistics()
             assert (seen.buffered_count, seen.buffered_bytes) == (count, size)
             assert count <= count_max
             assert size <= bytes_max
-        for each in queues:
-            while isinstance(batch := accumulator.take(each, 1e9), Batch):
+        for each in senders:
+            while isinstance(batch := each.take(1e9), Batch):
                 taken.append(batch)
         for batch in taken:
             box.resolve(batch)
         for _ in range(room := min(count_max, bytes_max // 20)):
             accumulator.append("test", b"", partition="0-0")
-        assert accumulator.statistics().buffered_count == room
+        assert buffer.statistics().buffered_count == room
         with pytest.raises(BufferFullError):
             accumulator.append("test", b"", partition="0-0")
 
@@ -215,8 +227,8 @@ def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back(
         loop.call_soon_threadsafe = interrupted  # type: ignore[method-assign]  # the only way
         await asyncio.to_thread(send)
         await asyncio.sleep(0)
-        assert box.told == 1 + is_late
-        assert box.accumulator.take_ready() == [box.queue]
+        assert box.calls == 1 + is_late
+        assert box.buffer.take_ready() == [box.sender]
         batch = box.take()
         assert isinstance(batch, Batch)
         assert batch.payloads == [b"first", b"second"]
@@ -233,17 +245,17 @@ def test_the_loop_is_told_once_until_it_found_nothing() -> None:
         for _ in range(3 * RESERVE_COUNT):
             box.accumulator.append("test", b"x")
         await asyncio.sleep(0)
-        assert box.told == 1
-        assert box.accumulator.take_ready() == [box.queue]
+        assert box.calls == 1
+        assert box.buffer.take_ready() == [box.sender]
         assert isinstance(box.take(), Batch)
         box.accumulator.append("test", b"x")
         await asyncio.sleep(0)
-        assert box.told == 1
+        assert box.calls == 1
         assert isinstance(box.take(), Batch)
         assert box.take() is None
         box.accumulator.append("test", b"x")
         await asyncio.sleep(0)
-        assert box.told == 2
+        assert box.calls == 2
 
     run_virtually(main())
 
@@ -255,10 +267,9 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         box = Box()
         for timeout_s in (None, None, 3.0, 3.0, None):
             box.accumulator.append("test", b"x", timeout_s=timeout_s)
-        box.accumulator.set_connection(
-            box.queue,
-            Announced(Capabilities("v", batch_bytes_max=60, batch_records_max=9)),
-        )
+        limits = Capabilities("v", batch_bytes_max=60, batch_records_max=9)
+        connection: Any = Announced(limits)
+        box.sender.set_connection(connection)
         for _ in range(3):
             box.accumulator.append("test", b"x")
         batches = []
@@ -278,11 +289,11 @@ def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
         box = Box(timeout_s=5.0)
         box.accumulator.append("test", b"old")
         start_s = SystemClock().monotonic_s()
-        assert box.accumulator.take_late(box.queue, start_s + 0.4) == []
+        assert box.sender.take_late(start_s + 0.4) == []
         box.accumulator.append("test", b"same")
-        assert box.accumulator.take_late(box.queue, start_s + 0.6) == []
+        assert box.sender.take_late(start_s + 0.6) == []
         box.accumulator.append("test", b"new")
-        late = box.accumulator.take_late(box.queue, start_s + 5.5)
+        late = box.sender.take_late(start_s + 5.5)
         assert [b.payloads for b in late] == [[b"old", b"same"], [b"new"]]
 
     run_virtually(main())
@@ -293,22 +304,22 @@ def test_what_is_due_is_old_or_past_its_deadline_and_unanswered() -> None:
 
     async def main() -> None:
         box = Box(timeout_s=5.0)
-        accumulator = box.accumulator
+        accumulator, buffer = box.accumulator, box.buffer
         start_s = SystemClock().monotonic_s()
         accumulator.append("test", b"slow")
         slow = box.take()
         accumulator.append("test", b"quick", timeout_s=0.1)
         quick = box.take()
-        assert accumulator.take_due(start_s, 1.0) == []
+        assert buffer.take_due(start_s, 1.0) == []
         box.resolve(quick)
-        assert accumulator.take_due(start_s + 2.0, 1.0) == [(slow, box.queue)]
-        assert accumulator.take_due(start_s + 4.0, 1.0) == []
+        assert buffer.take_due(start_s + 2.0, 1.0) == [box.sender]
+        assert buffer.take_due(start_s + 4.0, 1.0) == []
         for seconds in (6.0, 7.0):
-            due = accumulator.take_due(start_s + seconds, 1.0)
-            assert due == [(slow, box.queue)]
-        assert accumulator.take_due(start_s + 7.5, 1.0) == []
+            due = buffer.take_due(start_s + seconds, 1.0)
+            assert due == [box.sender]
+        assert buffer.take_due(start_s + 7.5, 1.0) == []
         box.resolve(slow)
-        assert accumulator.take_due(start_s + 9.0, 1.0) == []
+        assert buffer.take_due(start_s + 9.0, 1.0) == []
 
     run_virtually(main())
 
@@ -375,13 +386,13 @@ def test_waiting_for_room_ends_with_room_or_with_time() -> None:
     async def main() -> None:
         box = Box(buffer_count_max=1)
         with pytest.raises(RuntimeError, match="use await"):
-            box.accumulator.wait_room(1)
+            box.buffer.wait(1)
         box.accumulator.append("test", b"x")
         found: list[bool] = []
 
         def wait() -> None:
-            found.append(box.accumulator.wait_room(0.01))
-            found.append(box.accumulator.wait_room(5))
+            found.append(box.buffer.wait(0.01))
+            found.append(box.buffer.wait(5))
 
         thread = threading.Thread(target=wait)
         thread.start()

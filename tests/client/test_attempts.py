@@ -11,8 +11,8 @@ from metaq.client.produce.attempts import (
     PUTS_BYTES_MAX,
     PUTS_MAX,
     AttemptLimits,
+    Reaction,
     BatchSpan,
-    Verdict,
     final_error,
     on_failure,
     plan_spans,
@@ -37,7 +37,7 @@ from metaq.protocol.version import Capabilities
 from tests.cases import for_each
 from tests.client.producing import at
 
-AGAIN, MOVE, FAIL = Verdict.AGAIN, Verdict.MOVE, Verdict.FAIL
+AGAIN, MOVE, FAIL = Reaction.AGAIN, Reaction.MOVE, Reaction.FAIL
 CERTAIN = [NoBrokerError, NotSentError, ClosedError, ForbiddenError, UnavailableError]
 FINAL = [ServerError, NotFoundError, UnexpectedReplyError]
 
@@ -46,7 +46,7 @@ FINAL = [ServerError, NotFoundError, UnexpectedReplyError]
 @for_each("has_dedup", [True, False])
 @for_each("retry_unknown", [True, False])
 @for_each(
-    "may_move, is_in_doubt, verdict",
+    "may_move, is_in_doubt, decision",
     [
         (True, False, MOVE),
         (False, False, AGAIN),
@@ -60,7 +60,7 @@ def test_what_certainly_was_not_stored(
     retry_unknown: bool,
     may_move: bool,
     is_in_doubt: bool,
-    verdict: Verdict,
+    decision: Reaction,
 ) -> None:
     """It goes elsewhere if it may; a doubt from before stays."""
     assert on_failure(
@@ -69,13 +69,13 @@ def test_what_certainly_was_not_stored(
         is_in_doubt=is_in_doubt,
         has_dedup=has_dedup,
         retry_unknown=retry_unknown,
-    ) == (verdict, is_in_doubt)
+    ) == (decision, is_in_doubt)
 
 
 @pytest.mark.parametrize("may_move", [True, False])
 @pytest.mark.parametrize("is_in_doubt", [True, False])
 @pytest.mark.parametrize(
-    ("has_dedup", "retry_unknown", "verdict"),
+    ("has_dedup", "retry_unknown", "decision"),
     [
         (True, True, AGAIN),
         (True, False, AGAIN),
@@ -88,7 +88,7 @@ def test_a_lost_connection_leaves_a_doubt(
     is_in_doubt: bool,
     has_dedup: bool,
     retry_unknown: bool,
-    verdict: Verdict,
+    decision: Reaction,
 ) -> None:
     """The same partition again, if the broker can tell or the user does not mind."""
     assert on_failure(
@@ -97,18 +97,18 @@ def test_a_lost_connection_leaves_a_doubt(
         is_in_doubt=is_in_doubt,
         has_dedup=has_dedup,
         retry_unknown=retry_unknown,
-    ) == (verdict, True)
+    ) == (decision, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
+    ("text", "decision"),
     [
         ("[partition 't-0'] failed.Detail:sync failed. [in-doubt]", AGAIN),
         ("[partition 't-0'] failed.", FAIL),  # all that MetaQ 1.4 says
     ],
 )
 def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
-    text: str, verdict: Verdict
+    text: str, decision: Reaction
 ) -> None:
     """The record may be there after a restart; again only where that is told apart."""
     with pytest.raises(ServerError) as caught:
@@ -120,7 +120,7 @@ def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
         is_in_doubt=False,
         has_dedup=True,
         retry_unknown=True,
-    ) == (verdict, True)
+    ) == (decision, True)
 
 
 @pytest.mark.parametrize("is_in_doubt", [True, False])
@@ -156,10 +156,10 @@ LIMITS = AttemptLimits(answer_timeout_s=1.0, retries_max=3)
     ],
 )
 def test_limited_attempts(
-    error: MetaqError, attempt: int, wanted: tuple[Verdict, bool]
+    error: MetaqError, attempt: int, wanted: tuple[Reaction, bool]
 ) -> None:
     """Silence is asked again and bounded by a number; a refusal is final."""
-    verdict = on_failure(
+    decision = on_failure(
         error,
         may_move=False,
         is_in_doubt=False,
@@ -168,7 +168,7 @@ def test_limited_attempts(
         attempt=attempt,
         limits=LIMITS,
     )
-    assert verdict == wanted
+    assert decision == wanted
 
 
 def test_the_last_error_says_whether_it_may_be_stored() -> None:

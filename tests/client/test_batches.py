@@ -82,7 +82,7 @@ def test_every_message_finds_its_own_outcome(
         batch = make_batch([bytes(size) for size in sizes])
         firsts = [0, *sorted(cut for cut in cuts if cut < len(sizes))]
         outcomes = [
-            BatchOutcome(first, receipt(first_id + n * 10**6, n * 10**4), None)
+            BatchOutcome(first, receipt(first_id + n * 10**6, n * 10**4))
             for n, first in enumerate(firsts)
         ]
         batch.resolve(outcomes)
@@ -113,9 +113,9 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         error = ServerError("no")
         batch.resolve(
             [
-                BatchOutcome(0, receipt(1, 0), None),
-                BatchOutcome(1, None, error),
-                BatchOutcome(2, receipt(5, 21), None),
+                BatchOutcome(0, receipt(1, 0)),
+                BatchOutcome(1, error),
+                BatchOutcome(2, receipt(5, 21)),
             ]
         )
         assert future.done()
@@ -153,7 +153,7 @@ def test_asking_again_and_again_leaves_nothing() -> None:
         assert blocks_after_polls() - before < 500
         before = await blocks_after_waits()
         assert await blocks_after_waits() - before < 500
-        batch.resolve([BatchOutcome(0, receipt(1, 0), None)])
+        batch.resolve([BatchOutcome(0, receipt(1, 0))])
         assert await future == receipt(1, 0)
 
     run_virtually(main())
@@ -192,7 +192,7 @@ def test_an_outcome_is_awaited_on_another_loop() -> None:
         thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
         thread.start()
         is_waiting.wait(30)
-        batch.resolve([BatchOutcome(0, receipt(1, 2), None)])
+        batch.resolve([BatchOutcome(0, receipt(1, 2))])
         thread.join(30)
         assert found == [receipt(1, 2)]
 
@@ -204,8 +204,8 @@ def test_results_follow_the_order_of_the_list() -> None:
 
     async def main() -> None:
         one, two = make_batch([b"", b"", b""]), make_batch([b"", b""])
-        one.resolve([BatchOutcome(0, receipt(100, 0), None)])
-        two.resolve([BatchOutcome(0, receipt(200, 0), None)])
+        one.resolve([BatchOutcome(0, receipt(100, 0))])
+        two.resolve([BatchOutcome(0, receipt(200, 0))])
         parts = [(one, 1, 2), (two, 0, 2)]
         assert [r.message_id for r in SendResults(parts, None)] == [101, 102, 200, 201]
         mixed = SendResults(parts, [3, 0, 2, 1])
@@ -225,9 +225,7 @@ def test_failures_of_others_in_the_same_batch_do_not_count() -> None:
     async def main() -> None:
         batch = make_batch([b"", b""])
         error = ForbiddenError("no")
-        batch.resolve(
-            [BatchOutcome(0, None, error), BatchOutcome(1, receipt(1, 20), None)]
-        )
+        batch.resolve([BatchOutcome(0, error), BatchOutcome(1, receipt(1, 20))])
         SendResults([(batch, 1, 1)], None).raise_errors()
         with pytest.raises(ForbiddenError):
             SendResults([(batch, 0, 1)], None).raise_errors()
@@ -244,7 +242,7 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
 
     async def main() -> None:
         batch = make_batch([b"a"])
-        batch.resolve([BatchOutcome(0, receipt(1, 0), None)])
+        batch.resolve([BatchOutcome(0, receipt(1, 0))])
         futures.append(SendFuture(batch, 0))
 
     run_virtually(main())

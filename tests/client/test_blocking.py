@@ -490,7 +490,7 @@ def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
         assert future.result(20)
         locks: list[Any] = [
             twin_of(consumer).fetch_buffer._lock,
-            twin_of(out).accumulator._lock,
+            twin_of(out).accumulator.buffer.lock,
             loop_thread_of(client)._entry,
             *(queue.spool._lock for queue in twin_of(ordered)._queues.values()),
         ]

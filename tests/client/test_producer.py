@@ -9,11 +9,9 @@ import pytest
 
 from metaq.client.errors import BufferFullError, OutcomeUnknownError
 from metaq.client.names import check_topic
-from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
-from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
-from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes
 from metaq.errors import (
     ClosedError,
@@ -129,13 +127,13 @@ def test_what_waits_costs_nothing_for_the_partitions_that_do_not(
 ) -> None:
     """While one message waits for its answer nothing looks at the others' queues."""
     looks: list[TopicPartition] = []
-    take_late = Accumulator.take_late
+    take_late = PartitionSender.take_late
 
-    def look(self: Accumulator, queue: PartitionQueue, now_s: float) -> list[Batch]:
-        looks.append(queue.partition)
-        return take_late(self, queue, now_s)
+    def look(self: PartitionSender, now_s: float) -> list[Batch]:
+        looks.append(self.partition)
+        return take_late(self, now_s)
 
-    monkeypatch.setattr(Accumulator, "take_late", look)
+    monkeypatch.setattr(PartitionSender, "take_late", look)
 
     async def main() -> None:
         broker = StandInBroker()
@@ -183,12 +181,17 @@ def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
             Counted.hashes += 1
             return super().__hash__()
 
+    class Named:
+        def __init__(self, partition: TopicPartition) -> None:
+            self.partition = partition
+
     count = 100
     known = [Counted("test", BrokerId(b), n) for b in (0, 1) for n in range(count)]
-    routes = Routes(ProducerOptions(), None, first_turn=1)
+    make: Any = Named
+    routes = Routes(make, None, first_turn=1)
     assert routes.set_partitions("test", known) == []
     gone = routes.set_partitions("test", known[:count])
-    assert [queue.partition for queue in gone] == known[count:]
+    assert [sender.partition for sender in gone] == known[count:]
     assert Counted.hashes <= 20 * len(known)
 
 

@@ -207,7 +207,7 @@ def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None
                 futures = []
                 for n in range(200):
                     data = f"{name}-{n}".encode()
-                    while not accumulator.wait_room(30, message_count=5):
+                    while not accumulator.buffer.wait(30, message_count=5):
                         raise AssertionError("no room")
                     futures.append(accumulator.append("test", data))
                 found[name] = [future.result(30) for future in futures]

@@ -11,10 +11,11 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
-from metaq.client.produce import delivery
-from metaq.client.produce.accumulator import Accumulator
+from metaq.client.produce import partition_sender
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.partition_queue import BatchPart, PartitionQueue, PutRun
+from metaq.client.produce.buffer import Buffer
+from metaq.client.produce.partition_sender import PartitionSender
+from metaq.client.produce.requests import Request
 from metaq.errors import (
     ClientError,
     ForbiddenError,
@@ -97,19 +98,19 @@ def test_what_is_stored_is_told_though_the_next_batch_finds_no_memory(
 ) -> None:
     """The next batch leaves before senders hear of the one that was answered."""
     problems: list[dict[str, object]] = []
-    broker, look = StandInBroker(capabilities=capabilities), Accumulator.has_messages
+    broker, fill = StandInBroker(capabilities=capabilities), PartitionSender.fill
 
-    def lack(accumulator: Accumulator, queue: PartitionQueue) -> bool:
+    def lack(sender: PartitionSender) -> None:
         if broker.commands:
             raise MemoryError
-        return look(accumulator, queue)
+        fill(sender)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: problems.append(context))
         async with producing(broker) as world:
             with monkeypatch.context() as patched:
-                patched.setattr(Accumulator, "has_messages", lack)
+                patched.setattr(PartitionSender, "fill", lack)
                 assert (await world.producer.send("test", b"first")).offset == 0
 
     run_virtually(main())
@@ -119,8 +120,8 @@ def test_what_is_stored_is_told_though_the_next_batch_finds_no_memory(
 @pytest.mark.parametrize(
     ("capabilities", "place", "name", "kind"),
     [
-        (OURS, PartitionQueue, "frame", ClientError),
-        (JAVA, PartitionQueue, "put_frames", ClientError),
+        (OURS, Request, "encode_mput", ClientError),
+        (JAVA, Request, "encode_puts", ClientError),
         (OURS, StandInConnection, "submit", OutcomeUnknownError),
         (JAVA, StandInConnection, "submit_puts", OutcomeUnknownError),
     ],
@@ -148,7 +149,7 @@ def test_a_batch_that_finds_no_memory_fails_alone(
 
 @pytest.mark.parametrize(
     ("capabilities", "place", "name"),
-    [(OURS, delivery, "parse_receipt"), (JAVA, PutRun, "on_receipts")],
+    [(OURS, partition_sender, "parse_receipt"), (JAVA, Request, "on_receipts")],
 )
 def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
     capabilities: Capabilities, place: object, name: str
@@ -175,9 +176,9 @@ def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
 @pytest.mark.parametrize(
     ("acts", "place", "name", "kinds"),
     [
-        ([Act.STORE], PutRun, "outcomes", [type(None)]),
-        ([Act.STORE, Act.BUSY], PutRun, "outcomes", [type(None), OutcomeUnknownError]),
-        ([Act.STORE, Act.BUSY], BatchPart, "cut", [type(None), OutcomeUnknownError]),
+        ([Act.STORE], Request, "outcomes", [type(None)]),
+        ([Act.STORE, Act.BUSY], Request, "outcomes", [type(None), OutcomeUnknownError]),
+        ([Act.STORE, Act.BUSY], Request, "cut", [type(None), OutcomeUnknownError]),
     ],
 )
 def test_puts_whose_last_answer_finds_no_memory_have_outcomes_at_their_deadline(
@@ -216,7 +217,7 @@ def test_deadlines_are_kept_behind_a_tick_that_failed() -> None:
             broker.go_away()
             future = await world.producer.send_nowait("test", b"one")
             with (
-                lacking(Accumulator, "take_due", times=3),
+                lacking(Buffer, "take_due", times=3),
                 pytest.raises(MetaqError),
             ):
                 await asyncio.wait_for(future, 5)

@@ -23,7 +23,6 @@ from metaq.client import (
     TransactionRolledBackError,
     TransactionState,
 )
-from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import slot_of
 from metaq.client.produce.routes import Routes
 from metaq.client.produce.transaction_branch import Branch
@@ -480,7 +479,8 @@ def test_keys_are_planned_once_for_a_broker_and_once_for_all(
         return [slot % len(partitions) for slot in range(4096)]
 
     monkeypatch.setattr("metaq.client.partitioner.plan_slots", plan)
-    routes = Routes(ProducerOptions(), KeyHash(), 0)
+    make: Any = str
+    routes = Routes(make, KeyHash(), 0)
     partitions = [TopicPartition("t", BrokerId(b), n) for b in (0, 1) for n in (0, 1)]
     routes.set_partitions("t", partitions)
     message = OutgoingMessage(b"", None, "k")

@@ -1,16 +1,16 @@
-"""Composition of requests, and verdicts on failures. Pure.
+"""Composition of requests, and reactions to failures. Pure.
 
-A batch is cut into parts as its broker wants them: one `mput`, several where the broker
+A batch is cut into spans as its broker takes them: one `mput`, several where the broker
 announced less than a batch holds, or runs of single puts where the broker knows no
-`mput`. A part is sent, and perhaps sent again, until it has an outcome.
+`mput`. Each leaves as a request, perhaps several times, until it has an outcome.
 
-A failure leaves one of two doubts. *Certainly not stored*: it never left, or the broker
-refused it; then it may go elsewhere. *Unknown*: it was sent, and the connection broke
-before the answer, or the answer says that the disk failed under it. Such a part is
-in doubt for ever: it goes to the same partition again, under the same sequence, where
-a broker that announced `dedup` recognises it.
+After a failure a request is in one of two states. *Certainly not stored*: it never
+left, or the broker refused it; then it may go elsewhere. *In doubt*: it was sent, and
+the connection broke before the answer, or the answer says that the disk failed during
+the write. It stays in doubt: it goes to the same partition again, under the same
+sequence, where a broker that announced `dedup` recognises it.
 
-Source: docs/protocol.md "mput"; client spec 7.3, 7.6, 16.5.
+Source: docs/protocol.md "mput"; docs/metaq-1.4/client.md 7.3, 7.6, 16.5.
 """
 
 import enum
@@ -42,10 +42,10 @@ from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
-DOUBTS: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
-"""Errors that leave a command in doubt; it may come again."""
+IN_DOUBT: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
+"""Errors that leave a command in doubt; it may be sent again."""
 
-LAST_DOUBTS: Final = (RequestTimeoutError, DiskFailedError)
+IN_DOUBT_FINAL: Final = (RequestTimeoutError, DiskFailedError)
 """The same, of a command that may not: its deadline was that of the messages, so there
 is no time (`AttemptLimits.answer_timeout_s` leaves some); or its broker will not
 recognise it."""
@@ -54,15 +54,15 @@ REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
 
 PUTS_MAX: Final = 500
-"""Single puts that leave together, to a broker without `mput`: their replies are dealt
-with together as well, and the next ones leave meanwhile."""
+"""Single puts that leave together, to a broker without `mput`: their replies are
+handled together as well, while the next ones leave."""
 
 PUTS_BYTES_MAX: Final = 256 * 1024
 """Record bytes of them; a larger one leaves alone."""
 
 
-class Verdict(enum.Enum):
-    """Fate of a part after a failure."""
+class Reaction(enum.Enum):
+    """The next step of a request after a failure."""
 
     AGAIN = "again"
     """It goes to the same partition once more."""
@@ -73,12 +73,12 @@ class Verdict(enum.Enum):
 
 
 class BatchSpan(NamedTuple):
-    """Neighbours of a batch that leave together."""
+    """Neighbours in a batch that leave together."""
 
     first: int
-    """Its first message in the batch."""
+    """Number of its first message in the batch."""
     end: int
-    """Behind its last one."""
+    """Number of the message after its last one."""
     is_mput: bool
     """True for one `mput`; False for a put of each message."""
 
@@ -92,10 +92,10 @@ class AttemptLimits:
     """
 
     answer_timeout_s: float
-    """Longest wait for one answer, then the part is sent again; longest time of
+    """Longest wait for one answer, then the request is sent again; longest time of
     attempts to connect again, then it has failed."""
     retries_max: int
-    """Times that a part is sent again."""
+    """Times that a request is sent again."""
 
 
 def on_failure(
@@ -107,8 +107,8 @@ def on_failure(
     retry_unknown: bool,
     attempt: int = 1,
     limits: AttemptLimits | None = None,
-) -> tuple[Verdict, bool]:
-    """Decide about a part that failed before its deadline.
+) -> tuple[Reaction, bool]:
+    """Decide about a request that failed before its deadline.
 
     Args:
         error: the error of the attempt.
@@ -120,38 +120,32 @@ def on_failure(
         limits: of its attempts; None leaves the end to the deadline.
 
     Returns:
-        The verdict, and whether the part is in doubt from now on.
+        The reaction, and whether the request is in doubt from now on.
     """
-    doubts: tuple[type[MetaqError], ...] = DOUBTS
+    in_doubt: tuple[type[MetaqError], ...] = IN_DOUBT
     if limits is not None:
-        doubts += (RequestTimeoutError,)
+        in_doubt += (RequestTimeoutError,)
         if isinstance(error, REFUSALS) or attempt > limits.retries_max:
-            is_doubt = isinstance(error, doubts + LAST_DOUBTS)
-            return Verdict.FAIL, is_in_doubt or is_doubt
-    if isinstance(error, doubts):
+            is_unknown = isinstance(error, in_doubt + IN_DOUBT_FINAL)
+            return Reaction.FAIL, is_in_doubt or is_unknown
+    if isinstance(error, in_doubt):
         again = has_dedup or retry_unknown
-        return (Verdict.AGAIN if again else Verdict.FAIL), True
+        return (Reaction.AGAIN if again else Reaction.FAIL), True
     if isinstance(error, NEVER_LEFT + REFUSALS):
         moves = may_move and not is_in_doubt
-        return (Verdict.MOVE if moves else Verdict.AGAIN), is_in_doubt
-    return Verdict.FAIL, is_in_doubt or isinstance(error, LAST_DOUBTS)
+        return (Reaction.MOVE if moves else Reaction.AGAIN), is_in_doubt
+    return Reaction.FAIL, is_in_doubt or isinstance(error, IN_DOUBT_FINAL)
 
 
 def final_error(
     error: MetaqError, partition: TopicPartition, *, is_in_doubt: bool
 ) -> MetaqError:
-    """Return the error for the senders of a part.
-
-    Args:
-        error: the last thing that went wrong.
-        partition: where it went.
-        is_in_doubt: an attempt may have stored it.
-    """
+    """Return the error for the senders of a request's messages."""
     if not is_in_doubt or isinstance(error, OutcomeUnknownError):
         return error
-    # A connection that was lost says so itself.
-    said = "" if str(error).endswith(OUTCOME_UNKNOWN) else f"{OUTCOME_UNKNOWN}: "
-    final = OutcomeUnknownError(f"{partition}: {said}{error}")
+    # The error of a lost connection says so itself.
+    prefix = "" if str(error).endswith(OUTCOME_UNKNOWN) else f"{OUTCOME_UNKNOWN}: "
+    final = OutcomeUnknownError(f"{partition}: {prefix}{error}")
     final.__cause__ = error
     return final
 
@@ -168,18 +162,18 @@ def plan_spans(
     Args:
         ends: record bytes of the batch up to each message, beginning with 0.
         first: the first message.
-        end: behind the last one; above `first`.
+        end: the message after the last one; above `first`.
         capabilities: of the broker.
         puts_max: most single puts that leave together.
 
     Returns:
-        Spans, one behind the other. A record above the broker's batch limit is a put,
+        Spans in order. A record above the broker's batch limit is a put,
         and so is one above its limit of payloads: refused, it takes no other with it.
     """
     bytes_max = capabilities.batch_bytes_max
     count_max = capabilities.batch_records_max or end - first
     size_bytes = ends[end] - ends[first]
-    # A part of the batch is judged below; nearly always none has to be.
+    # Nearly always the messages fit as they are.
     if (
         capabilities.has_mput
         and end - first <= count_max

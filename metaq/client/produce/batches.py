@@ -38,7 +38,7 @@ _PLAIN_HEADER: Final = Struct(">ii12x")
 
 
 class SendResult(NamedTuple):
-    """Place of a message that a broker has acknowledged."""
+    """Partition, offset and id of a message that a broker has acknowledged."""
 
     message_id: MessageId
     """Id that the broker stamped."""
@@ -48,26 +48,17 @@ class SendResult(NamedTuple):
     """Offset of its record's first byte."""
 
 
-class PutResults(NamedTuple):
-    """Places of messages that were put one by one, in their order."""
-
-    ids: Sequence[int]
-    """Ids that the broker stamped."""
-    offsets: Sequence[int]
-    """Offsets of their records."""
-
-
 class BatchOutcome(NamedTuple):
-    """Outcome of a part of a batch: of its messages from `first` on."""
+    """Outcome of messages of a batch, from `first` up to the next outcome's."""
 
     first: int
-    """The part begins with this message of the batch and ends where the next begins."""
-    receipt: SendResult | None
-    """Receipt of the part's first message; None when it failed."""
-    error: MetaqError | None
-    """Error of the part; None when it is stored."""
-    puts: PutResults | None = None
-    """Receipts of its messages, where they were put one by one."""
+    """The first message."""
+    result: SendResult | MetaqError
+    """Of the first message; an error is that of all."""
+    ids: Sequence[int] | None = None
+    """Ids of all of them, where they were put one by one."""
+    offsets: Sequence[int] | None = None
+    """Their offsets, likewise."""
 
 
 class BatchName(NamedTuple):
@@ -78,7 +69,7 @@ class BatchName(NamedTuple):
     sequence: int
     """Of the batch's first message, 0 or more."""
     spare: str | None
-    """Producer for the case that these numbers stand for other messages; or None."""
+    """Producer for when these numbers were used for other messages; or None."""
 
 
 @dataclass(slots=True)
@@ -128,8 +119,8 @@ class Batch:
 
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
-        "deadline_s", "flags", "found", "may_move", "name", "parts_left", "payloads",
-        "reserved_bytes", "reserved_count", "timeout_s",
+        "deadline_s", "flags", "found", "may_move", "name", "payloads",
+        "requests_left", "reserved_bytes", "reserved_count", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -162,7 +153,7 @@ class Batch:
         """Messages, likewise."""
         self.bytes_left = 0
         """Reserved bytes that no message has taken yet."""
-        self.parts_left = 1
+        self.requests_left = 1
         """Parts of it without an outcome; it travels whole as long as it can."""
         self.found: list[BatchOutcome] = []
         """Outcomes of the others, as they came."""
@@ -280,22 +271,19 @@ class Batch:
         """Return the outcome of the message at `at`; only when it is done."""
         outcomes = self._outcomes
         assert outcomes is not None
-        part = outcomes[0]
+        found = outcomes[0]
         if len(outcomes) > 1:
-            part = outcomes[bisect_right(outcomes, at, key=_first_of) - 1]
-        first, receipt, error, puts = part
-        if receipt is None:
-            assert error is not None
-            return error
-        if at == first:
-            return receipt
-        if puts is not None:
-            message_id, offset = puts.ids[at - first], puts.offsets[at - first]
-            return SendResult(MessageId(message_id), receipt.partition, Offset(offset))
+            found = outcomes[bisect_right(outcomes, at, key=_first_of) - 1]
+        first, result, ids, offsets = found
+        if at == first or not isinstance(result, SendResult):
+            return result
+        if ids is not None and offsets is not None:
+            message_id, offset = ids[at - first], offsets[at - first]
+            return SendResult(MessageId(message_id), result.partition, Offset(offset))
         return SendResult(
-            id_after(receipt.message_id, at - first),
-            receipt.partition,
-            Offset(receipt.offset + self.size_of(first, at)),
+            id_after(result.message_id, at - first),
+            result.partition,
+            Offset(result.offset + self.size_of(first, at)),
         )
 
     @property
@@ -310,10 +298,18 @@ class Batch:
             ends = self._ends = ends_of(self.payloads)
         return ends
 
-    def add(self, payloads: Sequence[bytes], ends: Sequence[int]) -> None:
-        """Add messages for which there is room; `ends` as for a batch of their own."""
+    def add(
+        self,
+        payloads: Sequence[bytes],
+        flags: Sequence[int] | None,
+        ends: Sequence[int],
+    ) -> None:
+        """Add messages that fit; no flags: all are 0; `ends`: see `ends_of`."""
         if not self.payloads:
             self._ends = ends
+        if flags is not None:
+            numbered = enumerate(flags, len(self.payloads))
+            self.flags.update((at, flag) for at, flag in numbered if flag)
         self.payloads += payloads
         self.bytes_left -= ends[-1] - ends[0]
 
@@ -479,13 +475,11 @@ class SendResults(Sequence[SendResult]):
             MetaqError: the error of one part, when nothing is stored.
             PartlySentError: some messages are stored.
         """
-        found = [
-            outcome
+        if all(
+            isinstance(outcome.result, SendResult)
             for batch, _, _ in self._parts
             for outcome in batch.outcomes
-            if outcome.error is not None
-        ]
-        if not found:
+        ):
             return
         outcomes = self.outcomes()
         errors = [o for o in outcomes if not isinstance(o, SendResult)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from metaq.client.produce.partition_queue import PutConnection
+from metaq.client.produce.put_connection import PutConnection
 from metaq.clock import Clock
 from metaq.errors import UnexpectedReplyError
 from metaq.model import Millis

@@ -30,7 +30,6 @@ from typing import Final
 
 from metaq.client.errors import BufferFullError
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ProducerOptions
-from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.attempts import AttemptLimits
 from metaq.client.produce.batches import BatchName
 from metaq.client.produce.delivery import Delivery
@@ -82,7 +81,7 @@ class NamedSender(OwnSender):
     @property
     def renamed_count(self) -> int:
         """Return how many messages went under a spare name; they may be there twice."""
-        return self._delivery.renamed_count
+        return self._delivery.outcomes.renamed_count
 
     def send(
         self,
@@ -123,12 +122,14 @@ class NamedSender(OwnSender):
             self._thread.run(self._connect(partition.broker_id))
         name = BatchName(producer, sequence, spare)
         while True:
-            if self._delivery.failure is not None:
+            if self._delivery.outcomes.failure is not None:
                 self.flush()  # raises it when the rest has been waited for
             try:
-                self._accumulator.append_batch(partition, payloads, flags, name)
+                self._delivery.accumulator.append_batch(
+                    partition, payloads, flags, name
+                )
             except BufferFullError as full:
-                self._accumulator.wait_room(
+                self._delivery.accumulator.buffer.wait(
                     None, size_bytes=full.size_bytes, message_count=full.message_count
                 )
             else:
@@ -137,16 +138,15 @@ class NamedSender(OwnSender):
     def flush(self) -> None:
         """Wait until everything sent is acknowledged; raises as `send`."""
         self._thread.require_usable()
-        for batch in self._accumulator.unanswered():
+        for batch in self._delivery.accumulator.unanswered():
             batch.wait(None)
-        if self._delivery.failure is not None:
-            raise self._delivery.failure
+        if self._delivery.outcomes.failure is not None:
+            raise self._delivery.outcomes.failure
 
     # -- inside -----------------------------------------------------------------------
 
     async def _start(self) -> None:
         await super()._start()
-        loop = asyncio.get_running_loop()
         options = ProducerOptions(
             # Each attempt, and a connection in between.
             timeout_s=(2 + RETRIES_MAX) * self._timeout_s,
@@ -157,18 +157,11 @@ class NamedSender(OwnSender):
             pool=self._pool,
             options=options,
             clock=self._clock,
-            loop=loop,
+            loop=asyncio.get_running_loop(),
             producer_id="",  # each batch has its own
             request_refresh=lambda: None,
             limits=AttemptLimits(self._timeout_s, RETRIES_MAX),
         )
-        self._accumulator = Accumulator(
-            options=options,
-            clock=self._clock,
-            loop=loop,
-            on_ready=self._delivery.on_ready,
-        )
-        self._delivery.start(self._accumulator)
 
     async def _connect(self, broker_id: BrokerId) -> None:
         """Find a broker, and wait for the first connection to it."""
@@ -177,7 +170,7 @@ class NamedSender(OwnSender):
             raise NoBrokerError(f"broker {broker_id} is not there at the moment")
         await self._pool.get(address, deadline_s=self._deadline_s())
         self._brokers[broker_id] = BrokerCopies(address, {})
-        self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), {})
+        self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), ())
 
     async def _close(self) -> None:
         self._delivery.close("the sender of named batches was closed")

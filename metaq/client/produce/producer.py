@@ -29,16 +29,15 @@ from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
-from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
-from metaq.client.produce.partition_queue import Pool
 from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
     ProducerStatistics,
 )
+from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
@@ -138,19 +137,13 @@ class AsyncProducer:
             loop=loop,
             producer_id=producer_id,
             request_refresh=metadata.request_refresh,
-        )
-        self.accumulator = Accumulator(
-            options=options,
-            clock=clock,
-            loop=loop,
-            on_ready=self._delivery.on_ready,
             selector=selector,
             first_turn=first_turn,
         )
+        self.accumulator = self._delivery.accumulator
         """Takes messages from any thread, for topics that are prepared."""
         self._append = self.accumulator.append
         self._loop, self._thread_id = loop, get_ident()
-        self._delivery.start(self.accumulator)
         self._topics: dict[str, None] = {}
         self.oneway = OnewayMessages(
             prepare=self._prepare_oneway,
@@ -160,7 +153,7 @@ class AsyncProducer:
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
             prepare=self.prepare,
-            choose=self.accumulator.routes.choose,
+            routes=self._delivery.routes,
             address_of=self._address_of,
             pool=pool,
             options=options,
@@ -506,7 +499,7 @@ class AsyncProducer:
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
-        buffer = self.accumulator.statistics()
+        buffer = self.accumulator.buffer.statistics()
         return replace(
             self._delivery.statistics(),
             appended_count=buffer.appended_count,
@@ -519,7 +512,7 @@ class AsyncProducer:
 
     def __repr__(self) -> str:
         state = "ended" if self.has_ended else "closing" if self._is_closed else "open"
-        count = self.accumulator.statistics().buffered_count
+        count = self.accumulator.buffer.statistics().buffered_count
         return (
             f"<{type(self).__name__} to {self._place}: {state}, {count} messages"
             " without an outcome>"
@@ -548,13 +541,13 @@ class AsyncProducer:
         if self._options.when_full == "raise":
             raise full
         has_room = asyncio.Event()
-        self.accumulator.on_room(has_room.set)
+        self.accumulator.buffer.on_room(has_room.set)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
             if not await wait_set(has_room, left_s):
                 raise full
         finally:
-            self.accumulator.forget_room(has_room.set)
+            self.accumulator.buffer.forget_room(has_room.set)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)

@@ -1,14 +1,12 @@
 """The counters of a producer and its transactions, and their names outside."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
-from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.stats import Histogram, HistogramSnapshot, counter, gauge, histogram, part
 
@@ -168,55 +166,3 @@ class ProducerStatistics:
     def acknowledged_count(self) -> int:
         """Return the number of messages that are stored."""
         return sum(self.by_partition.values())
-
-
-class DeliveryCounters:
-    """The counters of one delivery; used on its loop."""
-
-    def __init__(self) -> None:
-        """Start at nothing."""
-        self.retried_count = 0
-        """Commands sent again."""
-        self.moved_count = 0
-        """Batches and parts that went to another partition."""
-        self.doubtful_count = 0
-        """Acknowledged messages that may be stored twice."""
-        self._acknowledged_bytes = 0
-        self._by_partition: Counter[TopicPartition] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
-        self._latency_s = Histogram()
-
-    def on_sent(self, message_count: int, command_count: int) -> None:
-        """Count commands that left, of so many messages each."""
-        self._batch_counts.record(message_count, command_count)
-
-    def on_acknowledged(
-        self,
-        partition: TopicPartition,
-        message_count: int,
-        payload_bytes: int,
-        latency_s: float,
-    ) -> None:
-        """Count messages that are stored; `latency_s` is that of the oldest."""
-        self._acknowledged_bytes += payload_bytes
-        self._by_partition[partition] += message_count
-        self._latency_s.record(latency_s, message_count)
-
-    def on_failed(self, message_count: int, error: MetaqError) -> None:
-        """Count messages that failed."""
-        self._failed[type(error).__name__] += message_count
-
-    def snapshot(self, in_flight_count: int) -> ProducerStatistics:
-        """Return what was counted so far."""
-        return ProducerStatistics(
-            acknowledged_bytes=self._acknowledged_bytes,
-            by_partition=dict(self._by_partition),
-            doubtful_count=self.doubtful_count,
-            failed=dict(self._failed),
-            retried_count=self.retried_count,
-            moved_count=self.moved_count,
-            in_flight_count=in_flight_count,
-            batch_counts=self._batch_counts.snapshot(),
-            latency_s=self._latency_s.snapshot(),
-        )

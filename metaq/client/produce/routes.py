@@ -1,16 +1,15 @@
-"""Routes: topics, the queues of their partitions, and the selectors.
+"""Routes: topics, the senders of their partitions, and the selectors.
 
 Read by any thread without a lock, written on the event loop: values read together are
 one immutable value, replaced as a whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
-from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.partition_sender import PartitionSender
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 
@@ -28,61 +27,64 @@ class _Topic:
 
 
 class Routes:
-    """The queues of one producer, and the way to them."""
+    """The senders of one producer, and the choice among them."""
 
     def __init__(
-        self, options: ProducerOptions, selector: Selector | None, first_turn: int
+        self,
+        make: Callable[[TopicPartition], PartitionSender],
+        selector: Selector | None,
+        first_turn: int,
     ) -> None:
         """Start without topics.
 
         Args:
-            options: of the queues.
+            make: makes the sender of a partition; called in any thread.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
         """
-        self._options = options
+        self._make = make
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
         self._at_broker: dict[tuple[str, BrokerId], tuple[_Topic, _Topic]] = {}
-        self._by_partition: dict[TopicPartition, PartitionQueue] = {}
+        self._by_partition: dict[TopicPartition, PartitionSender] = {}
         self.is_default = selector is None
-        """Messages without key and partition go to `queues` in turn."""
-        self.queues: dict[str, tuple[PartitionQueue, ...]] = {}
-        """Queues of each known topic: those that take messages, or all when none
-        does."""
+        """Messages without key and partition go to `by_topic` in turn."""
+        self.by_topic: dict[str, tuple[PartitionSender, ...]] = {}
+        """Senders of each known topic: of partitions that take messages, or of all when
+        none does."""
         self.turn = count(first_turn)
         """Next turn, as in `RoundRobin`: shared by all topics."""
 
-    def everything(self) -> list[PartitionQueue]:
-        """Return all queues that were ever made."""
+    def senders(self) -> list[PartitionSender]:
+        """Return all senders that were ever made."""
         return list(self._by_partition.values())
 
-    def queue(self, partition: TopicPartition) -> PartitionQueue:
-        """Return a partition's queue, made if there is none."""
-        queue = self._by_partition.get(partition)
-        if queue is None:
-            # Two threads may come here at once: the first queue is the queue.
-            made = PartitionQueue(partition, self._options)
-            queue = self._by_partition.setdefault(partition, made)
-        return queue
+    def sender(self, partition: TopicPartition) -> PartitionSender:
+        """Return a partition's sender, made if there is none."""
+        found = self._by_partition.get(partition)
+        if found is None:
+            # Two threads may come here at once: the first sender stays.
+            made = self._make(partition)
+            found = self._by_partition.setdefault(partition, made)
+        return found
 
-    def next_queue(self, topic: str) -> PartitionQueue:
-        """Return the queue whose turn it is.
+    def next_sender(self, topic: str) -> PartitionSender:
+        """Return the sender whose turn it is.
 
         Raises:
             NoBrokerError: the topic is not known.
         """
-        queues = self.queues.get(topic)
-        if queues is None:
+        senders = self.by_topic.get(topic)
+        if senders is None:
             raise unknown_topic(topic)
-        return queues[next(self.turn) % len(queues)]
+        return senders[next(self.turn) % len(senders)]
 
     def select(
         self, topic: str, message: OutgoingMessage
-    ) -> tuple[PartitionQueue, bool]:
-        """Return a message's queue, and whether it may move from there.
+    ) -> tuple[PartitionSender, bool]:
+        """Return a message's sender, and whether it may move from there.
 
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
@@ -93,14 +95,14 @@ class Routes:
         if known is None:
             raise unknown_topic(topic)
         if message.partition is not None:
-            return self.queue(parse_partition(topic, message.partition)), False
+            return self.sender(parse_partition(topic, message.partition)), False
         selector = self._selector
         if selector is None:
             if message.key is None:
-                return self.next_queue(topic), True
+                return self.next_sender(topic), True
             selector = self._by_key
         partition = _select(selector, topic, known, message)
-        return self.queue(partition), getattr(selector, "may_move", False)
+        return self.sender(partition), getattr(selector, "may_move", False)
 
     def choose(
         self,
@@ -152,11 +154,11 @@ class Routes:
 
     def set_partitions(
         self, topic: str, available: Sequence[TopicPartition]
-    ) -> list[PartitionQueue]:
-        """Say which partitions of a topic take messages now.
+    ) -> list[PartitionSender]:
+        """Set the partitions of a topic that take messages now.
 
         Returns:
-            The queues of those that do not any more, with or without messages.
+            The senders of those that do not any more, with or without messages.
         """
         before = self._topics.get(topic, _Topic((), ()))
         partitions = tuple(sorted(available))
@@ -164,9 +166,9 @@ class Routes:
         if not known or (before.known and before.available == partitions):
             return []
         self._topics[topic] = _Topic(partitions, known)
-        self.queues[topic] = tuple(map(self.queue, partitions or known))
+        self.by_topic[topic] = tuple(map(self.sender, partitions or known))
         gone = set(before.available).difference(partitions)
-        return [self.queue(one) for one in before.available if one in gone]
+        return [self.sender(one) for one in before.available if one in gone]
 
 
 def _of(

@@ -1,41 +1,27 @@
-"""Lists of messages on their way into batches: sorted into runs, cut into pieces.
+"""Lists of messages, sorted into runs: the messages for one partition, in order.
 
-A run is the messages for one queue, in order; a piece of it fits into one batch.
 Nothing here runs an instruction per message when all messages of a list are plain
 bytes.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, SendResults, ends_of
-from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.partition_sender import PartitionSender
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, encode_payload, list_headers
 from metaq.record.layout import HEADER_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Neighbours of a run that travel in one batch."""
-
-    payloads: Sequence[bytes]
-    """At least one."""
-    flags: Sequence[int] | None
-    """One for each payload; None when all are 0."""
-    ends: Sequence[int]
-    """Record bytes before each payload and in all, from anywhere on."""
-
-
 class Run:
-    """Messages of a list for one queue, in their order; owner: one sender."""
+    """Messages of a list for one partition, in their order. Owner: one caller."""
 
     def __init__(
         self,
-        queue: PartitionQueue | None,
+        sender: PartitionSender | None,
         payloads: list[bytes],
         flags: list[int],
         *,
@@ -44,12 +30,12 @@ class Run:
         """Take sorted messages.
 
         Args:
-            queue: where all of them go; None leaves the choice to each piece.
+            sender: of all of them; None: each batch goes to the next partition.
             payloads: at least one.
             flags: one for each payload, or none at all when they are 0.
             may_move: the messages may go to another partition.
         """
-        self.queue = queue
+        self.sender = sender
         self.may_move = may_move
         self._payloads = payloads
         self._flags = flags if any(flags) else None
@@ -60,31 +46,39 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether all pieces were taken."""
+        """Tell whether all messages were added."""
         return self._next == len(self._payloads)
 
-    def piece(self, bytes_max: int, count_max: int) -> Piece:
-        """Return the next piece, as much as a batch takes, at least one message."""
+    def next_messages(
+        self, bytes_max: int, count_max: int
+    ) -> tuple[Sequence[bytes], Sequence[int] | None, Sequence[int]]:
+        """Return as many messages as a batch takes, at least one.
+
+        Returns:
+            Payloads; flags, None when all are 0; record bytes before each and in all,
+            from any number on.
+        """
         first, ends = self._next, self._ends
         end = bisect_right(ends, ends[first] + bytes_max, first) - 1
         end = max(first + 1, min(end, first + count_max))
-        whole = end - first == len(self._payloads)
         flags = self._flags
-        return Piece(
-            self._payloads if whole else self._payloads[first:end],
-            flags if flags is None or whole else flags[first:end],
-            ends if whole else ends[first : end + 1],
+        if end - first == len(self._payloads):
+            return self._payloads, flags, ends
+        return (
+            self._payloads[first:end],
+            flags if flags is None else flags[first:end],
+            ends[first : end + 1],
         )
 
     def advance(self, message_count: int) -> None:
-        """Go on behind a piece that was added."""
+        """Go on after messages that were added."""
         self._next += message_count
 
 
 class Appending:
-    """A list on its way into the accumulator. Owner: the sender; not for two threads.
+    """A list that is being appended. Owner: the caller; not for two threads.
 
-    Call `step` until `is_over`, waiting for room whenever it says False. The outcomes
+    Call `step` until `is_over`, waiting for memory whenever it says False. The outcomes
     of what was added come later.
     """
 
@@ -97,34 +91,34 @@ class Appending:
         """Start with nothing added.
 
         Args:
-            add: adds the next piece of a run; returns its batch, where in it the piece
-                begins, and how many messages it has; or raises as `step`, or
+            add: adds the next messages of a run; returns their batch, the number of the
+                first one in it, and how many they are; or raises as `step`, or
                 BufferFullError.
             runs: the runs to add; none for an empty list.
-            order: for each message its place in the runs, None when it is the same.
+            order: for each message its number in the runs, None when it is the same.
         """
         self._add = add
         self._runs = runs
         self._order = order
         self._at = 0
-        self._parts: list[tuple[Batch, int, int]] = []
+        self._added: list[tuple[Batch, int, int]] = []
         self.lacking: BufferFullError | None = None
-        """Error of the last piece if it found no room."""
+        """Error of the last messages if there was no memory for them."""
 
     def step(self) -> bool:
-        """Add the next piece; False when it finds no room now.
+        """Add the next messages; False when there is no memory for them now.
 
         Raises:
             ClosedError: the producer was closed; messages added before are sent.
         """
         run = self._runs[self._at]
         try:
-            part = self._add(run)
+            added = self._add(run)
         except BufferFullError as error:
             self.lacking = error
             return False
-        self._parts.append(part)
-        run.advance(part[2])
+        self._added.append(added)
+        run.advance(added[2])
         if run.is_over:
             self._at += 1
         return True
@@ -137,53 +131,53 @@ class Appending:
     @property
     def batches(self) -> list[Batch]:
         """Return the batches that hold the added messages."""
-        return list(dict.fromkeys(batch for batch, _, _ in self._parts))
+        return list(dict.fromkeys(batch for batch, _, _ in self._added))
 
     def results(self) -> SendResults:
         """Return the results, in the order of the list; only when it is over."""
         assert self.is_over
-        return SendResults(self._parts, self._order)
+        return SendResults(self._added, self._order)
 
 
 def sort_runs(
     messages: Sequence[BytesLike | OutgoingMessage],
-    select: Callable[[OutgoingMessage], tuple[PartitionQueue | None, bool]],
+    select: Callable[[OutgoingMessage], tuple[PartitionSender | None, bool]],
 ) -> tuple[list[Run], list[int]]:
-    """Sort messages by queue.
+    """Sort messages by partition.
 
     Args:
         messages: at least one.
-        select: returns a message's queue, and whether it may move from there.
+        select: returns a message's sender, and whether it may move from there.
 
     Returns:
-        One run per queue, in order of their first messages; and for each message its
-        place among all messages of the runs.
+        One run per partition, in order of their first messages; and for each message
+        its number among all messages of the runs.
 
     Raises:
         TypeError: data is not bytes-like.
         LocalProtocolError: an attribute, a key or a header cannot be written.
     """
-    groups: dict[PartitionQueue | None, tuple[list[bytes], list[int], list[int]]] = {}
-    fixed: set[PartitionQueue | None] = set()
+    groups: dict[PartitionSender | None, tuple[list[bytes], list[int], list[int]]] = {}
+    fixed: set[PartitionSender | None] = set()
     for at, given in enumerate(messages):
         message = given
         if not isinstance(message, OutgoingMessage):
             message = OutgoingMessage(frozen(message))
         payload, flag = encode_outgoing(message)
-        queue, may_move = select(message)
+        sender, may_move = select(message)
         if not may_move:
-            fixed.add(queue)
-        payloads, flags, places = groups.setdefault(queue, ([], [], []))
+            fixed.add(sender)
+        payloads, flags, numbers = groups.setdefault(sender, ([], [], []))
         payloads.append(payload)
         flags.append(flag)
-        places.append(at)
+        numbers.append(at)
     order = [0] * len(messages)
-    sources = (at for _, _, places in groups.values() for at in places)
-    for place, at in enumerate(sources):
-        order[at] = place
+    sources = (at for _, _, numbers in groups.values() for at in numbers)
+    for number, at in enumerate(sources):
+        order[at] = number
     runs = [
-        Run(queue, payloads, flags, may_move=queue not in fixed)
-        for queue, (payloads, flags, _) in groups.items()
+        Run(sender, payloads, flags, may_move=sender not in fixed)
+        for sender, (payloads, flags, _) in groups.items()
     ]
     return runs, order
 

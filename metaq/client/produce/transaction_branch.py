@@ -24,9 +24,10 @@ from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.attempts import NEVER_LEFT, REFUSALS, BatchSpan, plan_spans
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.broker_starts import BrokerStarts
-from metaq.client.produce.delivery import ANSWER_GRACE_S
-from metaq.client.produce.partition_queue import Pool, PutConnection
+from metaq.client.produce.partition_sender import ANSWER_GRACE_S
 from metaq.client.produce.producer_counters import ClientTransactionCounters
+from metaq.client.produce.put_connection import Pool, PutConnection
+from metaq.client.produce.routes import Routes
 from metaq.client.produce.runs import encode_outgoing, frozen, list_messages
 from metaq.client.produce.transaction_replies import (
     parse_pending,
@@ -80,21 +81,6 @@ class PlacedMessage(NamedTuple):
     """Attribute block, if the flag says so, and application bytes."""
     flag: int
     """Of the record."""
-
-
-class Choose(Protocol):
-    """Chooses the partition of a message; `Routes.choose`."""
-
-    def __call__(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        broker_id: BrokerId | None,
-        *,
-        has_local_keys: bool,
-    ) -> TopicPartition | None:
-        """Return it; None when the broker has none."""
-        ...
 
 
 class Prepare(Protocol):
@@ -171,8 +157,8 @@ class TransactionParts(BranchParts):
 
     prepare: Prepare
     """Makes a topic's partitions known."""
-    choose: Choose
-    """Chooses a partition, at one broker or at any."""
+    routes: Routes
+    """Choose a partition, at one broker or at any."""
     options: ProducerOptions
     """`timeout_s` and `transaction_timeout_s`."""
     counters: ClientTransactionCounters
@@ -230,7 +216,7 @@ class TransactionParts(BranchParts):
         placed = []
         for message in messages:
             payload, flag = encode_outgoing(message)
-            partition = self.choose(
+            partition = self.routes.choose(
                 topic, message, broker_id, has_local_keys=has_local_keys
             )
             if partition is None or broker_id not in {None, partition.broker_id}:

@@ -209,7 +209,7 @@ class Producer(SyncClosable[AsyncProducer]):
         """Wait until there is room; raise `full` when that is not wanted, or late."""
         if self._options.when_full == "raise":
             raise full
-        has_room = self._twin.accumulator.wait_room(
+        has_room = self._twin.accumulator.buffer.wait(
             max(0.0, deadline_s - self._clock.monotonic_s()),
             size_bytes=full.size_bytes,
             message_count=full.message_count,

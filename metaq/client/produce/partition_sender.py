@@ -1,0 +1,702 @@
+"""Partition sender: one partition's messages, from the first one to the last answer.
+
+Theory of operation. Messages wait in an open batch and sealed ones. On the loop nothing
+waits: each event (messages, a reply, a connection, a time) calls `fill`, which sends
+while fewer than `in_flight_batches_max` requests are in flight. So batches grow while
+others are in flight.
+
+Order. Requests leave in the order of their messages. When one comes back, nothing more
+leaves until everything in flight has an answer; then the returned requests leave
+first, in their old order. A refused request can only be overtaken by those that were in
+flight with it. After a lost connection nothing is overtaken, because everything in
+flight comes back, and is repeated one request at a time.
+
+    Invariant: a request is in `_waiting`, `_returned` or `_in_flight` of one sender, or
+    has its outcome.
+    Invariant: a batch is resolved when its last request has its outcome.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from metaq.client.errors import MessageTooLargeError, OutcomeUnknownError
+from metaq.client.produce.attempts import (
+    PUTS_MAX,
+    REFUSALS,
+    Reaction,
+    BatchSpan,
+    on_failure,
+    plan_spans,
+)
+from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
+from metaq.client.produce.buffer import Buffer, age_s
+from metaq.client.produce.connections import Connections
+from metaq.client.produce.outcomes import SendOutcomes
+from metaq.client.produce.put_connection import PutConnection
+from metaq.client.produce.requests import Request
+from metaq.errors import (
+    ClientError,
+    ClosedError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    NotSentError,
+    RemoteProtocolError,
+    SequenceUsedError,
+)
+from metaq.model import TopicPartition
+from metaq.peer.replies import parse_receipt
+from metaq.protocol.commands import Reply
+from metaq.protocol.version import Capabilities
+from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
+from metaq.retry import Backoff
+
+ANSWER_GRACE_S: Final = 0.2
+"""Seconds after its deadline at which a request, or a put of a transaction, is given up
+although its connection has reported nothing; the connection's own timer comes first. A
+reply that found no memory here is not reported again."""
+
+TIME_LEFT_MIN_S: Final = 0.001
+"""Batches with less time left are not sent: that would only turn a certain failure into
+an unknown outcome."""
+
+PUTS_IN_FLIGHT_MAX: Final = 4000
+"""Single puts of one partition sent and not answered, to a broker without `mput`."""
+
+
+class PartitionSender:
+    """Sends one partition's messages.
+
+    Concurrency: `open`, `is_awake`, the sealed batches and the limits change under the
+    buffer's lock; the rest is used on the loop. No field is written from outside.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_buffer",
+        "_connection",
+        "_connections",
+        "_failures",
+        "_in_flight",
+        "_last_error",
+        "_order",
+        "_outcomes",
+        "_payload_bytes_max",
+        "_producer_id",
+        "_resume_s",
+        "_returned",
+        "_sealed",
+        "_sender_of",
+        "_sequence",
+        "_waiting",
+        "_was_offered",
+        "bytes_max",
+        "count_max",
+        "in_flight_count",
+        "is_awake",
+        "open",
+        "partition",
+        "refused_until_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        *,
+        buffer: "Buffer[PartitionSender]",
+        connections: Connections,
+        outcomes: "SendOutcomes[PartitionSender]",
+        producer_id: str,
+        sender_of: Callable[[TopicPartition], "PartitionSender"],
+    ) -> None:
+        self.partition = partition
+        self.open: Batch | None = None
+        """Takes messages."""
+        self.is_awake = False
+        """The loop knows that there are messages to take."""
+        self.bytes_max = buffer.options.batch_bytes_max
+        """Record bytes of a batch: the option, or what its broker announced last."""
+        self.count_max = buffer.options.batch_count_max
+        """Messages of a batch, likewise."""
+        self.in_flight_count = 0
+        """Commands in flight."""
+        self.refused_until_s = 0.0
+        """Messages of other partitions do not move here before."""
+        self._buffer = buffer
+        self._connections = connections
+        self._outcomes = outcomes
+        self._producer_id = producer_id
+        self._sender_of = sender_of
+        self._sealed: deque[Batch] = deque()
+        self._payload_bytes_max: int = PAYLOAD_BYTES_MAX
+        self._connection: PutConnection | None = None
+        self._waiting: deque[Request] = deque()
+        self._returned: list[Request] = []
+        self._in_flight: dict[Request, None] = {}
+        self._alone: Request | None = None  # nothing is sent while this is in flight
+        self._sequence = 0
+        self._order = 0
+        self._failures = 0  # refusals in a row
+        self._resume_s = 0.0  # nothing is sent before
+        self._last_error: MetaqError | None = None  # why nothing is sent
+        self._was_offered = False  # registered for puts when it was connected
+
+    # -- messages, under the buffer's lock --------------------------------------------
+
+    def begin(self, batch: Batch) -> None:
+        """Let a batch take the messages from now on."""
+        self.seal()
+        self.open = batch
+
+    def seal(self) -> None:
+        """Seal the open batch, if there is one."""
+        if self.open is not None:
+            self._buffer.give_back(self.open)
+            self._sealed.append(self.open)
+            self.open = None
+
+    def note_ready(self) -> None:
+        """Have the loop look at this sender; `Buffer.announce` follows."""
+        self.is_awake = True
+        self._buffer.ready.append(self)
+
+    def check(self, size_bytes: int, *, is_lasting: bool = False) -> None:
+        """Refuse a message that the broker does not take.
+
+        A broker that went away may announce more when it is back: limits of a lost
+        connection refuse nothing. `fill` checks again.
+
+        Args:
+            size_bytes: of the record, header included.
+            is_lasting: the message is to be kept until the broker is back: the last
+                known limits count.
+
+        Raises:
+            MessageTooLargeError: its payload is over the limit.
+        """
+        payload_bytes = size_bytes - HEADER_BYTES
+        if payload_bytes <= self._payload_bytes_max:
+            return
+        if is_lasting or (self._connection is not None and self._connection.is_open):
+            raise self._too_large(self._payload_bytes_max, payload_bytes)
+
+    # -- the same, on the loop; these take the lock -----------------------------------
+
+    def take(self, now_s: float) -> Batch | float | None:
+        """Take the next batch; seal the open one for that.
+
+        Returns:
+            The batch; or the monotonic time until which the open one lingers, unless it
+            is full before; or None: there is nothing, and the loop is notified when
+            there is.
+        """
+        buffer = self._buffer
+        with buffer.lock:
+            if not self._sealed:
+                batch = self.open
+                if batch is None:
+                    self.is_awake = False
+                    return None
+                linger_s = batch.created_s + buffer.options.linger_s
+                if linger_s > now_s:
+                    return linger_s
+                self.seal()
+            return self._sealed.popleft()
+
+    def take_late(self, now_s: float) -> list[Batch]:
+        """Take batches that cannot be sent in time any more, and seal old ones."""
+        with self._buffer.lock:
+            batch = self.open
+            if batch and now_s - batch.created_s >= age_s(batch.timeout_s):
+                self.seal()
+            return self._take_sealed(lambda batch: batch.deadline_s <= now_s)
+
+    def set_connection(self, connection: PutConnection) -> None:
+        """Apply the limits that a broker announced, within the options."""
+        options, capabilities = self._buffer.options, connection.capabilities
+        with self._buffer.lock:
+            self._connection = connection
+            payload_bytes_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
+            self._payload_bytes_max = payload_bytes_max
+            # A message over the payload limit is over this one too, so that no open
+            # batch takes it before it was checked.
+            self.bytes_max = min(
+                options.batch_bytes_max,
+                capabilities.batch_bytes_max or options.batch_bytes_max,
+                payload_bytes_max + HEADER_BYTES,
+            )
+            self.count_max = min(
+                options.batch_count_max,
+                capabilities.batch_records_max or options.batch_count_max,
+            )
+            if self.open is not None:  # it may have reserved more than that
+                self._buffer.give_back(self.open)
+
+    def _has_messages(self) -> bool:
+        with self._buffer.lock:
+            self.is_awake = bool(self._sealed) or self.open is not None
+            return self.is_awake
+
+    def _take_sealed(self, is_wanted: Callable[[Batch], bool]) -> list[Batch]:
+        found = [batch for batch in self._sealed if is_wanted(batch)]
+        if found:
+            self._sealed = deque(b for b in self._sealed if not is_wanted(b))
+        return found
+
+    # -- sending ----------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Send what waits, as far as the bounds allow."""
+        now_s = self._buffer.clock.monotonic_s()
+        if self._outcomes.is_over:
+            return
+        if now_s < self._resume_s:
+            self._connections.call_at(self.fill, self._resume_s)
+            return
+        if self._returned:
+            if self._in_flight:
+                return
+            self._take_back()
+        # A sender without messages does not ask for a connection.
+        if not self._waiting and not self._has_messages():
+            return
+        connection = self._find_connection()
+        if connection is None:
+            self._connections.wait_for_connection(self.fill)
+            return
+        while not self._returned and self._may_send(connection):
+            if not self._waiting:
+                batch = self.take(now_s)
+                if isinstance(batch, float):
+                    self._connections.call_at(self.fill, batch)
+                if not isinstance(batch, Batch):
+                    return
+                self._waiting.append(self._request(batch))
+            if not connection.has_room:
+                self._connections.wait_for_room(connection, self.fill)
+                return
+            request = self._waiting[0]
+            if request.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
+                self._outcomes.fail(self._waiting.popleft(), self._lateness(request))
+                continue
+            error = self._fit_first(connection.capabilities)
+            request = self._waiting[0]
+            if error is not None:
+                self._outcomes.fail(self._waiting.popleft(), error)
+                continue
+            if request.sequence is not None:
+                # A repetition travels alone: were it refused and the next one
+                # stored, its sequence would be too low for ever.
+                if self._in_flight:
+                    return
+                self._alone = request
+            self._send(self._waiting.popleft(), connection)
+
+    def _find_connection(self) -> PutConnection | None:
+        """Return the connection to send on; None when there is none, or not yet."""
+        found = self._connections.find(self.partition)
+        if found is None or isinstance(found, NoBrokerError):
+            self._last_error = found
+            if found is not None:
+                self.move()
+            return None
+        if found is not self._connection:
+            # The order: nothing overtakes requests in flight on the old one.
+            if self._in_flight or self._is_early():
+                return None
+            self.set_connection(found)
+        return found
+
+    def _is_early(self) -> bool:
+        """Tell whether a broker that came back has not registered the topic again.
+
+        A put may then keep a MetaQ 1.4 broker from registering it at all, and its
+        start fails over that.
+        """
+        partition = self.partition
+        puts = self._connections.snapshot.puts.get(partition.topic, {})
+        is_offered = partition.partition < puts.get(partition.broker_id, 0)
+        if is_offered or not self._was_offered:
+            self._was_offered = is_offered
+            return False
+        self._last_error = NoBrokerError(
+            f"{partition}: broker {partition.broker_id} does not take puts at the"
+            " moment"
+        )
+        return True
+
+    def _may_send(self, connection: PutConnection) -> bool:
+        if self._alone in self._in_flight:
+            return False
+        limit = self._buffer.options.in_flight_batches_max
+        if limit > 1 and not connection.capabilities.has_mput:
+            limit = PUTS_IN_FLIGHT_MAX
+        return self.in_flight_count < limit
+
+    def _request(self, batch: Batch) -> Request:
+        self._order += 1
+        whole = BatchSpan(0, len(batch.payloads), is_mput=True)
+        return Request(batch, whole, self.partition, self._order)
+
+    def _fit_first(self, capabilities: Capabilities) -> MessageTooLargeError | None:
+        """Cut the first request as the broker takes it; return why it never does."""
+        request = self._waiting[0]
+        batch, span = request.batch, request.span
+        if request.is_in_doubt and span.is_mput and capabilities.has_mput:
+            return None  # it is recognised by its size
+        is_single = self._buffer.options.in_flight_batches_max == 1
+        puts_max = 1 if is_single else PUTS_MAX
+        spans = plan_spans(batch.ends, span.first, span.end, capabilities, puts_max)
+        if spans != [span]:
+            self._waiting.popleft()
+            batch.requests_left += len(spans) - 1
+            self._waiting.extendleft(request.like(each) for each in reversed(spans))
+        span, limit = spans[0], capabilities.payload_bytes_max
+        size_bytes = len(batch.payloads[span.first])
+        if span.is_mput or limit is None or size_bytes <= limit:
+            return None
+        return self._too_large(limit, size_bytes)
+
+    def _send(self, request: Request, connection: PutConnection) -> None:
+        request.attempt += 1
+        if request.attempt > 1:
+            self._outcomes.retried_count += request.command_count
+        send = self._send_batch if request.span.is_mput else self._send_puts
+        try:
+            send(request, connection)
+        except LocalProtocolError as error:
+            self._outcomes.fail(request, error)
+        except MemoryError:
+            lack = ClientError(
+                f"{self.partition}: no memory to send {request.message_count} messages"
+            )
+            if request.left:
+                self._give_up(request, lack)
+            else:
+                self._outcomes.fail(request, lack)
+
+    def _send_batch(self, request: Request, connection: PutConnection) -> None:
+        opaque = connection.next_opaque()
+        if request.name is None and request.sequence is None:
+            request.sequence = self._sequence
+            self._sequence += request.message_count
+        frame = request.encode_mput(opaque, self._producer_id)
+        on_reply = partial(self._on_reply, request, request.attempt, connection)
+        deadline_s = self._answer_deadline_s(request)
+        self._begin(request)
+        try:
+            # Batches are their own groups.
+            connection.submit(
+                frame,
+                opaque,
+                on_reply,
+                deadline_s=deadline_s,
+                is_alone=True,
+            )
+        except ClosedError as error:
+            on_reply(error)
+            return
+        self._outcomes.on_sent(request.message_count, 1)
+
+    def _send_puts(self, request: Request, connection: PutConnection) -> None:
+        """Send a run of single puts; runs of one turn of the loop leave together."""
+        opaques = connection.next_opaques(request.message_count)
+        frames = request.encode_puts(opaques)
+        request.expect_receipts(
+            opaques,
+            partial(self._on_stored, connection),
+            partial(self._on_puts_failed, connection),
+        )
+        self._begin(request)
+        deadline_s = self._answer_deadline_s(request)
+        try:
+            connection.submit_puts(frames, opaques, request, deadline_s=deadline_s)
+        except ClosedError as error:
+            request.on_outcome(opaques, error)
+            return
+        self._outcomes.on_sent(1, request.message_count)
+
+    def _answer_deadline_s(self, request: Request) -> float:
+        deadline_s, limits = request.batch.deadline_s, self._outcomes.limits
+        if limits is None:
+            return deadline_s
+        now_s = self._buffer.clock.monotonic_s()
+        return min(deadline_s, now_s + limits.answer_timeout_s)
+
+    def _begin(self, request: Request) -> None:
+        self._in_flight[request] = None
+        request.left = request.command_count
+        self.in_flight_count += request.left
+
+    def _end(self, request: Request, command_count: int) -> None:
+        """Note that commands of a request are answered, or given up."""
+        self.in_flight_count -= command_count
+        request.left -= command_count
+        if not request.left:
+            del self._in_flight[request]
+
+    # -- answers ----------------------------------------------------------------------
+
+    def _on_reply(
+        self,
+        request: Request,
+        attempt: int,
+        connection: PutConnection,
+        reply: Reply | MetaqError,
+    ) -> None:
+        if not request.left or request.attempt != attempt:
+            return  # it was given up
+        try:
+            if isinstance(reply, MetaqError):
+                raise reply
+            receipt = parse_receipt(reply, self.partition.partition)
+        except MetaqError as error:
+            self._end(request, 1)
+            self._on_failure(request, connection, error)
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+            self._go_on(connection)
+            return
+        result = SendResult(receipt.id, self.partition, receipt.offset)
+        is_in_doubt = request.is_in_doubt and not _recognises(connection, request)
+        outcome = BatchOutcome(request.span.first, result)
+        # Only now: without memory for all this it is given up at its deadline.
+        self._end(request, 1)
+        self._forget_failures()
+        try:
+            self._go_on(connection)
+        finally:
+            # Last: a sender in another thread wakes up and wants the interpreter.
+            self._outcomes.succeed(request, [outcome], is_in_doubt=is_in_doubt)
+
+    def _on_stored(
+        self, connection: PutConnection, request: Request, count: int
+    ) -> None:
+        outcomes = request.outcomes() if request.left == count else []
+        # Only now, as in `_on_reply`.
+        self._end(request, count)
+        self._forget_failures()
+        try:
+            self._go_on(connection)
+        finally:
+            if outcomes:
+                is_in_doubt = request.is_in_doubt
+                self._outcomes.succeed(request, outcomes, is_in_doubt=is_in_doubt)
+
+    def _on_puts_failed(
+        self,
+        connection: PutConnection,
+        request: Request,
+        opaques: Sequence[int],
+        error: MetaqError,
+    ) -> None:
+        for failed in self._cut(request, opaques, len(opaques)):
+            self._on_failure(failed, connection, error)
+        if isinstance(error, RemoteProtocolError):
+            connection.close_for(error)
+        self._go_on(connection)
+
+    def _cut(
+        self, request: Request, opaques: Sequence[int], count: int
+    ) -> list[Request]:
+        """Return failed puts as requests of their own; `count` are at their end."""
+        outcomes = request.outcomes() if request.left == count else []
+        failed = request.cut(opaques)
+        self._end(request, count)
+        if not request.left:
+            is_in_doubt = request.is_in_doubt
+            self._outcomes.succeed(request, outcomes, is_in_doubt=is_in_doubt)
+        return failed
+
+    def _give_up(self, request: Request, error: MetaqError) -> None:
+        """Fail the messages of a request in flight: they are in doubt."""
+        failed = [request]
+        if request.span.is_mput:
+            self._end(request, 1)
+        else:
+            # Receipts that found no memory are in flight still, though noted perhaps.
+            failed = self._cut(request, request.unanswered(), request.left)
+        for each in failed:
+            each.is_in_doubt = True
+            self._outcomes.fail(each, error)
+
+    def _go_on(self, connection: PutConnection) -> None:
+        """Send what waited for an answer, here and at the same connection."""
+        self.fill()
+        self._connections.on_room(connection)
+
+    def _forget_failures(self) -> None:
+        self._failures, self._last_error, self.refused_until_s = 0, None, 0.0
+
+    def _on_failure(
+        self, request: Request, connection: PutConnection, error: MetaqError
+    ) -> None:
+        outcomes, options = self._outcomes, self._buffer.options
+        is_used = isinstance(error, SequenceUsedError)
+        if is_used and not outcomes.is_over and request.use_spare_name():
+            outcomes.renamed_count += request.message_count
+            self._returned.append(request)
+            return
+        request.error = error
+        decision, request.is_in_doubt = on_failure(
+            error,
+            may_move=request.batch.may_move,
+            is_in_doubt=request.is_in_doubt,
+            has_dedup=_recognises(connection, request),
+            retry_unknown=options.retry_unknown,
+            attempt=request.attempt,
+            limits=outcomes.limits,
+        )
+        if error.refresh_metadata:
+            self._connections.request_refresh()
+        now_s = self._buffer.clock.monotonic_s()
+        is_late = now_s >= request.batch.deadline_s
+        if decision is Reaction.FAIL or is_late or outcomes.is_over:
+            outcomes.fail(request, error)
+            return
+        if not request.is_in_doubt:
+            # The broker does not know it, and may have stored later batches.
+            request.sequence = None
+        self._last_error = error
+        if isinstance(error, REFUSALS):
+            # Two that refuse would else exchange a message without a pause.
+            self.refused_until_s = now_s + options.retry_max_s
+        if decision is Reaction.MOVE:
+            target = self._target()
+            if target is not None:
+                target.accept(request)
+                return
+        self._returned.append(request)
+        if now_s >= self._resume_s:
+            self._failures += 1
+            backoff = Backoff(first_s=options.retry_first_s, max_s=options.retry_max_s)
+            self._resume_s = now_s + backoff.delay_s(self._failures)
+            self._connections.call_at(self.fill, self._resume_s)
+
+    def _take_back(self) -> None:
+        """Put returned requests before waiting ones, in the old order.
+
+        Those in doubt go first. The others get new sequences, and a broker does not
+        take a sequence below one that it has seen.
+        """
+        self._returned.sort(key=_order_of)
+        self._waiting.extendleft(reversed(self._returned))
+        self._returned.clear()
+
+    # -- other partitions -------------------------------------------------------------
+
+    def move(self) -> None:
+        """Give movable messages to other partitions, if one can send now."""
+        if self._target() is None:
+            return
+        with self._buffer.lock:
+            self.seal()
+            movable = self._take_sealed(lambda batch: batch.may_move)
+        self._waiting.extend(map(self._request, movable))
+        if not self._in_flight:
+            self._take_back()
+        staying: deque[Request] = deque()
+        for request in self._waiting:
+            may_move = request.batch.may_move and not request.is_in_doubt
+            target = self._target() if may_move else None
+            if target is None:
+                staying.append(request)
+            else:
+                target.accept(request)
+        self._waiting = staying
+
+    def accept(self, request: Request) -> None:
+        """Take a request over from another partition of the topic."""
+        self._outcomes.moved_count += 1
+        self._order += 1
+        request.partition, request.order = self.partition, self._order
+        request.sequence = None
+        self._waiting.append(request)
+        self._buffer.note_moved(request.batch, self)
+        self._connections.call_soon(self.fill)
+
+    def _target(self) -> "PartitionSender | None":
+        """Return another partition's sender that can send now, each in turn."""
+        now_s = self._buffer.clock.monotonic_s()
+        for partition in self._connections.others(self.partition.topic):
+            target = self._sender_of(partition)
+            if target is not self and target.refused_until_s <= now_s:
+                return target
+        return None
+
+    def on_unreachable(self, error: NoBrokerError) -> MetaqError | None:
+        """Move what may move; return what left a request in doubt that came back."""
+        self._last_error = error
+        requests = (*self._returned, *self._waiting)
+        cause = next((one.error for one in requests if one.is_in_doubt), None)
+        self.move()
+        return cause
+
+    # -- the end ----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._waiting or self._returned) or self._has_messages()
+
+    def fail_late(self, now_s: float) -> None:
+        """Fail what has passed its deadline."""
+        late = list(map(self._request, self.take_late(now_s)))
+        for each in (self._waiting, self._returned):
+            late += (one for one in each if one.batch.deadline_s <= now_s)
+        if late:
+            gone = set(late)
+            self._waiting = deque(one for one in self._waiting if one not in gone)
+            self._returned = [one for one in self._returned if one not in gone]
+        for one in late:
+            self._outcomes.fail(one, self._lateness(one))
+        for one in list(self._in_flight):
+            if one.batch.deadline_s <= now_s - ANSWER_GRACE_S and one.left:
+                silence = OutcomeUnknownError(
+                    f"{self.partition}: no answer within {one.batch.timeout_s:g} s;"
+                    " outcome unknown"
+                )
+                self._give_up(one, silence)
+
+    def give_up(self, error: MetaqError) -> None:
+        """Fail what is in flight: it is in doubt."""
+        for request in list(self._in_flight):
+            self._give_up(request, error)
+
+    def fail_unsent(self, error: MetaqError) -> None:
+        """Fail everything that is not in flight."""
+        with self._buffer.lock:
+            self.seal()
+            self.is_awake = False
+            batches = self._take_sealed(lambda _: True)
+        self._waiting.extend(map(self._request, batches))
+        requests = [*self._returned, *self._waiting]
+        self._returned.clear()
+        self._waiting.clear()
+        for request in requests:
+            self._outcomes.fail(request, error)
+
+    def _lateness(self, request: Request) -> MetaqError:
+        timeout_s = request.batch.timeout_s
+        return self._last_error or NotSentError(
+            f"{self.partition}: not sent within {timeout_s:g} s"
+        )
+
+    def _too_large(self, limit: int, size_bytes: int) -> MessageTooLargeError:
+        return MessageTooLargeError(
+            f"message: {self.partition} takes at most {limit} bytes, got {size_bytes}"
+        )
+
+
+def _recognises(connection: PutConnection, request: Request) -> bool:
+    """Tell whether the broker stores a request once, however often it is sent."""
+    return connection.capabilities.dedup and request.span.is_mput
+
+
+def _order_of(request: Request) -> tuple[bool, int, int]:
+    if request.name is not None:  # sequences of two names cannot be compared
+        return False, request.order, request.span.first
+    order = request.order if request.sequence is None else request.sequence
+    return request.sequence is None, order, request.span.first

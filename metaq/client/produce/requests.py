@@ -1,0 +1,231 @@
+"""Requests: messages of a batch that leave together, and the replies to them.
+
+A request is one `mput`, or a run of single puts where the broker takes no `mput`. It
+belongs to one partition sender at a time, which sends it, perhaps several times, until
+its messages have their outcome.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from metaq.client.produce.attempts import BatchSpan
+from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
+from metaq.errors import MetaqError
+from metaq.model import MessageId, Offset, TopicPartition
+from metaq.peer.replies import ReceiptColumns, parse_receipt
+from metaq.protocol.codec import encode, encode_puts
+from metaq.protocol.commands import Mput, Reply
+from metaq.record.checksum import checksum, checksums
+
+
+class Request:
+    """Messages of a batch that leave together. Owner: the sender that has it.
+
+    A run of puts is the `PutListener` of its connection. It is sent once: puts that
+    failed are cut out as requests of their own. What its receipts say is kept column by
+    column.
+    """
+
+    __slots__ = (
+        "_first_opaque", "_ids", "_is_stored", "_offsets", "_on_failed", "_on_stored",
+        "attempt", "batch", "error", "is_in_doubt", "left", "name", "order",
+        "partition", "sequence", "span",
+    )  # fmt: skip
+
+    def __init__(
+        self, batch: Batch, span: BatchSpan, partition: TopicPartition, order: int
+    ) -> None:
+        self.batch = batch
+        self.span = span
+        self.partition = partition
+        self.order = order
+        """Its number among the requests of its sender."""
+        self.sequence: int | None = None
+        self.name: BatchName | None = batch.name
+        self.attempt = 0
+        self.left = 0
+        """Commands in flight."""
+        self.error: MetaqError | None = None
+        """Of the last attempt."""
+        self.is_in_doubt = False
+
+    @property
+    def message_count(self) -> int:
+        """Return the number of its messages."""
+        return self.span.end - self.span.first
+
+    @property
+    def command_count(self) -> int:
+        """Return the number of commands that it is sent as."""
+        return 1 if self.span.is_mput else self.message_count
+
+    def like(self, span: BatchSpan) -> "Request":
+        """Return a request in the same state for other messages of the batch."""
+        made = Request(self.batch, span, self.partition, self.order)
+        made.name, made.error, made.attempt = self.name, self.error, self.attempt
+        made.is_in_doubt = self.is_in_doubt
+        return made
+
+    def use_spare_name(self) -> bool:
+        """Go on under the spare name; False when there is none."""
+        if self.name is None or self.name.spare is None:
+            return False
+        self.name = BatchName(self.name.spare, self.name.sequence, None)
+        self.sequence = None
+        return True
+
+    # -- as bytes ---------------------------------------------------------------------
+
+    def encode_mput(self, opaque: int, producer_id: str) -> bytes:
+        """Return the `mput`; the request's own name overrides the producer's.
+
+        Raises:
+            LocalProtocolError: the topic's name cannot be sent.
+        """
+        if self.name is not None:
+            producer_id = self.name.producer
+            self.sequence = self.name.sequence + self.span.first
+        assert self.sequence is not None
+        records = self.batch.encode(self.span.first, self.span.end)
+        return encode(
+            Mput(
+                topic=self.partition.topic,
+                partition=self.partition.partition,
+                count=self.message_count,
+                checksum=checksum(records),
+                opaque=opaque,
+                payload=records,
+                producer=producer_id,
+                sequence=self.sequence,
+            )
+        )
+
+    def encode_puts(self, opaques: range, first: int | None = None) -> bytes:
+        """Return puts of so many messages from `first` on; None: from its first one.
+
+        Raises:
+            LocalProtocolError: the topic's name cannot be sent.
+        """
+        batch, first = self.batch, self.span.first if first is None else first
+        numbers, flags = range(first, first + len(opaques)), None
+        payloads = batch.payloads[numbers.start : numbers.stop]
+        if batch.flags:
+            flags = [batch.flags.get(at, 0) for at in numbers]
+        return encode_puts(
+            self.partition.topic,
+            self.partition.partition,
+            payloads,
+            flags=flags,
+            checksums=checksums(payloads),
+            opaques=opaques,
+        )
+
+    # -- a run of puts ----------------------------------------------------------------
+
+    def expect_receipts(
+        self,
+        opaques: range,
+        on_stored: Callable[["Request", int], None],
+        on_failed: Callable[["Request", Sequence[int], MetaqError], None],
+    ) -> None:
+        """Prepare to listen.
+
+        Args:
+            opaques: of each put.
+            on_stored: is called with the number of puts that are stored now too.
+            on_failed: is called with the opaques of puts that failed.
+        """
+        count = len(opaques)
+        self._first_opaque = opaques.start
+        self._ids = [0] * count
+        self._offsets = [0] * count
+        self._is_stored: list[bool | None] = [None] * count  # None: no answer
+        self._on_stored = on_stored
+        self._on_failed = on_failed
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each put's frame."""
+        start, first = self._first_opaque, self.span.first
+        return [
+            len(self.encode_puts(range(start + at, start + at + 1), first + at))
+            for at in range(self.message_count)
+        ]
+
+    def on_receipts(self, receipts: ReceiptColumns) -> None:
+        """Note puts that are stored; `receipts` are in order of opaques."""
+        if not receipts.are_of(self.partition.partition):
+            for reply in receipts.replies():
+                self.on_outcome((reply.opaque,), reply)
+        elif self.left:  # else they were given up
+            self._note(receipts)
+            self._on_stored(self, len(receipts.opaques))
+
+    def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
+        """Note the reply to one put, or the error of many, ascending."""
+        try:
+            if isinstance(outcome, MetaqError):
+                raise outcome
+            receipt = parse_receipt(outcome, self.partition.partition)
+        except MetaqError as error:
+            if self.left:
+                self._on_failed(self, opaques, error)
+        else:
+            partitions = [receipt.partition]
+            self.on_receipts(
+                ReceiptColumns(opaques, [receipt.id], partitions, [receipt.offset])
+            )
+
+    def _note(self, receipts: ReceiptColumns) -> None:
+        opaques, ids, _, offsets = receipts
+        first, end = (
+            opaques[0] - self._first_opaque,
+            opaques[-1] + 1 - self._first_opaque,
+        )
+        if end - first == len(opaques):
+            self._ids[first:end] = ids
+            self._offsets[first:end] = offsets
+            self._is_stored[first:end] = [True] * len(opaques)
+        else:
+            for opaque, message_id, offset in zip(opaques, ids, offsets, strict=True):
+                at = opaque - self._first_opaque
+                self._ids[at], self._offsets[at] = message_id, offset
+                self._is_stored[at] = True
+
+    def unanswered(self) -> list[int]:
+        """Return the opaques of unanswered puts, ascending."""
+        return [
+            self._first_opaque + at
+            for at, is_stored in enumerate(self._is_stored)
+            if is_stored is None
+        ]
+
+    def cut(self, opaques: Sequence[int]) -> list["Request"]:
+        """Cut out failed puts, ascending; neighbours stay together.
+
+        The batch waits for each request. Without memory for all, none is cut out.
+        """
+        found, base = [], self.span.first
+        failed = [opaque - self._first_opaque for opaque in opaques]
+        for _, group in groupby(enumerate(failed), lambda pair: pair[1] - pair[0]):
+            some = [at for _, at in group]
+            span = BatchSpan(base + some[0], base + some[-1] + 1, is_mput=False)
+            found.append(self.like(span))
+        self.batch.requests_left += len(found)
+        for at in failed:
+            self._is_stored[at] = False
+        return found
+
+    def outcomes(self) -> list[BatchOutcome]:
+        """Return the outcomes of the stored puts."""
+        outcomes, at = [], 0
+        for is_stored, group in groupby(self._is_stored):
+            end = at + len(list(group))
+            if is_stored:
+                ids, offsets = self._ids[at:end], self._offsets[at:end]
+                result = SendResult(
+                    MessageId(ids[0]), self.partition, Offset(offsets[0])
+                )
+                first = self.span.first + at
+                outcomes.append(BatchOutcome(first, result, ids, offsets))
+            at = end
+        return outcomes
