@@ -25,8 +25,8 @@ from metaq.client.errors import MessageTooLargeError, OutcomeUnknownError
 from metaq.client.produce.attempts import (
     PUTS_MAX,
     REFUSALS,
-    Reaction,
     BatchSpan,
+    Reaction,
     on_failure,
     plan_spans,
 )
