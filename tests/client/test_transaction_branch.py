@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,11 @@ from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.ids import id_after
+from tests.brokers import StartBroker
+from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.pair import drain
 from tests.rigs.virtual_time import VirtualClock, run_virtually
+from tests.rigs.waiting import wait_until
 
 OURS = Capabilities(
     "1", has_mput=True, mput_tx=True, batch_bytes_max=1000, batch_records_max=4
@@ -214,3 +218,43 @@ def test_puts_of_which_no_outcome_is_told_are_unknown_at_the_deadline(
     broker.is_silent = True
     with pytest.raises(RequestTimeoutError, match="broker 0: no answer before"):
         put(broker, MIXED)
+
+
+def is_away(client: Any) -> bool:
+    """Tell whether the client knows of no broker."""
+    try:
+        return not client.stats(timeout=0.1)
+    except MetaqError:
+        return False
+
+
+@pytest.mark.parametrize("is_xa", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_first_message_waits_for_the_only_broker_while_it_restarts(
+    world: str, start_broker: StartBroker, *, is_xa: bool
+) -> None:
+    """As outside of a transaction: the broker is not registered, and comes back."""
+    broker = start_broker()
+    options = broker.client_options
+    sender: Any
+    with (
+        WORLDS[world](**options, **QUICK) as client,
+        client.producer() as producer,
+        client.xa(qualifier="billing-1") as xa,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        sender = xa if is_xa else producer.transaction()
+        xa.begin(xa.xid(1, "the topic is known then"))
+        xa.send("test", b"rolled back")
+        xa.rollback()
+        producer.send("test", b"before")
+        broker.stop()
+        wait_until(lambda: is_away(client))
+        if is_xa:
+            xa.begin(xa.xid(2, "global"))
+        sending = threads.submit(sender.send, "test", b"in it", timeout=20)
+        assert not wait([sending], timeout=0.2).done
+        broker.start()
+        sending.result()
+        sender.commit()
+    assert broker.stored() == [b"before", b"in it"]

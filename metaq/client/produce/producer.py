@@ -529,7 +529,10 @@ class AsyncProducer:
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
         copies = self._metadata.snapshot.brokers.get(broker_id)
-        return None if copies is None else copies.leader
+        if copies is None or copies.leader is None:
+            self._metadata.request_refresh()
+            return None
+        return copies.leader
 
     def _deadline_s(self, timeout: float | None) -> float:
         check_timeout(timeout)

@@ -118,7 +118,9 @@ class AsyncTransaction(TransactionSends):
             )
             if branch is None:
                 broker_id = placed[0].partition.broker_id
-                connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+                connection = await self._parts.wait_connect(
+                    broker_id, deadline_s=deadline_s
+                )
                 branch = Branch(self._parts, connection, broker_id, self._transaction)
             branch.check([one.payload for one in placed])
             try:

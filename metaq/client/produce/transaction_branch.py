@@ -62,6 +62,9 @@ from metaq.record.layout import PAYLOAD_BYTES_MAX
 CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
 """Errors of a commit that certainly is not carried out, nor will be."""
 
+LOOK_S: Final = 0.1
+"""Interval at which a first message looks where its broker is, while it is away."""
+
 
 class PendingResult(NamedTuple):
     """A message that a transaction holds: stored with all others of it, or not."""
@@ -132,6 +135,22 @@ class BranchParts:
                     " 1.4 broker rolls back what is begun before; it would be waited"
                     f" for {wait_s:.3g} s, and {left_s:.3g} s were left"
                 )
+
+    async def wait_connect(
+        self, broker_id: BrokerId, *, deadline_s: float
+    ) -> PutConnection:
+        """Wait for a broker that is away, as a send does; else as `connect`."""
+        while (now_s := self.clock.monotonic_s()) < deadline_s:
+            until_s = min(deadline_s, now_s + LOOK_S)
+            # Each time: it may come back at another address.
+            address = self.address_of(broker_id)
+            if address is None:
+                await asyncio.sleep(until_s - now_s)
+                continue
+            with contextlib.suppress(NoBrokerError):
+                await self.pool.get(address, deadline_s=until_s)
+                break
+        return await self.connect(broker_id, deadline_s=deadline_s)
 
     async def tell(
         self,
@@ -263,7 +282,8 @@ class TransactionSends:
                 the broker of a local one has no partition of the topic, or not that of
                 the key. Nothing was sent.
             NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
-                `AsyncProducer.send`; in a local transaction nothing was sent.
+                `AsyncProducer.send`; in a local transaction nothing was sent. The first
+                message waits for a broker that is away, later ones have lost theirs.
             MetaqError: the message may be missing; the transaction has failed.
 
         Cancellation: the transaction has failed.

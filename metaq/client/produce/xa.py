@@ -184,7 +184,9 @@ class AsyncXa(TransactionSends):
     ) -> Branch:
         branch = current.branches.get(broker_id)
         if branch is None:
-            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+            connection = await self._parts.wait_connect(
+                broker_id, deadline_s=deadline_s
+            )
             branch = Branch(self._parts, connection, broker_id, current.xid)
             current.branches[broker_id] = branch
             try:
