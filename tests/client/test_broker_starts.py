@@ -18,7 +18,7 @@ from metaq.client.produce.broker_starts import (
     BrokerStarts,
 )
 from metaq.client.produce.transaction_branch import Branch, BranchParts, PlacedMessage
-from metaq.client.produce.xa_verdicts import Verdicts
+from metaq.client.produce.xa_commands import XaCommands
 from metaq.errors import NoBrokerError, UnexpectedReplyError
 from metaq.model import (
     BrokerAddress,
@@ -213,7 +213,7 @@ def test_a_recovered_branch_that_is_committed_is_warned_of(
         promised_ms = None
         if promised_s is not None:
             promised_ms = Millis(started_ms + int(promised_s * 1000))
-        told = await Verdicts(context, parts).commit_at(
+        told = await XaCommands(context, parts).commit_at(
             BROKER, [XID], after(30), promised_ms
         )
         assert told == {XID: None}

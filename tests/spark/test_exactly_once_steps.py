@@ -24,7 +24,7 @@ from metaq.cli.transactions import settle_write
 from metaq.client import Client
 from metaq.client.offsets import query_progress
 from metaq.client.produce.branch_sender import BranchSender
-from metaq.client.produce.xa_verdicts import Verdicts
+from metaq.client.produce.xa_commands import XaCommands
 from metaq.client.session import AsyncClient
 from metaq.errors import CoordinationError
 from metaq.loop_thread import LoopThread
@@ -285,10 +285,10 @@ def dying_at(fatal: int) -> Iterator[Points]:
             change_decision=points.wrap(query_progress.change_decision),
         ),
         mock.patch.multiple(
-            Verdicts,
-            tell_one=points.wrap(Verdicts.tell_one),
-            commit_at=points.wrap(Verdicts.commit_at),
-            recover_each=points.wrap(Verdicts.recover_each),
+            XaCommands,
+            end_at=points.wrap(XaCommands.end_at),
+            commit_at=points.wrap(XaCommands.commit_at),
+            recover_each=points.wrap(XaCommands.recover_each),
         ),
     ):
         yield points

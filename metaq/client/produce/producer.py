@@ -152,7 +152,7 @@ class AsyncProducer:
         """Waiting one-way messages, and the count of dropped ones."""
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
-            prepare=self.prepare,
+            prepare=self._prepare_until,
             routes=self._delivery.routes,
             address_of=self._address_of,
             pool=pool,
@@ -192,6 +192,10 @@ class AsyncProducer:
         snapshot = await self._find(topic, deadline_s)
         self._check_open()
         self._learn(topic, snapshot)
+
+    async def _prepare_until(self, topic: str, deadline_s: float) -> None:
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        await self.prepare(topic, timeout=left_s)
 
     async def _prepare_oneway(self, topic: str) -> None:
         """Prepare a topic, while closing too: messages taken before are still sent."""
@@ -296,8 +300,7 @@ class AsyncProducer:
             require_text("topic", topic)
             raise
         while True:
-            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-            await self.prepare(topic, timeout=left_s)
+            await self._prepare_until(topic, deadline_s)
             try:
                 return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:

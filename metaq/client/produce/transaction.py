@@ -6,15 +6,15 @@
 
 Theory of operation. Nothing is sent before the first message. Where that goes decides
 the broker; the others choose among its partitions, but for keys, which have one
-partition inside and outside of transactions. The transaction lives on the connection
-that it began on, and ends with it, so the one command whose loss leaves a doubt is the
-commit: without it nothing of the transaction is ever readable.
+partition inside and outside of transactions. The transaction belongs to the connection
+that it began on, and ends with it, so the one command whose loss leaves the outcome
+unknown is the commit: without it nothing of the transaction is ever readable.
 
     OPEN ── commit ──> COMMITTED         a send failed: FAILED, which can only
       │         └────> IN_DOUBT          be rolled back
       └─── rollback ─> ROLLED_BACK
 
-Source: client spec 9.2.
+Source: docs/metaq-1.4/client.md 9.2.
 """
 
 import asyncio
@@ -77,8 +77,7 @@ class AsyncTransaction(TransactionSends):
         Args:
             parts: of the producer.
             transaction: its id, which no other transaction of the session has.
-            lifetime_s: seconds from its first message on, after which the broker rolls
-                it back.
+            lifetime_s: time from its first message until the broker rolls it back.
             has_local_keys: keys choose among the partitions of its broker.
         """
         self._parts = parts
@@ -149,7 +148,7 @@ class AsyncTransaction(TransactionSends):
             TransactionError: the transaction has ended before.
             ClosedError: the client is closed; nothing is stored.
 
-        Cancellation: the outcome is in doubt.
+        Cancellation: the outcome is unknown.
         """
         parts = self._parts
         deadline_s, began_s = parts.deadline_s(timeout), parts.clock.monotonic_s()
@@ -161,8 +160,8 @@ class AsyncTransaction(TransactionSends):
     async def rollback(self, timeout: float | None = None) -> None:
         """Roll back: none of the messages is stored.
 
-        A broker that cannot be told forgets the transaction when its time is over:
-        what was never committed is never read.
+        A broker that is not reached forgets the transaction when its time is over: it
+        was never committed, so it is never read.
 
         Args:
             timeout: seconds; None is `timeout_s` of the producer.
@@ -240,13 +239,13 @@ class AsyncTransaction(TransactionSends):
             await self._end(TransactionType.ROLLBACK, deadline_s)
         except MetaqError as error:
             _log.info(
-                "broker was not told of a rollback: transaction=%s lifetime_s=%d"
+                "rollback did not reach the broker: transaction=%s lifetime_s=%d"
                 " error=%s",
                 self.id,
                 self._lifetime_s,
                 error,
             )
 
-    async def _end(self, verdict: TransactionType, deadline_s: float) -> None:
+    async def _end(self, kind: TransactionType, deadline_s: float) -> None:
         if self._branch is not None:
-            await self._branch.end(verdict, deadline_s=deadline_s)
+            await self._branch.end(kind, deadline_s=deadline_s)

@@ -1,14 +1,14 @@
 """One transaction at one broker: its commands, and its puts in flight together.
 
-    BEGIN ── first put ── puts, many in flight ── verdict
+    BEGIN ── first put ── puts, many in flight ── prepare, commit or rollback
 
 Messages for one partition are one `mput` where the broker announced that it takes one
-in a transaction, and single puts elsewhere. To a MetaQ 1.4 broker the first put is
-answered before others leave: with it the broker files the transaction in its journal,
-and it deals with what arrives together in several threads. For the same reason a
-verdict leaves when all puts are answered.
+in a transaction, and single puts elsewhere. With the first put a MetaQ 1.4 broker
+writes the transaction to its journal, and it handles concurrent commands in several
+threads: so other puts wait for the reply to the first one, and the end for all replies.
 
-Source: client spec 9.1; broker spec 5.1 to 5.4; docs/protocol.md "mput".
+Source: docs/metaq-1.4/client.md 9.1; docs/metaq-1.4/broker.md 5.1 to 5.4;
+docs/protocol.md "mput".
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
 from metaq.client.options import ProducerOptions
@@ -76,22 +76,13 @@ class PendingResult(NamedTuple):
 
 
 class PlacedMessage(NamedTuple):
-    """A message on its way into a transaction."""
+    """A message whose partition is chosen."""
 
     partition: TopicPartition
-    """Its partition."""
     payload: bytes
     """Attribute block, if the flag says so, and application bytes."""
     flag: int
     """Of the record."""
-
-
-class Prepare(Protocol):
-    """Waits until the partitions of a topic are known; `AsyncProducer.prepare`."""
-
-    def __call__(self, topic: str, *, timeout: float | None = None) -> Awaitable[None]:
-        """Wait no longer than so many seconds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +90,12 @@ class BranchParts:
     """Parts that branches share: the way to their brokers."""
 
     address_of: Callable[[BrokerId], BrokerAddress | None]
-    """Tells where a broker takes puts."""
+    """Returns where a broker takes puts; None while it is away."""
     pool: Pool
-    """Connections to brokers."""
     clock: Clock
-    """Judges deadlines."""
     session_id: str
     """Names the sender to brokers, in every command; free of ':' and space."""
     starts: BrokerStarts
-    """When MetaQ 1.4 brokers were started."""
 
     async def connect(self, broker_id: BrokerId, *, deadline_s: float) -> PutConnection:
         """Return a connection to a broker that has recovered; waits for that.
@@ -152,7 +140,7 @@ class BranchParts:
                 break
         return await self.connect(broker_id, deadline_s=deadline_s)
 
-    async def tell(
+    async def call(
         self,
         connection: PutConnection,
         transaction: TransactionId,
@@ -174,8 +162,8 @@ class BranchParts:
 class TransactionParts(BranchParts):
     """Parts that the transactions of one producer share."""
 
-    prepare: Prepare
-    """Makes a topic's partitions known."""
+    prepare: Callable[[str, float], Awaitable[None]]
+    """Waits until a topic's partitions are known, until a deadline at most."""
     routes: Routes
     """Choose a partition, at one broker or at any."""
     options: ProducerOptions
@@ -194,7 +182,7 @@ class TransactionParts(BranchParts):
         return self.clock.monotonic_s() + timeout_s
 
     def lifetime_s(self, timeout: float | None) -> int:
-        """Return the whole seconds that a broker is told; None: the option.
+        """Return the whole seconds that a broker is sent; None: the option.
 
         Raises:
             ConfigError: it is no time, or none at all: a MetaQ 1.4 broker would keep
@@ -230,8 +218,7 @@ class TransactionParts(BranchParts):
                 of a key.
             As `AsyncProducer.send`, what can be known at once.
         """
-        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
-        await self.prepare(topic, timeout=left_s)
+        await self.prepare(topic, deadline_s)
         placed = []
         for message in messages:
             payload, flag = encode_outgoing(message)
@@ -361,11 +348,10 @@ class Branch:
         broker_id: BrokerId,
         transaction: TransactionId,
     ) -> None:
-        """Take note of where it is; `begin` tells the broker."""
+        """Prepare; the transaction exists from `begin` on."""
         self.broker_id = broker_id
-        """The broker."""
         self.where = f"broker {broker_id}"
-        """The same, for errors."""
+        """The broker, for errors."""
         self._parts = parts
         self._connection = connection
         self._transaction = transaction
@@ -387,36 +373,28 @@ class Branch:
     async def begin(
         self, lifetime_s: int, *, deadline_s: float, qualifier: str | None = None
     ) -> None:
-        """Tell the broker of the transaction.
+        """Begin the transaction; the broker rolls it back after `lifetime_s`.
 
         Args:
-            lifetime_s: seconds after which it rolls back what is not prepared.
+            lifetime_s: ends when it is prepared.
             deadline_s: of the answer.
             qualifier: of an XA transaction.
 
         Raises:
             MetaqError: it is not begun, or the broker forgets it in its time.
         """
-        reply = await self._parts.tell(
-            self._connection,
-            self._transaction,
-            TransactionType.BEGIN,
-            deadline_s=deadline_s,
-            lifetime_s=lifetime_s,
-            qualifier=qualifier,
+        kind = TransactionType.BEGIN
+        require_done(
+            await self._call(kind, deadline_s, lifetime_s, qualifier), self.where
         )
-        require_done(reply, self.where)
 
-    async def end(self, verdict: TransactionType, *, deadline_s: float) -> None:
-        """Tell the broker to commit or to roll back, over the same connection.
+    async def end(self, kind: TransactionType, *, deadline_s: float) -> None:
+        """Commit or roll back, over the same connection.
 
         Raises:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
-        reply = await self._parts.tell(
-            self._connection, self._transaction, verdict, deadline_s=deadline_s
-        )
-        require_done(reply, self.where)
+        require_done(await self._call(kind, deadline_s), self.where)
 
     async def prepare(self, *, deadline_s: float) -> bool:
         """Have the broker promise to keep it; return whether it has anything to commit.
@@ -424,13 +402,24 @@ class Branch:
         Raises:
             MetaqError: as `parse_vote`, and as `BrokerConnection.call`.
         """
-        reply = await self._parts.tell(
+        reply = await self._call(TransactionType.PREPARE, deadline_s)
+        return parse_vote(reply, self.where)
+
+    async def _call(
+        self,
+        kind: TransactionType,
+        deadline_s: float,
+        lifetime_s: int = 0,
+        qualifier: str | None = None,
+    ) -> Reply:
+        return await self._parts.call(
             self._connection,
             self._transaction,
-            TransactionType.PREPARE,
+            kind,
             deadline_s=deadline_s,
+            lifetime_s=lifetime_s,
+            qualifier=qualifier,
         )
-        return parse_vote(reply, self.where)
 
     async def put(
         self, messages: Sequence[PlacedMessage], *, deadline_s: float
@@ -450,18 +439,18 @@ class Branch:
             runs = [
                 self._submit(
                     partition,
-                    [messages[at].payload for at in places],
-                    [messages[at].flag for at in places],
+                    [messages[at].payload for at in numbers],
+                    [messages[at].flag for at in numbers],
                     deadline_s,
-                    is_mput=span.is_mput and len(places) > 1,
+                    is_mput=span.is_mput and len(numbers) > 1,
                 )
-                for partition, places in by_partition.items()
+                for partition, numbers in by_partition.items()
             ]
             first_ids = await self._first_ids(runs, deadline_s)
-            for places, ids in zip(by_partition.values(), first_ids, strict=True):
-                # The reply to a batch names the id of its first message.
-                count = len(places) // len(ids)
-                for number, at in enumerate(places):
+            for numbers, ids in zip(by_partition.values(), first_ids, strict=True):
+                # The reply to a batch has the id of its first message.
+                count = len(numbers) // len(ids)
+                for number, at in enumerate(numbers):
                     message_id = id_after(ids[number // count], number % count)
                     found[at] = PendingResult(message_id, messages[at].partition)
         return [found[at] for at in range(len(messages))]
@@ -498,13 +487,14 @@ class Branch:
 
     def _plan(self, payloads: Sequence[bytes]) -> list[BatchSpan]:
         """Cut messages into what is in flight together."""
-        told = self._connection.capabilities
-        told = replace(told, has_mput=told.has_mput and told.mput_tx)
+        announced = self._connection.capabilities
+        has_mput = announced.has_mput and announced.mput_tx
+        announced = replace(announced, has_mput=has_mput)
         ends = ends_of(payloads)
         spans, first = list[BatchSpan](), 0
-        if not self._has_put and not told.has_mput:
+        if not self._has_put and not has_mput:
             spans, first = [BatchSpan(0, 1, is_mput=False)], 1
-        return spans + plan_spans(ends, first, len(payloads), told)
+        return spans + plan_spans(ends, first, len(payloads), announced)
 
     def _submit(
         self,
@@ -616,12 +606,12 @@ class _Run:
         )
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
-        """Take note of replies that no put of a transaction should have."""
+        """Note replies that no put of a transaction should have."""
         for reply in receipts.replies():
             self.on_outcome((reply.opaque,), reply)
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
-        """Take note of the reply to one put, or of the error of many."""
+        """Note the reply to one put, or the error of many."""
         self.outcomes.update(dict.fromkeys(opaques, outcome))
         if len(self.outcomes) == len(self.opaques):
             self.done.set()

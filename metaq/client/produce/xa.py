@@ -9,13 +9,13 @@
 
 Theory of operation. An XA transaction is one branch at each broker that it has
 messages for, all under the same xid. `prepare` asks each of them; once it has returned,
-they keep what they hold over their own crashes, until they hear the verdict. That
-may be another process: `recover` lists what is prepared under this qualifier at any
-broker, and `commit` and `rollback` take an xid that this object never began. They tell
-every broker then, because nothing says which of them have a branch: one that has none
-answers so, and one that is away may have one.
+they keep what they hold over their own crashes, until they are asked to commit or to
+roll back. Another process may do that: `recover` lists what is prepared under this
+qualifier at any broker, and `commit` and `rollback` take an xid that this object never
+began. They ask every broker then, because nothing says which of them have a branch: one
+that has none answers so, and one that is away may have one.
 
-Source: client spec 9.3; broker spec 5.4, 5.5.
+Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import asyncio
@@ -37,7 +37,13 @@ from metaq.client.produce.transaction_branch import (
     TransactionSends,
 )
 from metaq.client.produce.transaction_replies import DUPID
-from metaq.client.produce.xa_verdicts import COMMIT, ROLLBACK, Verdicts, listed, shown
+from metaq.client.produce.xa_commands import (
+    COMMIT,
+    ROLLBACK,
+    XaCommands,
+    listed,
+    shown,
+)
 from metaq.client.validation import check_whole
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import BrokerId, Millis, XaTransactionId
@@ -83,7 +89,7 @@ class AsyncXa(TransactionSends):
     """One transaction at a time. Owner: the client that made it.
 
     Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
-    `recover`, and verdicts about what it lists, in between; `close`.
+    `recover`, and the end of what it lists, in between; `close`.
 
     Concurrency: on the client's loop; calls that come together go one by one.
     """
@@ -91,24 +97,18 @@ class AsyncXa(TransactionSends):
     def __init__(
         self, context: ClientContext, producer: AsyncProducer, *, qualifier: str
     ) -> None:
-        """Prepare; `AsyncClient.xa` is the way in.
-
-        Args:
-            context: the client's parts.
-            producer: chooses partitions; closed with this.
-            qualifier: see `AsyncClient.xa`.
-        """
+        """Prepare; see `AsyncClient.xa`. `producer` is closed with this."""
         self._context = context
         self._producer = producer
         self._parts = producer.transacting
-        self._verdicts = Verdicts(context, self._parts)
+        self._commands = XaCommands(context, self._parts)
         self._qualifier = qualifier
         self._global: _Global | None = None
         self._turn = asyncio.Lock()
 
     @property
     def qualifier(self) -> str:
-        """The name that tells its transactions from those of other programs."""
+        """The name that distinguishes its transactions from other programs'."""
         return self._qualifier
 
     def xid(
@@ -135,7 +135,7 @@ class AsyncXa(TransactionSends):
         )
 
     async def begin(self, xid: XaTransactionId, timeout: float | None = None) -> None:
-        """Begin a transaction; brokers hear of it with its first messages.
+        """Begin a transaction; brokers know of it with its first messages.
 
         Args:
             xid: made by `xid`, and used for no transaction before.
@@ -195,15 +195,15 @@ class AsyncXa(TransactionSends):
                 )
             except XaError as error:
                 if error.code == DUPID:
-                    # What is there is another's: no verdict of ours may reach it.
+                    # It is another program's: no command of ours may reach it.
                     del current.branches[broker_id]
                 raise
         return branch
 
-    # -- verdicts ---------------------------------------------------------------------
+    # -- prepare, commit, roll back ---------------------------------------------------
 
     async def prepare(self, timeout: float | None = None) -> bool:
-        """Have every broker promise to keep its part until the verdict.
+        """Have every broker promise to keep its part until it is ended.
 
         *Durability.* Each promises what its settings for transactions say.
 
@@ -215,8 +215,8 @@ class AsyncXa(TransactionSends):
             it; a `commit` then sends nothing.
 
         Raises:
-            TransactionInDoubtError: a broker may have promised, and could not be told
-                to roll back: roll the xid back later.
+            TransactionInDoubtError: a broker may have promised, and was not reached for
+                the rollback: roll the xid back later.
             TransactionRolledBackError: a message had failed, or a broker did not
                 promise, whose error is the cause; everything is rolled back.
             TransactionError: there is none that is open.
@@ -251,7 +251,7 @@ class AsyncXa(TransactionSends):
             TransactionError: it has several brokers and is not prepared; or another one
                 is under way, or none.
 
-        Cancellation: the outcome is in doubt; commit the xid again.
+        Cancellation: the outcome is unknown; commit the xid again.
         """
         parts = self._parts
         deadline_s, began_s = parts.deadline_s(timeout), parts.clock.monotonic_s()
@@ -260,7 +260,7 @@ class AsyncXa(TransactionSends):
             with parts.counters.failing():
                 if current is None:
                     assert xid is not None
-                    await self._verdicts.tell_all(xid, COMMIT, deadline_s)
+                    await self._commands.end_everywhere(xid, COMMIT, deadline_s)
                     parts.counters.recovered_count += 1
                 else:
                     await self._commit(current, deadline_s)
@@ -283,7 +283,7 @@ class AsyncXa(TransactionSends):
             HeuristicError: an operator has ended it at a broker; `forget` it there.
             TransactionError: another one is under way, or none.
 
-        Cancellation: the outcome is in doubt; roll the xid back again.
+        Cancellation: the outcome is unknown; roll the xid back again.
         """
         deadline_s, counters = self._parts.deadline_s(timeout), self._parts.counters
         async with self._turn:
@@ -291,7 +291,7 @@ class AsyncXa(TransactionSends):
             with counters.failing():
                 if current is None:
                     assert xid is not None
-                    await self._verdicts.tell_all(xid, ROLLBACK, deadline_s)
+                    await self._commands.end_everywhere(xid, ROLLBACK, deadline_s)
                     counters.recovered_count += 1
                 else:
                     await self._roll_back(current, deadline_s)
@@ -318,24 +318,24 @@ class AsyncXa(TransactionSends):
             MetaqError: a broker refuses, or does not answer.
         """
         deadline_s = self._parts.deadline_s(timeout)
-        return await self._verdicts.recover(
+        return await self._commands.recover(
             self._qualifier, partial=partial, deadline_s=deadline_s
         )
 
     async def forget(self, xid: XaTransactionId, timeout: float | None = None) -> None:
-        """Tell every broker that a heuristic outcome was taken note of.
+        """Have every broker forget a heuristic outcome.
 
         Args:
             xid: any; one that a broker does not know is no error.
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
-            NoBrokerError: a broker is away; the others were told.
+            NoBrokerError: a broker is away; the others have forgotten it.
             MetaqError: a broker refuses, or does not answer.
         """
         deadline_s = self._parts.deadline_s(timeout)
         self._check_xid(xid)
-        await self._verdicts.forget(xid, deadline_s)
+        await self._commands.forget(xid, deadline_s)
 
     # -- the end ----------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class AsyncXa(TransactionSends):
         limit_s = self._context.options.close_timeout_s if timeout is None else timeout
         if current is not None and not current.is_prepared:
             deadline_s = self._parts.deadline_s(limit_s)
-            await self._verdicts.drop(current.xid, current.branches, deadline_s)
+            await self._commands.drop(current.xid, current.branches, deadline_s)
             self._parts.counters.rolled_back_count += 1
         await self._producer.close(timeout)
 
@@ -415,7 +415,7 @@ class AsyncXa(TransactionSends):
         return current
 
     def _mine(self, xid: XaTransactionId | None) -> _Global | None:
-        """Return the transaction under way, if it is the one that is meant."""
+        """Return the transaction under way, if it has this xid."""
         if xid is None:
             return self._require_begun()
         self._check_xid(xid)
@@ -431,7 +431,7 @@ class AsyncXa(TransactionSends):
         if current.failure is not None:
             await self._give_up(current, current.failure, deadline_s)
         current.promised_ms = self._parts.clock.wall_ms()
-        votes = await self._verdicts.prepare(current.xid, current.branches, deadline_s)
+        votes = await self._commands.prepare(current.xid, current.branches, deadline_s)
         for failure in failures(votes).values():
             await self._give_up(current, failure, deadline_s, was_asked=True)
         for broker_id, has_work in votes.items():
@@ -449,22 +449,22 @@ class AsyncXa(TransactionSends):
                 f"{shown(current.xid)} has messages at {listed(brokers)}: prepare"
                 " it before the commit"
             )
-        # Whatever comes of it: a verdict that was said is not taken back.
+        # Also if it fails: a commit that was sent cannot be withdrawn.
         self._global = None
         if current.is_prepared:
-            await self._verdicts.tell(
+            await self._commands.end(
                 current.xid, COMMIT, brokers, deadline_s, current.promised_ms
             )
         else:
-            await self._verdicts.commit_one_phase(current.xid, brokers, deadline_s)
+            await self._commands.commit_one_phase(current.xid, brokers, deadline_s)
 
     async def _roll_back(self, current: _Global, deadline_s: float) -> None:
         self._global = None
         brokers = list(current.branches)
         if current.is_prepared:
-            await self._verdicts.tell(current.xid, ROLLBACK, brokers, deadline_s)
+            await self._commands.end(current.xid, ROLLBACK, brokers, deadline_s)
         else:
-            await self._verdicts.drop(current.xid, brokers, deadline_s)
+            await self._commands.drop(current.xid, brokers, deadline_s)
 
     async def _give_up(
         self,
@@ -476,7 +476,7 @@ class AsyncXa(TransactionSends):
     ) -> NoReturn:
         """Roll back after a failure, and say so; `was_asked`: to prepare."""
         self._global = None
-        left = await self._verdicts.drop(current.xid, current.branches, deadline_s)
+        left = await self._commands.drop(current.xid, current.branches, deadline_s)
         if left and was_asked:
             raise TransactionInDoubtError(
                 f"{shown(current.xid)} is in doubt: it failed ({failure!r}), and may be"

@@ -35,12 +35,12 @@ from metaq.client.produce.attempts import NEVER_LEFT
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.transaction_branch import BranchParts
 from metaq.client.produce.transaction_replies import HEURCOM, HEURHAZ, HEURRB
-from metaq.client.produce.xa_verdicts import (
+from metaq.client.produce.xa_commands import (
     COMMIT,
     FORGET,
     ROLLBACK,
-    Verdict,
-    Verdicts,
+    XaCommands,
+    XaEnd,
     key_of,
 )
 from metaq.errors import MetaqError, WireError
@@ -73,7 +73,7 @@ the next batch."""
 LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
 """Answers after which a branch that is decided is never committed."""
 AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
-"""Verdict → outcomes by an operator with the same effect."""
+"""XaEnd → outcomes by an operator with the same effect."""
 SHOWN_MAX: Final = 3
 """Causes and keys that an error shows."""
 FOREIGN_START_S: Final = 45.0
@@ -124,7 +124,7 @@ class TransactionManager:
             session_id=name,
             starts=BrokerStarts(context.clock),
         )
-        self._verdicts = Verdicts(context, self._parts)
+        self._verdicts = XaCommands(context, self._parts)
         self._unknown_since_s: dict[BrokerId, float] = {}
         self._promised_ms: Millis | None = None
 
@@ -366,7 +366,7 @@ class TransactionManager:
         lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
         return plan_recovery(lists, record.decision, self._name)
 
-    async def _end(self, action: Verdict, branches: Iterable[Placed]) -> None:
+    async def _end(self, action: XaEnd, branches: Iterable[Placed]) -> None:
         """Commit or roll back branches, once; the next batch checks the outcome."""
         deadline_s = self._soon_s(LOOK_S)
         found = await all_of(
@@ -487,13 +487,13 @@ class TransactionManager:
         self,
         broker_id: BrokerId,
         xids: Collection[XaTransactionId],
-        action: Verdict,
+        action: XaEnd,
         deadline_s: float,
     ) -> Outcomes:
         """Commit or roll back; forget what an operator has ended in the same way."""
 
-        async def send(kind: Verdict, xid: XaTransactionId) -> None:
-            await self._verdicts.tell_one(broker_id, xid, kind, deadline_s)
+        async def send(kind: XaEnd, xid: XaTransactionId) -> None:
+            await self._verdicts.end_at(broker_id, xid, kind, deadline_s)
 
         if action is COMMIT:
             found = await self._verdicts.commit_at(

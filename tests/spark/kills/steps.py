@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from metaq.client.offsets.query_progress import keep_start
 from metaq.client.produce.branch_sender import BranchSender
 from metaq.client.produce.named_batches import NamedSender
-from metaq.client.produce.xa_verdicts import Verdicts
+from metaq.client.produce.xa_commands import XaCommands
 from metaq.pipeline.jobs import archive, archive_store
 from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.data_files import DataFile
@@ -307,18 +307,18 @@ def _dying_puts() -> Iterator[None]:
 
 @contextmanager
 def _dying_verdicts() -> Iterator[None]:
-    decide, send = TransactionManager.decide, Verdicts.tell_one
-    commit = Verdicts.commit_at
+    decide, send = TransactionManager.decide, XaCommands.end_at
+    commit = XaCommands.commit_at
 
     async def dying_decision(manager: TransactionManager, *words: Any) -> None:
         await decide(manager, *words)
         reach("decided")
 
-    async def dying_verdict(verdicts: Verdicts, *words: Any) -> None:
+    async def dying_verdict(verdicts: XaCommands, *words: Any) -> None:
         await send(verdicts, *words)
         reach("branch committed")
 
-    async def dying_commit(verdicts: Verdicts, *words: Any) -> Any:
+    async def dying_commit(verdicts: XaCommands, *words: Any) -> Any:
         # Several branches are committed together where a broker can.
         found = await commit(verdicts, *words)
         reach("branch committed")
@@ -326,8 +326,8 @@ def _dying_verdicts() -> Iterator[None]:
 
     with (
         mock.patch.object(TransactionManager, "decide", dying_decision),
-        mock.patch.object(Verdicts, "tell_one", dying_verdict),
-        mock.patch.object(Verdicts, "commit_at", dying_commit),
+        mock.patch.object(XaCommands, "end_at", dying_verdict),
+        mock.patch.object(XaCommands, "commit_at", dying_commit),
     ):
         yield
 

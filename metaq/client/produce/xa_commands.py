@@ -1,16 +1,17 @@
 """Commands to all brokers of an XA transaction, and the sum of their answers.
 
-An XA transaction is known by its id, over whatever connection. A broker that has no
-part of it answers so; one that is away may have one. So of several answers, silence
-counts most: it leaves a doubt, which the same verdict said again ends. Away are brokers
-that ZooKeeper has recorded, and those that the client has ever seen: a ZooKeeper that
-lost its data, and a MetaQ 1.4 broker, leave no record.
+An XA transaction is known by its id, over any connection. A broker that has no part of
+it answers so; one that is away may have one. So a missing answer counts most: the
+outcome is unknown until the same command was sent again. Away are brokers that
+ZooKeeper has recorded, and those that the client has ever seen: a ZooKeeper that lost
+its data, and a MetaQ 1.4 broker, leave no record.
 
-Source: client spec 9.3; broker spec 5.4, 5.5.
+Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
@@ -22,6 +23,7 @@ from metaq.client.errors import (
     XaError,
 )
 from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.produce.put_connection import PutConnection
 from metaq.client.produce.transaction_branch import CERTAIN, BranchParts
 from metaq.client.produce.transaction_replies import (
     NOTA,
@@ -31,26 +33,35 @@ from metaq.client.produce.transaction_replies import (
     require_done,
 )
 from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
-from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
+from metaq.model import (
+    NULL_TRANSACTION,
+    BrokerId,
+    Millis,
+    TransactionId,
+    XaTransactionId,
+)
 from metaq.protocol.commands import CommitTogether, Reply, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 _log = logging.getLogger(__name__)
 
-Verdict: TypeAlias = TransactionType
-"""One of those below, here."""
+XaEnd: TypeAlias = TransactionType
+"""COMMIT, ROLLBACK or FORGET."""
 
 COMMIT: Final = TransactionType.COMMIT_TWO_PHASE
 ROLLBACK: Final = TransactionType.ROLLBACK
 FORGET: Final = TransactionType.FORGET
 
 
-class Verdicts:
-    """Tells brokers, all at once. Owner: a transaction manager; used on its loop."""
+class XaCommands:
+    """Sends to several brokers at once. Owner: a transaction manager, on its loop.
+
+    Deadlines are those of the answers. `promised_ms` is when brokers were asked to
+    prepare; None: not known.
+    """
 
     def __init__(self, context: ClientContext, parts: BranchParts) -> None:
-        """Prepare; nothing is sent."""
         self._context = context
         self._parts = parts
         self._recorded: set[BrokerId] = set()
@@ -61,7 +72,8 @@ class Verdicts:
         """Ask brokers to promise; return whether each has work to commit, or failed."""
 
         async def vote(broker_id: BrokerId) -> bool:
-            reply = await self._say(broker_id, xid, TransactionType.PREPARE, deadline_s)
+            kind = TransactionType.PREPARE
+            _, reply = await self._send(broker_id, xid, kind, deadline_s)
             return parse_vote(reply, f"broker {broker_id}")
 
         return await for_each(vote, brokers)
@@ -91,49 +103,42 @@ class Verdicts:
                 ) from error
             raise error
 
-    async def tell(
+    async def end(
         self,
         xid: XaTransactionId,
-        verdict: TransactionType,
+        kind: XaEnd,
         brokers: Iterable[BrokerId],
         deadline_s: float,
         promised_ms: Millis | None = None,
     ) -> None:
-        """Say a verdict to the brokers that have a part of a prepared transaction.
-
-        Args:
-            xid: of the transaction.
-            verdict: COMMIT or ROLLBACK.
-            brokers: which.
-            deadline_s: of their answers.
-            promised_ms: when they were asked to prepare it; None: not known.
+        """Commit or roll back at the brokers that have a part of what is prepared.
 
         Raises:
             TransactionInDoubtError: one of them may not have carried it out.
             XaError: one of them answered with a code.
         """
-        tell = self._teller(xid, verdict, deadline_s, promised_ms)
-        _raise_failed(xid, verdict, failures(await for_each(tell, brokers)))
+        failed = await self._failures(xid, kind, brokers, deadline_s, promised_ms)
+        _raise_failed(xid, kind, failed)
 
-    async def tell_all(
-        self, xid: XaTransactionId, verdict: TransactionType, deadline_s: float
+    async def end_everywhere(
+        self, xid: XaTransactionId, kind: XaEnd, deadline_s: float
     ) -> None:
-        """Say a verdict to every broker: any of them may have a part.
+        """Commit or roll back at every broker: any of them may have a part.
 
         Raises:
             UnknownXidError: every broker that was ever known says that it has none.
-            TransactionInDoubtError, XaError: as `tell`; also for one that is away.
+            TransactionInDoubtError, XaError: as `end`; also for one that is away.
         """
         there, away = await self._brokers(deadline_s)
-        failed = await self._failures(xid, verdict, there, deadline_s)
+        failed = await self._failures(xid, kind, there, deadline_s)
         unknown = [e for e in failed.values() if isinstance(e, UnknownXidError)]
         serious = {one: e for one, e in failed.items() if e not in unknown}
-        _raise_failed(xid, verdict, serious)
+        _raise_failed(xid, kind, serious)
         if away:
             done = listed([one for one in there if one not in failed])
             raise TransactionInDoubtError(
                 f"{shown(xid)} is in doubt: {', '.join(away)} away, and may have a part"
-                f" of it; {done} did it: say {verdict.name.lower()} again"
+                f" of it; {done} did it: say {kind.name.lower()} again"
             )
         if len(unknown) == len(there):
             text = f"no broker knows {shown(xid)}: it has ended, or never began"
@@ -146,12 +151,12 @@ class Verdicts:
     ) -> list[BrokerId]:
         """Roll back what is not known to be prepared; return who may not have done it.
 
-        A broker that cannot be told does it when its time is over, unless it prepared.
+        A broker that is not reached does it when its time is over, unless it prepared.
         """
         failed = await self._failures(xid, ROLLBACK, brokers, deadline_s)
         for broker_id, error in failed.items():
             _log.info(
-                "broker was not told of a rollback: broker=%d transaction=%s error=%s",
+                "rollback did not reach a broker: broker=%d transaction=%s error=%s",
                 broker_id,
                 format_key(xid),
                 error,
@@ -161,21 +166,20 @@ class Verdicts:
     async def recover(
         self, qualifier: str, *, partial: bool, deadline_s: float
     ) -> list[XaTransactionId]:
-        """Return what brokers list; see `AsyncXa.recover`."""
+        """Return the transactions that brokers list; see `AsyncXa.recover`."""
         there, away = await self._brokers(deadline_s)
         if away and not partial:
             raise NoBrokerError(
                 f"{', '.join(away)} away, and may have prepared transactions:"
                 " partial=True lists those of the others"
             )
-
-        told = await self.recover_each(qualifier, there, deadline_s)
+        found = await self.recover_each(qualifier, there, deadline_s)
         if not partial:
-            raise_first(told)
-        for broker_id, error in failures(told).items():
+            raise_first(found)
+        for broker_id, error in failures(found).items():
             _log.warning("broker was left out: broker=%d error=%s", broker_id, error)
-        lists = (one for one in told.values() if not isinstance(one, MetaqError))
-        return list(dict.fromkeys(xid for found in lists for xid in found))
+        lists = (one for one in found.values() if not isinstance(one, MetaqError))
+        return list(dict.fromkeys(xid for xids in lists for xid in xids))
 
     async def recover_each(
         self, qualifier: str, brokers: Iterable[BrokerId], deadline_s: float
@@ -183,11 +187,19 @@ class Verdicts:
         """Return what each of some brokers lists under a qualifier, or its error."""
 
         async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
-            return await self._list(broker_id, qualifier, deadline_s)
+            kind = TransactionType.RECOVER
+            connection, reply = await self._send(
+                broker_id, NULL_TRANSACTION, kind, deadline_s, qualifier
+            )
+            try:
+                return parse_prepared(reply, f"broker {broker_id}")
+            except RemoteProtocolError as error:
+                connection.close_for(error)
+                raise
 
         return await for_each(ask, brokers)
 
-    async def tell_one(
+    async def end_at(
         self,
         broker_id: BrokerId,
         xid: XaTransactionId,
@@ -195,12 +207,22 @@ class Verdicts:
         deadline_s: float,
         promised_ms: Millis | None = None,
     ) -> None:
-        """Say a verdict, or `FORGET`, to one broker; arguments as of `tell`.
+        """End a transaction at one broker.
 
         Raises:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
-        await self._teller(xid, kind, deadline_s, promised_ms)(broker_id)
+        connection, reply = await self._send(broker_id, xid, kind, deadline_s)
+        require_done(reply, f"broker {broker_id}")
+        start = self._parts.starts.known(connection)
+        if kind is COMMIT and start and start.is_after(promised_ms):
+            _log.warning(
+                "committed at a MetaQ 1.4 broker that has, or may have, restarted"
+                " since the promise: readable after its next start, and may have"
+                " overwritten what it stored since this one: broker=%d transaction=%s",
+                broker_id,
+                format_key(xid),
+            )
 
     async def commit_at(
         self,
@@ -212,26 +234,21 @@ class Verdicts:
         """Commit prepared transactions at one broker, as one where it announced that.
 
         Another broker commits each by itself, and shows it as soon as it is.
-
-        Args:
-            broker_id: where.
-            xids: which.
-            deadline_s: of the answers.
-            promised_ms: when the first of them was prepared; None: not known.
+        `promised_ms` is that of the first one.
 
         Returns:
-            What became of each; None: it is committed.
+            The outcome of each; None: it is committed.
         """
 
         async def commit(xid: XaTransactionId) -> None:
-            await self.tell_one(broker_id, xid, COMMIT, deadline_s, promised_ms)
+            await self.end_at(broker_id, xid, COMMIT, deadline_s, promised_ms)
 
         keys = encode_keys(xids)
         try:
             connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-            told = connection.capabilities
-            limit = told.payload_bytes_max or PAYLOAD_BYTES_MAX
-            if len(xids) < 2 or not told.together or len(keys) > limit:
+            announced = connection.capabilities
+            limit = announced.payload_bytes_max or PAYLOAD_BYTES_MAX
+            if len(xids) < 2 or not announced.together or len(keys) > limit:
                 return await for_each(commit, xids)
             command = CommitTogether(
                 self._parts.session_id, len(xids), connection.next_opaque(), keys
@@ -243,14 +260,42 @@ class Verdicts:
         return dict(zip(xids, outcomes, strict=True))
 
     async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
-        """Tell every broker to forget an outcome; see `AsyncXa.forget`."""
+        """Have every broker forget an outcome; see `AsyncXa.forget`."""
         there, away = await self._brokers(deadline_s)
-        tell = self._teller(xid, TransactionType.FORGET, deadline_s)
-        raise_first(await for_each(tell, there))
+        raise_first(await for_each(self._ender(xid, FORGET, deadline_s), there))
         if away:
-            raise NoBrokerError(f"{', '.join(away)} away, and was not told to forget")
+            raise NoBrokerError(f"{', '.join(away)} away, and may still know it")
 
     # -- inside -----------------------------------------------------------------------
+
+    async def _send(
+        self,
+        broker_id: BrokerId,
+        xid: TransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+        qualifier: str | None = None,
+    ) -> tuple[PutConnection, Reply]:
+        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        reply = await self._parts.call(
+            connection, xid, kind, deadline_s=deadline_s, qualifier=qualifier
+        )
+        return connection, reply
+
+    def _ender(
+        self,
+        xid: XaTransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+        promised_ms: Millis | None = None,
+    ) -> Callable[[BrokerId], Awaitable[None]]:
+        return partial(
+            self.end_at,
+            xid=xid,
+            kind=kind,
+            deadline_s=deadline_s,
+            promised_ms=promised_ms,
+        )
 
     async def _failures(
         self,
@@ -258,61 +303,10 @@ class Verdicts:
         kind: TransactionType,
         brokers: Iterable[BrokerId],
         deadline_s: float,
-    ) -> dict[BrokerId, MetaqError]:
-        told = await for_each(self._teller(xid, kind, deadline_s), brokers)
-        return failures(told)
-
-    def _teller(
-        self,
-        xid: XaTransactionId,
-        kind: TransactionType,
-        deadline_s: float,
         promised_ms: Millis | None = None,
-    ) -> Callable[[BrokerId], Awaitable[str]]:
-        async def tell(broker_id: BrokerId) -> str:
-            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-            reply = await self._parts.tell(connection, xid, kind, deadline_s=deadline_s)
-            text = require_done(reply, f"broker {broker_id}")
-            start = self._parts.starts.known(connection)
-            if kind is COMMIT and start and start.is_after(promised_ms):
-                _log.warning(
-                    "committed at a MetaQ 1.4 broker that has, or may have, restarted"
-                    " since the promise: readable after its next start, and may have"
-                    " overwritten what it stored since this one: broker=%d"
-                    " transaction=%s",
-                    broker_id,
-                    format_key(xid),
-                )
-            return text
-
-        return tell
-
-    async def _say(
-        self,
-        broker_id: BrokerId,
-        xid: XaTransactionId,
-        kind: TransactionType,
-        deadline_s: float,
-    ) -> Reply:
-        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        return await self._parts.tell(connection, xid, kind, deadline_s=deadline_s)
-
-    async def _list(
-        self, broker_id: BrokerId, qualifier: str, deadline_s: float
-    ) -> tuple[XaTransactionId, ...]:
-        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        reply = await self._parts.tell(
-            connection,
-            NULL_TRANSACTION,
-            TransactionType.RECOVER,
-            deadline_s=deadline_s,
-            qualifier=qualifier,
-        )
-        try:
-            return parse_prepared(reply, f"broker {broker_id}")
-        except RemoteProtocolError as error:
-            connection.close_for(error)
-            raise
+    ) -> dict[BrokerId, MetaqError]:
+        end = self._ender(xid, kind, deadline_s, promised_ms)
+        return failures(await for_each(end, brokers))
 
     async def _brokers(self, deadline_s: float) -> tuple[list[BrokerId], list[str]]:
         """Return the brokers that are there, and names of those that are away.
@@ -342,10 +336,10 @@ def _raise_failed(
 ) -> None:
     for error in failed.values():
         if not isinstance(error, XaError):
-            told = "; ".join(f"broker {one}: {e}" for one, e in failed.items())
+            errors = "; ".join(f"broker {one}: {e}" for one, e in failed.items())
             raise TransactionInDoubtError(
                 f"{shown(xid)} is in doubt, not failed: say {kind.name.lower()} again"
-                f" to {listed(list(failed))}: {told}"
+                f" to {listed(list(failed))}: {errors}"
             ) from error
     for error in failed.values():
         raise error
