@@ -106,9 +106,9 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         batch = make_batch([b"a", b"b", b"c"])
         future = SendFuture(batch, 1)
         assert not future.done()
-        with pytest.raises(RequestTimeoutError, match="still on its way"):
+        with pytest.raises(RequestTimeoutError, match="still being sent"):
             future.result(timeout=0)
-        with pytest.raises(RequestTimeoutError, match="still on its way"):
+        with pytest.raises(RequestTimeoutError, match="still being sent"):
             future.result(timeout=0)
         error = ServerError("no")
         batch.resolve(

@@ -12,7 +12,6 @@ from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
 from metaq.client.produce.partition_sender import PartitionSender
-from metaq.client.produce.routes import Routes
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -20,7 +19,7 @@ from metaq.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import TopicPartition
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
@@ -169,30 +168,6 @@ def test_a_broker_that_goes_costs_no_walk_over_the_others_partitions() -> None:
             assert world.pool.looks <= 20 * count
 
     run_virtually(main())
-
-
-def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
-    """A broker that goes takes thousands along; each is hashed a few times."""
-
-    class Counted(TopicPartition):
-        hashes = 0
-
-        def __hash__(self) -> int:
-            Counted.hashes += 1
-            return super().__hash__()
-
-    class Named:
-        def __init__(self, partition: TopicPartition) -> None:
-            self.partition = partition
-
-    count = 100
-    known = [Counted("test", BrokerId(b), n) for b in (0, 1) for n in range(count)]
-    make: Any = Named
-    routes = Routes(make, None, first_turn=1)
-    assert routes.set_partitions("test", known) == []
-    gone = routes.set_partitions("test", known[:count])
-    assert [sender.partition for sender in gone] == known[count:]
-    assert Counted.hashes <= 20 * len(known)
 
 
 def test_messages_without_a_key_go_round() -> None:

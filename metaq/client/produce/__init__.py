@@ -1,1 +1,1 @@
-"""From a message to its receipt: accumulator, partition queues and senders."""
+"""From a message to its receipt: accumulator, partition senders and transactions."""

@@ -7,7 +7,7 @@ announced less than a batch holds, or runs of single puts where the broker knows
 After a failure a request is in one of two states. *Certainly not stored*: it never
 left, or the broker refused it; then it may go elsewhere. *In doubt*: it was sent, and
 the connection broke before the answer, or the answer says that the disk failed during
-the write. It stays in doubt: it goes to the same partition again, under the same
+the write. It keeps this state: it goes to the same partition again, under the same
 sequence, where a broker that announced `dedup` recognises it.
 
 Source: docs/protocol.md "mput"; docs/metaq-1.4/client.md 7.3, 7.6, 16.5.
@@ -43,7 +43,7 @@ NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
 IN_DOUBT: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
-"""Errors that leave a command in doubt; it may be sent again."""
+"""Errors after which a command may be stored; it may be sent again."""
 
 IN_DOUBT_FINAL: Final = (RequestTimeoutError, DiskFailedError)
 """The same, of a command that may not: its deadline was that of the messages, so there
@@ -120,7 +120,7 @@ def on_failure(
         limits: of its attempts; None leaves the end to the deadline.
 
     Returns:
-        The reaction, and whether the request is in doubt from now on.
+        The reaction, and `is_in_doubt` from now on.
     """
     in_doubt: tuple[type[MetaqError], ...] = IN_DOUBT
     if limits is not None:

@@ -3,10 +3,10 @@
 Theory of operation. A million messages a second leave no time for an object that does
 something per message. So a message is one element of its batch's list of payloads, and
 a `SendFuture` is a name for it: the batch, and where in the batch. When a broker has
-answered, the batch gets its outcomes (one for each part of it that travelled together:
-one `mput`, or a run of puts). Of an `mput` the id and offset of each message are
-computed from the first of the part (`record.ids.id_after`, and the lengths before it);
-of puts they are two columns.
+answered, the batch gets its outcomes, one for each request: one `mput`, or a run of
+puts. Of an `mput` the id and offset of each message are computed from those of the
+first one (`record.ids.id_after`, and the lengths before it); of puts they are two
+columns.
 
     Invariant: a sealed batch is resolved exactly once, as a
     whole, on the loop's thread.
@@ -86,7 +86,7 @@ class Home:
     """The loop's process."""
 
     def is_here(self) -> bool:
-        """Tell whether the caller runs on the loop's thread."""
+        """Return whether the caller runs on the loop's thread."""
         return threading.get_ident() == self.thread_id
 
     def require_own(self) -> None:
@@ -114,7 +114,7 @@ class Home:
 class Batch:
     """Messages for one partition that travel together.
 
-    Owner: the accumulator while it grows, the delivery afterwards; senders only read.
+    Owner: the accumulator while it grows, one sender after another later.
     """
 
     __slots__ = (
@@ -126,14 +126,6 @@ class Batch:
     def __init__(
         self, home: Home, *, created_s: float, timeout_s: float, may_move: bool
     ) -> None:
-        """Begin without messages.
-
-        Args:
-            home: where it is resolved.
-            created_s: monotonic time of its first message.
-            timeout_s: time-out of each of its messages.
-            may_move: it may go to another partition; a message that may not clears it.
-        """
         self._home = home
         self._callbacks: dict[Callable[[], object], None] = {}
         self._outcomes: Sequence[BatchOutcome] | None = None
@@ -146,7 +138,7 @@ class Batch:
         """Given by the caller; None leaves producer and sequence to the delivery."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
-        """Flags that are not 0, by the message's place in the batch."""
+        """Flags that are not 0, by the message's number in the batch."""
         self.reserved_bytes = 0
         """Record bytes of the buffer that are this batch's."""
         self.reserved_count = 0
@@ -154,9 +146,9 @@ class Batch:
         self.bytes_left = 0
         """Reserved bytes that no message has taken yet."""
         self.requests_left = 1
-        """Parts of it without an outcome; it travels whole as long as it can."""
+        """Requests without an outcome; it travels whole as long as it can."""
         self.found: list[BatchOutcome] = []
-        """Outcomes of the others, as they came."""
+        """Outcomes of the others, in any order."""
 
     @property
     def size_bytes(self) -> int:
@@ -165,7 +157,7 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether its outcomes are known."""
+        """Return whether its outcomes are known."""
         return self._outcomes is not None
 
     @property
@@ -232,7 +224,7 @@ class Batch:
         self._home.require_loop()
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
-        # A third of the cost of an event, and half of that is on the way of an answer.
+        # A third of the cost of an event, half of which delays an answer.
         done = threading.Lock()
         done.acquire()
         self.add_callback(done.release)
@@ -247,7 +239,7 @@ class Batch:
         Raises:
             ClosedError, OutcomeUnknownError: as `Home.require_loop`.
 
-        Cancellation: ends the wait; the messages are still on their way.
+        Cancellation: ends the wait; the messages are still sent.
         """
         if self._outcomes is not None:
             return
@@ -341,7 +333,7 @@ def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
 
 
 def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:
-    """Return records in segment format, one behind the other, each with the id 0.
+    """Return records in segment format, back to back, each with the id 0.
 
     No interpreted instruction runs per message.
 
@@ -374,7 +366,7 @@ class SendFuture:
         self._at = at
 
     def done(self) -> bool:
-        """Tell whether the outcome is known."""
+        """Return whether the outcome is known."""
         return self._batch.is_done
 
     def result(self, timeout: float | None = None) -> SendResult:
@@ -423,7 +415,7 @@ class SendFuture:
         check_timeout(timeout)
         if not self._batch.wait(timeout):
             raise RequestTimeoutError(
-                f"no outcome within {timeout:g} s; the message is still on its way"
+                f"no outcome within {timeout:g} s; the message is still being sent"
             )
         return self._batch.outcome(self._at)
 
@@ -434,13 +426,13 @@ class SendResults(Sequence[SendResult]):
     def __init__(
         self, parts: Sequence[tuple[Batch, int, int]], order: Sequence[int] | None
     ) -> None:
-        """Put the appended messages together.
+        """Join appended messages.
 
         Args:
-            parts: (batch, its first message that counts, how many), one behind the
-                other; batches that are done and did not fail.
-            order: for each message in the order of the caller its place among the
-                parts; None when that is the same.
+            parts: (batch, its first message that counts, how many), in order; batches
+                that are done.
+            order: for each message of the caller its number in the parts; None when
+                that is the same.
         """
         self._parts = parts
         self._order = order
@@ -499,10 +491,10 @@ class SendResults(Sequence[SendResult]):
         raise outcome.with_traceback(None)
 
     def _outcome(self, at: int) -> SendResult | MetaqError:
-        place = at if self._order is None else self._order[at]
-        part = bisect_right(self._starts, place) - 1
+        number = at if self._order is None else self._order[at]
+        part = bisect_right(self._starts, number) - 1
         batch, first, _ = self._parts[part]
-        return batch.outcome(first + place - self._starts[part])
+        return batch.outcome(first + number - self._starts[part])
 
 
 def _first_of(outcome: BatchOutcome) -> int:

@@ -1,19 +1,18 @@
-"""Messages of one XA transaction at any number of brokers, up to the promise.
+"""Messages of one XA transaction at any number of brokers, until it is prepared.
 
     sender = BranchSender(addresses, xid, timeout_s=30)
     sender.send(partition, payloads, flags) ... brokers = sender.prepare()
 
 It is for a part of a larger whole, such as a task of Spark: the caller chooses the id
-and the partitions, and the verdict comes from another process. Nothing here asks
-ZooKeeper.
+and the partitions, and another process commits. Nothing here asks ZooKeeper.
 
 Theory of operation: a branch begins at a broker with the first messages for it. One
-call of `send` is under way at a time; the caller makes the next batch meanwhile. The
+call of `send` is under way at a time; the caller makes the next batch then. The
 first failure is the end: which messages are in the transaction is not known then, so
 all of it is rolled back. What cannot be rolled back and is not prepared ends with its
 time at the broker.
 
-Source: client spec 9.3.
+Source: docs/metaq-1.4/client.md 9.3.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ class BranchSender(OwnSender):
     """Sends into one XA transaction. Blocking; one thread owns it.
 
     Lifecycle: a context manager with a thread of its own; `send` any number of times,
-    then `prepare` or `roll_back`. Leaving it says nothing to brokers.
+    then `prepare` or `roll_back`. Leaving it sends nothing.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class BranchSender(OwnSender):
         """Prepare to send; nothing is connected yet.
 
         Args:
-            addresses: of brokers, `meta://host:port` or `host:port`; looked into at
-                the first messages for each, so that more may be added meanwhile.
+            addresses: of brokers, `meta://host:port` or `host:port`; read at the first
+                messages for each, so that more may be added until then.
             xid: used by no other sender, ever.
             timeout_s: bound on each call, and on a connection.
             clock: for deadlines; None is the machine's.
@@ -103,7 +102,7 @@ class BranchSender(OwnSender):
         )
 
     def prepare(self) -> tuple[BrokerId, ...]:
-        """Have every broker promise to keep its branch until the verdict.
+        """Have every broker promise to keep its branch until it is ended.
 
         *Durability.* Each promises what its settings for transactions say.
 
@@ -120,14 +119,14 @@ class BranchSender(OwnSender):
         return tuple(sorted(one for one, has_work in votes.items() if has_work))
 
     def roll_back(self) -> None:
-        """Tell every broker to drop its branch; one that cannot be told is logged."""
+        """Have every broker drop its branch; one that is not reached is logged."""
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        told = self._thread.run(for_each(self._drop, self._branches))
-        for broker_id, error in failures(told).items():
+        results = self._thread.run(for_each(self._drop, self._branches))
+        for broker_id, error in failures(results).items():
             _log.info(
-                "broker was not told of a rollback: broker=%d error=%s",
+                "rollback did not reach a broker: broker=%d error=%s",
                 broker_id,
                 error,
             )

@@ -1,17 +1,17 @@
 """When a MetaQ 1.4 broker was started, and whether it has recovered.
 
-It opens its port, registers its topics one by one, and only then rolls back what its
-journal has of transactions that are not prepared, also of those that clients have begun
-since the port opened. What such a transaction puts later is committed, so half of it is
-there. Until then `RECOVER` lists nothing, and no xid is known. Nothing on the wire or
-in ZooKeeper says that the recovery is done. `stats` says for how many seconds the
-process has been up, and how many topics there are to register: transactions wait for as
-long as both may take. MetaQ's own client connects when a topic is registered, after a
-pause of seconds where it was connected before, and so is hardly ever that fast.
+It opens its port, registers its topics one by one, and only then rolls back the
+unprepared transactions of its journal, including those that clients began since the
+port opened. Later puts of such a transaction are committed, so half of it is stored.
+Until then `RECOVER` lists nothing, and no xid is known. Nothing on the wire or in
+ZooKeeper says that the recovery is done. `stats` says for how many seconds the process
+has been up, and how many topics it registers: transactions wait for as long as both may
+take. MetaQ's own client connects when a topic is registered, seconds later where it was
+connected before, so it is hardly ever that fast.
 
 A broker of ours opens its port when it has recovered.
 
-Source: broker spec 5.7, 7.1 and 10.1.
+Source: docs/metaq-1.4/broker.md 5.7, 7.1 and 10.1.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class BrokerStart:
     """Monotonic time from which on it has recovered."""
 
     def is_after(self, promised_ms: Millis | None) -> bool:
-        """Tell whether the broker had to recover what it promised; None: perhaps."""
+        """Return whether it had to recover promises of that time; None: perhaps."""
         return promised_ms is None or self.at_ms > promised_ms
 
 
@@ -51,23 +51,17 @@ class BrokerStarts:
     """The starts of brokers, asked for once per connection."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin without any."""
         self._clock = clock
         self._known: WeakKeyDictionary[PutConnection, BrokerStart] = WeakKeyDictionary()
 
     def known(self, connection: PutConnection) -> BrokerStart | None:
-        """Return what `ask` has found; None of a broker of ours."""
+        """Return the start that `ask` found; None of a broker of ours."""
         return self._known.get(connection)
 
     async def ask(
         self, connection: PutConnection, where: str, *, deadline_s: float
     ) -> float:
         """Return the seconds until the broker has recovered, 0 if it has.
-
-        Args:
-            connection: to the broker; it is another one after each of its starts.
-            where: names the broker, for errors.
-            deadline_s: of the answer.
 
         Raises:
             UnexpectedReplyError: it does not say how long it has been up.
@@ -87,12 +81,12 @@ class BrokerStarts:
         command = Stats("", connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)
         lines = require_ok(reply).text.splitlines()
-        told = dict(line.split(" ", 1) for line in lines if " " in line)
+        found = dict(line.split(" ", 1) for line in lines if " " in line)
         try:
-            up_s, topic_count = int(told["uptime"]), int(told["topics"])
+            up_s, topic_count = int(found["uptime"]), int(found["topics"])
         except (KeyError, ValueError):
             raise UnexpectedReplyError(
-                f"{where}: expected uptime and topics in stats, got {told!r:.80}"
+                f"{where}: expected uptime and topics in stats, got {found!r:.80}"
             ) from None
         # Read after the answer: a slow one makes the start later, never earlier.
         started_s = self._clock.monotonic_s() - up_s

@@ -76,14 +76,14 @@ class DeadLetterFiles:
             Its file.
 
         Raises:
-            NoSpaceError: no room on the disk, or `count_max` are there.
+            NoSpaceError: the disk is full, or `count_max` are there.
             StorageError: the disk refuses.
         """
         if self.count >= self._count_max:
             self.recount()
         if self.count >= self._count_max:
             raise NoSpaceError(
-                f"{self.count} refused messages lie in {self.directory}, expected less"
+                f"{self.count} refused messages are in {self.directory}, expected less"
                 f" than {self._count_max}: take them away"
             )
         self._fs.make_directory(self.directory)

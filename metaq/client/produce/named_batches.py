@@ -6,22 +6,22 @@ then not stored again by a broker that announced `dedup`. Each batch has a secon
 for the case that the first one was used for other messages. Where batches are not
 taken, each payload is a put of its own, pipelined; names mean nothing there.
 
-The way is that of every producer (`accumulator.py`, `delivery.py`), on a loop thread of
-the sender's own. What differs is the end (`AttemptLimits`): the first failure ends the
-sending, for the caller begins again then. An answer has the time of one request, and
-what has none is sent again, RETRIES_MAX times at most; the same time is given to
-connecting again. What was sent before, and is not recognised, may be there twice then:
-it is counted.
+Batches are sent as by every producer (`accumulator.py`, `delivery.py`), on a loop
+thread of the sender's own. The end differs (`AttemptLimits`): the first failure ends
+the sending, because the caller begins again then. An answer has the time of one
+request, and a request without one is sent again, RETRIES_MAX times at most; the same
+time is given to connecting again. What was sent before, and is not recognised, may be
+stored twice then: it is counted.
 
 A refusal (closed partition, no space) is such a failure: nothing new goes out, the
 answers to what is in flight are waited for, each within its time, and then the first
 refusal is raised. What has no answer by then has an unknown outcome.
 
-Order: within a partition messages lie in the order of `send`, but for batches that went
-under their second name, because brokers of this package store the puts of one
-connection in order. A Java broker may not (broker spec 1.2).
+Order: within a partition messages are stored in the order of `send`, except batches
+that went under their second name, because brokers of this package store the puts of one
+connection in order. A Java broker may not (docs/metaq-1.4/broker.md 1.2).
 
-Source: client spec 2.4 and 16, broker spec 1.4.
+Source: docs/metaq-1.4/client.md 2.4 and 16, docs/metaq-1.4/broker.md 1.4.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class NamedSender(OwnSender):
         """Prepare to send; connections are made when they are needed.
 
         Args:
-            addresses: of brokers, `meta://host:port` or `host:port`; looked into at
-                the first batch for each, so that more may be added meanwhile.
+            addresses: of brokers, `meta://host:port` or `host:port`; read at the first
+                batch for each, so that more may be added until then.
             timeout_s: how long one answer may take, and how long to try to connect.
             clock: for deadlines; None is the machine's.
 
@@ -93,7 +93,7 @@ class NamedSender(OwnSender):
         sequence: int,
         spare: str,
     ) -> None:
-        """Put one batch on its way; waits while too much is buffered.
+        """Begin to send one batch; waits while too much is buffered.
 
         Args:
             partition: where it goes.

@@ -11,7 +11,7 @@ from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ONEWAY_WAITING_MAX: Final = 10_000
 """One-way messages that wait until their topic is known, and as many that wait for the
@@ -21,7 +21,7 @@ loop; more are dropped."""
 class OnewayMessages:
     """One-way messages that wait for their topic's partitions.
 
-    Owner: one producer; used on its loop, but for `drop`. Closed with `close`.
+    Owner: one producer; used on its loop, except `drop`. Closed with `close`.
     """
 
     def __init__(
@@ -30,12 +30,7 @@ class OnewayMessages:
         prepare: Callable[[str], Awaitable[None]],
         append: Callable[[str, OutgoingMessage], object],
     ) -> None:
-        """Start with none.
-
-        Args:
-            prepare: waits until a topic is known; MetaqError when it will not be.
-            append: takes a message of a topic that is known, or raises MetaqError.
-        """
+        """Start with none; both callables raise MetaqError for an unknown topic."""
         self._prepare = prepare
         self._append = append
         self._waiting: dict[str, deque[OutgoingMessage]] = {}
@@ -96,9 +91,9 @@ class OnewayMessages:
                 self._append(topic, message)
             except MetaqError as error:
                 self.drop(error)
-            except Exception as error:
-                # A selector of the user's; the messages behind this one are not lost.
-                log.exception("one-way message dropped: topic=%s", topic)
+            except Exception as error:  # noqa: BLE001  # logged and counted
+                # A selector of the user's; later messages are not lost.
+                _log.exception("one-way message dropped: topic=%s", topic)
                 self.drop(error)
 
     def _take(self, topic: str) -> deque[OutgoingMessage]:
@@ -108,10 +103,7 @@ class OnewayMessages:
 
 
 class Handover:
-    """One-way messages on their way from callers' threads to the loop of a producer.
-
-    They arrive in the order in which they were put.
-    """
+    """One-way messages from callers' threads, in order, to the loop of a producer."""
 
     def __init__(
         self,
@@ -125,18 +117,18 @@ class Handover:
         Args:
             loop: where `send` is called.
             send: takes a message; where it raises, the message is dropped.
-            drop: counts a message that is not handed over; called in any thread.
+            drop: counts a message that is not sent; called in any thread.
         """
         self._loop = loop
         self._send = send
         self._drop = drop
         self._lock = threading.Lock()
         self._messages: deque[tuple[str, OutgoingMessage]] = deque()
-        self._told: deque[tuple[str, OutgoingMessage]] | None = None
-        """Those of which the loop was told last; it takes them and leaves others."""
+        self._announced: deque[tuple[str, OutgoingMessage]] | None = None
+        """The messages that the loop was notified of last; it takes them all."""
 
     def put(self, topic: str, message: OutgoingMessage) -> None:
-        """Hand a message over, or drop it when ONEWAY_WAITING_MAX are on their way.
+        """Hand a message over, or drop it when ONEWAY_WAITING_MAX wait already.
 
         Safe in threads.
 
@@ -157,15 +149,15 @@ class Handover:
                     message_count=1,
                 )
             )
-        if self._told is not messages:
+        if self._announced is not messages:
             try:
                 self._loop.call_soon_threadsafe(self._take)
             except RuntimeError:
                 with self._lock:
                     self._messages.clear()
                 raise ClosedError("the client is closed") from None
-            # Not before: an interrupt in that call would keep all messages back.
-            self._told = messages
+            # Not before: an interrupt in that call would stop all messages.
+            self._announced = messages
 
     def _take(self) -> None:
         with self._lock:
@@ -173,8 +165,8 @@ class Handover:
         for topic, message in messages:
             try:
                 self._send(topic, message)
-            except Exception as error:
-                # As in `_run_topic`: the caller has gone on, so the log is told.
-                log.exception("one-way message dropped: topic=%s", topic)
+            except Exception as error:  # noqa: BLE001  # logged and counted
+                # As in `_run_topic`: the caller has gone on, so it is logged.
+                _log.exception("one-way message dropped: topic=%s", topic)
                 self._drop(error)
-        messages.clear()  # they are remembered as told
+        messages.clear()  # `_announced` still has them

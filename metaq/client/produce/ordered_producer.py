@@ -1,9 +1,9 @@
 """The ordered producer: a fixed layout, and a spool for each partition of it.
 
 Theory of operation. A key keeps its partition only if the partitions never change, so
-the layout is configured, whatever the cluster has at the moment. A message whose
-partition does not take it is spooled *under that partition*, and as long as anything is
-spooled there, all that follows is spooled behind it. One task per partition sends
+the layout is configured, whichever partitions the cluster has at the moment. A message
+whose partition does not take it is spooled *under that partition*, and as long as
+anything is spooled there, later messages are spooled too. One task per partition sends
 spooled messages, oldest first, and removes acknowledged ones; when none is left, sends
 go to the broker directly again.
 
@@ -13,8 +13,9 @@ go to the broker directly again.
 Spooled messages are on disk, survive this process, and are sent at least once: when the
 process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
 messages are sent again. One that turns out to be too large for its broker is set aside
-(`dead_letter_files.py`), and the others go on. Source: client spec 8.1, with its
-defect (21, row 15) done right.
+(`dead_letter_files.py`), and the others go on.
+
+Source: docs/metaq-1.4/client.md 8.1, without the defect of 21, row 15.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ from metaq.record.flags import Headers, list_headers
 from metaq.retry import Backoff, wait_set
 from metaq.stats import counter, gauge
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 NOT_TAKEN: Final = (
     NotSentError, NoBrokerError, ForbiddenError, NoRoomError, UnavailableError
@@ -68,7 +69,7 @@ REPLAY_GROUP: Final = 32
 """Spooled messages are removed when so many are acknowledged, or the last one is."""
 
 REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
-"""Pauses while a partition does not take spooled messages; news of the cluster end
+"""Pauses while a partition does not take spooled messages; changes of the cluster end
 them."""
 
 _NO_ID: Final = MessageId(-1)
@@ -113,8 +114,8 @@ class OrderedStatistics:
     )
     """Of partitions that have any."""
     problems: tuple[str, ...] = ()
-    """Why they are still there, and where messages lie that were set aside: a sentence
-    for each partition."""
+    """Why they are still there, and the directory of those that were set aside: a
+    sentence for each partition."""
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class OrderedQueue:
 
 
 class AsyncOrderedProducer:
-    """Sends messages of one topic, in order whatever happens to its brokers.
+    """Sends messages of one topic, in order also while brokers are away.
 
     Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
     uses a directory. Sends of one partition wait for each other; different partitions
@@ -210,7 +211,7 @@ class AsyncOrderedProducer:
             timeout: seconds that the disk may take; None waits for it.
 
         Raises:
-            ClosedError: it was started before, or closed meanwhile.
+            ClosedError: it was started before, or closed during the start.
             StorageError: one cannot be opened, or another process has it; none is,
                 and it is closed.
             RequestTimeoutError: the time is over; none is open, and it is closed.
@@ -241,10 +242,10 @@ class AsyncOrderedProducer:
 
     async def _open_spools(self) -> None:
         for partition in self.partitions:
-            place = self._directory / spool_name(self.topic, partition.name)
-            opening = partial(Spool.open, self._fs, place)
+            path = self._directory / spool_name(self.topic, partition.name)
+            opening = partial(Spool.open, self._fs, path)
             spool = await open_off_loop(self._threads, opening)
-            refused = DeadLetterFiles(self._fs, place)
+            refused = DeadLetterFiles(self._fs, path)
             self._queues[partition] = OrderedQueue(partition, spool, refused)
             await call_off_loop(self._threads, refused.recount)
         if self.is_closed:
@@ -297,7 +298,7 @@ class AsyncOrderedProducer:
         left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
         _done, late = await asyncio.wait(self._closing, timeout=left_s)
         if late:
-            log.warning(
+            _log.warning(
                 "spools are not closed yet, the disk does not answer: topic=%s"
                 " timeout_s=%.1f",
                 self.topic,
@@ -358,16 +359,16 @@ class AsyncOrderedProducer:
             timeout: seconds to try the broker; None is `timeout_s` of the options.
 
         Returns:
-            Where it lies in the log; or `Spooled`, when its partition is away, closed
+            Partition, offset and id; or `Spooled`, when its partition is away, closed
             or does not answer before the message is sent, or when earlier messages
             wait for it.
 
         Raises:
-            OutcomeUnknownError: it was sent and is in doubt; it is not spooled.
+            OutcomeUnknownError: it was sent, and may be stored; it is not spooled.
             LocalProtocolError: the selector chose outside of the layout, or the
                 attribute, key or headers cannot be written.
-            MessageTooLargeError: it is over the limit that its broker told last.
-            NoSpaceError: it should be spooled, and the disk has no room.
+            MessageTooLargeError: it is over the limit that its broker announced last.
+            NoSpaceError: it should be spooled, and the disk is full.
             MetaqError: the broker refused the message itself, or the disk failed.
             ClosedError: the producer is closed, not started, or of another event loop.
             TypeError: an argument of another type; the text names it.
@@ -490,12 +491,12 @@ class AsyncOrderedProducer:
                     await self._replay(queue)
                 except MetaqError as error:
                     queue.last_error = error
-                    log.warning(
+                    _log.warning(
                         "replay stopped: partition=%s: %s", queue.partition, error
                     )
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # logged; the replay goes on
                     queue.last_error = MetaqError(f"replay failed: {error!r}")
-                    log.exception("replay failed: partition=%s", queue.partition)
+                    _log.exception("replay failed: partition=%s", queue.partition)
                 else:
                     failures = 0
                     continue
@@ -541,7 +542,7 @@ class AsyncOrderedProducer:
             self._threads, queue.refused.keep, message, number, error, now_ms
         )
         self._refused_count += 1
-        log.error("spooled message set aside: file=%s: %s", path, error)
+        _log.error("spooled message set aside: file=%s: %s", path, error)
 
     async def _remove(self, queue: OrderedQueue) -> None:
         if queue.settled:

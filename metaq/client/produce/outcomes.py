@@ -77,7 +77,7 @@ class SendOutcomes(Generic[S]):
         self._settle(request, outcomes)
 
     def fail(self, request: Request, error: MetaqError) -> None:
-        """Settle a request whose messages are not stored, or in doubt."""
+        """Settle a request whose messages are not stored, as far as is known."""
         final = final_error(error, request.partition, is_in_doubt=request.is_in_doubt)
         self._failed[type(final).__name__] += request.message_count
         self.end(error)  # before anyone hears of the outcome

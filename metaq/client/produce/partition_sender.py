@@ -67,7 +67,7 @@ PUTS_IN_FLIGHT_MAX: Final = 4000
 
 
 class PartitionSender:
-    """Sends one partition's messages.
+    """Owner of one partition's messages.
 
     Concurrency: `open`, `is_awake`, the sealed batches and the limits change under the
     buffer's lock; the rest is used on the loop. No field is written from outside.
@@ -511,7 +511,7 @@ class PartitionSender:
         return failed
 
     def _give_up(self, request: Request, error: MetaqError) -> None:
-        """Fail the messages of a request in flight: they are in doubt."""
+        """Fail the messages of a request in flight: their outcome is unknown."""
         failed = [request]
         if request.span.is_mput:
             self._end(request, 1)
@@ -578,8 +578,8 @@ class PartitionSender:
     def _take_back(self) -> None:
         """Put returned requests before waiting ones, in the old order.
 
-        Those in doubt go first. The others get new sequences, and a broker does not
-        take a sequence below one that it has seen.
+        Those with a sequence go first. The others get new sequences, and a broker does
+        not take a sequence below one that it has seen.
         """
         self._returned.sort(key=_order_of)
         self._waiting.extendleft(reversed(self._returned))
@@ -627,7 +627,7 @@ class PartitionSender:
         return None
 
     def on_unreachable(self, error: NoBrokerError) -> MetaqError | None:
-        """Move what may move; return what left a request in doubt that came back."""
+        """Move messages; return the error of a request whose outcome is unknown."""
         self._last_error = error
         requests = (*self._returned, *self._waiting)
         cause = next((one.error for one in requests if one.is_in_doubt), None)
@@ -661,7 +661,7 @@ class PartitionSender:
                 self._give_up(one, silence)
 
     def give_up(self, error: MetaqError) -> None:
-        """Fail what is in flight: it is in doubt."""
+        """Fail the requests in flight: their outcome is unknown."""
         for request in list(self._in_flight):
             self._give_up(request, error)
 

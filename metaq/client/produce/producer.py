@@ -8,11 +8,11 @@
 *Durability.* A message is acknowledged when its broker has it on disk. Until then it is
 in memory only: closing waits for it, a crash loses it.
 
-*Order.* Messages of one caller to one partition lie there in the order of the calls,
+*Order.* Messages of one caller to one partition are stored in the order of the calls,
 as long as nothing is refused. A MetaQ 1.4 broker may store messages that are in flight
 together in any order. `ProducerOptions.in_flight_batches_max` of 1 keeps it in both.
 
-*Outcomes.* Every message gets one by its deadline: its place in the log; or an error
+*Outcomes.* Every message gets one by its deadline: its offset in the log; or an error
 after which it is certainly not stored; or `OutcomeUnknownError`. Batches that may be
 stored are sent again under the same sequence, which brokers of this package recognise.
 """
@@ -115,14 +115,14 @@ class AsyncProducer:
             pool: connections to brokers.
             metadata: where the partitions are.
             options: bounds and times.
-            clock: judges deadlines.
+            clock: for deadlines.
             producer_id: 1..64 of [A-Za-z0-9._~-]; no other producer may ever have the
-                same, for brokers tell repeated batches by it.
+                same, because brokers recognise repeated batches by it.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             close_timeout_s: bound on `close`, when it is given none.
             first_turn: where round robin begins, modulo the number of partitions.
-            place: where it sends to, for people.
+            place: names the cluster, for people.
         """
         loop = asyncio.get_running_loop()
         self._metadata = metadata
@@ -233,20 +233,20 @@ class AsyncProducer:
             headers: names and bytes, stored in this order; a dict, or pairs.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
-                Waiting for room, or for a new topic, takes at most as long again.
+                Waiting for memory, or for a new topic, takes at most as long again.
 
         Returns:
-            Where it lies.
+            Its partition, offset and id.
 
         Raises:
-            OutcomeUnknownError: it was sent and is in doubt.
+            OutcomeUnknownError: it was sent, and may be stored.
             NoBrokerError, NotSentError: certainly not stored; no broker took it in
                 time.
             ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
                 to the end.
             ServerError: the broker could not store it; its text says why.
             MessageTooLargeError: larger than broker or buffer take.
-            BufferFullError: no room within the time, or with `when_full="raise"`.
+            BufferFullError: no memory within the time, or with `when_full="raise"`.
             LocalProtocolError: topic, attribute, key, headers or partition cannot be
                 written.
             ClosedError: the producer is closed, or of another event loop.
@@ -277,7 +277,7 @@ class AsyncProducer:
         partition: str | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
-        """Put one message on its way; waits for room alone, and for a new topic.
+        """Begin to send one message; waits for memory and for a new topic only.
 
         Arguments are those of `send`.
 
@@ -315,22 +315,22 @@ class AsyncProducer:
     ) -> Sequence[SendResult]:
         """Send a list and wait until all of it is on the brokers' disks.
 
-        Without keys and with the default selector, contiguous pieces of up to a
+        Without keys and with the default selector, contiguous parts of up to a
         batch's size go to one partition after the other; else each message goes where
         key, partition or selector send it, in order within its partition.
 
         Args:
             topic: as in `send`.
             messages: bytes, or `OutgoingMessage` where there is more to say.
-            timeout: seconds for each message, from when there was room for it.
+            timeout: seconds for each message, from when there was memory for it.
 
         Returns:
             One result per message, in their order, each computed when asked for; ()
             for no messages.
 
         Raises:
-            PartlySentError: some are stored; `outcomes` tells of each.
-            As `send`: nothing is stored, or all are in doubt.
+            PartlySentError: some are stored; `outcomes` has the outcome of each.
+            As `send`: none is stored, or all may be.
 
         Cancellation: appended messages are still sent.
         """
@@ -338,7 +338,7 @@ class AsyncProducer:
         appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
         while not appending.is_over:
             if appending.step():
-                # A long list lets others, and its own pieces, go.
+                # A long list lets others, and its own first batches, go.
                 await asyncio.sleep(0)
             else:
                 assert appending.lacking is not None
@@ -464,7 +464,7 @@ class AsyncProducer:
             timeout: seconds that all of it may take; None is the client's
                 `close_timeout_s`.
 
-        Never raises for messages: their own futures tell. Unsent messages fail with
+        Never raises for messages: their futures do. Unsent messages fail with
         `ClosedError` at the end, those in flight with `OutcomeUnknownError`.
 
         Raises:
@@ -493,11 +493,9 @@ class AsyncProducer:
             self._ended.set()
 
     async def __aenter__(self) -> Self:
-        """Return the producer."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close it, waiting no longer than the client's `close_timeout_s`."""
         await self.close()
 
     def statistics(self) -> ProducerStatistics:
@@ -543,7 +541,7 @@ class AsyncProducer:
         return self._clock.monotonic_s() + timeout_s
 
     async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
-        """Wait until room was made; raise `full` when that is not wanted, or late."""
+        """Wait for memory; raise `full` when that is not wanted, or late."""
         if self._options.when_full == "raise":
             raise full
         has_room = asyncio.Event()

@@ -32,7 +32,7 @@ class TransactionStatistics:
     )
     in_doubt_count: int = counter(
         "metaq_producer_transactions_in_doubt_total",
-        "Verdicts whose outcome was not known when their call ended.",
+        "Commits and rollbacks whose outcome was not known when their call ended.",
     )
     recovered_count: int = counter(
         "metaq_producer_transactions_recovered_total",
@@ -66,7 +66,7 @@ class ClientTransactionCounters:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Count how the verdict inside the block goes wrong, if it does."""
+        """Count the failure of the commit or rollback inside the block."""
         try:
             yield
         except TransactionRolledBackError:
@@ -103,7 +103,7 @@ class ProducerStatistics:
     )
     by_partition: Mapping[TopicPartition, int] = counter(
         "metaq_producer_acknowledged_messages_total",
-        "Messages that are stored, where they lie.",
+        "Messages that are stored, by partition.",
         labels=("topic", "partition"),
         label=TopicPartition.labels,
         default=dict,

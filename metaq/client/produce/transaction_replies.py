@@ -3,7 +3,8 @@
     XAException:code=<code>,msg=<text>     to a transaction command
     <text>                                 the same, to a put
 
-The codes are those of the X/Open XA specification. Source: broker spec 5.4 and 5.5.
+The codes are those of the X/Open XA specification. Source:
+docs/metaq-1.4/broker.md 5.4 and 5.5.
 """
 
 import re
@@ -51,7 +52,7 @@ _KINDS: Final[dict[int, type[XaError]]] = {
 }
 
 _XA: Final = re.compile(r"XAException:code=(-?[0-9]{1,9}),msg=(.*)", re.DOTALL)
-# What a put is answered with in place of the code.
+# The answer to a put has no code.
 _BARE: Final = (
     (re.compile(r"XA transaction '.*' has not been started\."), NOTA),
     (re.compile(r"XA transaction '.*' has been heuristically committed\."), HEURCOM),

@@ -1,11 +1,14 @@
 """Outcomes of a producer: repeated, moved, in doubt, too late, too large."""
 
+import ast
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+import metaq.client
 from metaq.client.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
@@ -499,3 +502,17 @@ def test_a_cancelled_close_leaves_no_message_without_an_outcome() -> None:
         assert turns > 2
 
     run_virtually(main())
+
+
+def test_no_field_of_a_partition_sender_is_written_from_outside() -> None:
+    """Not in the rooms of the client: its methods are the only way."""
+    fields = {name for name in PartitionSender.__slots__ if not name.startswith("_")}
+    fields.remove("partition")  # a request has one too
+    faults = []
+    for path in Path(metaq.client.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                if node.attr in fields and not is_own:
+                    faults.append(f"{path.name}:{node.lineno} writes {node.attr}")
+    assert faults == []

@@ -10,7 +10,6 @@ import pytest
 from metaq.client import (
     ClosedError,
     ConfigError,
-    KeyHash,
     LocalProtocolError,
     MessageTooLargeError,
     NoBrokerError,
@@ -23,8 +22,6 @@ from metaq.client import (
     TransactionRolledBackError,
     TransactionState,
 )
-from metaq.client.partitioner import slot_of
-from metaq.client.produce.routes import Routes
 from metaq.client.produce.transaction_branch import Branch
 from metaq.model import BrokerId, LocalTransactionId, TopicPartition
 from metaq.protocol.version import Capabilities
@@ -463,31 +460,3 @@ def test_a_message_over_the_announced_limit_is_refused_here() -> None:
     branch.check([bytes(100)])
     with pytest.raises(MessageTooLargeError, match="at most 100 bytes"):
         branch.check([b"", bytes(101)])
-
-
-# -- choosing -------------------------------------------------------------------------
-
-
-def test_keys_are_planned_once_for_a_broker_and_once_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sends and transactions that take turns do not plan anew each time."""
-    planned: list[int] = []
-
-    def plan(partitions: Any) -> list[int]:
-        planned.append(len(partitions))
-        return [slot % len(partitions) for slot in range(4096)]
-
-    monkeypatch.setattr("metaq.client.partitioner.plan_slots", plan)
-    make: Any = str
-    routes = Routes(make, KeyHash(), 0)
-    partitions = [TopicPartition("t", BrokerId(b), n) for b in (0, 1) for n in (0, 1)]
-    routes.set_partitions("t", partitions)
-    message = OutgoingMessage(b"", None, "k")
-    for _ in range(5):
-        anywhere = routes.choose("t", message, None, has_local_keys=False)
-        there = routes.choose("t", message, BrokerId(1), has_local_keys=True)
-        assert anywhere == partitions[slot_of("k") % 4]
-        assert there == partitions[2 + slot_of("k") % 2]
-    assert planned == [4, 2]
-    assert routes.choose("t", message, BrokerId(7), has_local_keys=True) is None

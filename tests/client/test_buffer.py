@@ -1,0 +1,67 @@
+"""The buffer: deadlines of batches, their senders, and waiters for memory."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metaq.client.errors import BufferFullError
+from metaq.client.options import ProducerOptions
+from metaq.client.produce.batches import BatchOutcome, SendResult
+from metaq.client.produce.buffer import Buffer
+from metaq.clock import SystemClock
+from metaq.errors import ClosedError
+from metaq.model import MessageId, Offset
+from tests.client.producing import at
+from tests.rigs.virtual_time import run_virtually
+
+STORED = BatchOutcome(0, SendResult(MessageId(1), at(0), Offset(0)))
+
+
+def made(**options: Any) -> Buffer[str]:
+    loop = asyncio.get_running_loop()
+    return Buffer(ProducerOptions(**options), SystemClock(), loop, print)
+
+
+def test_due_are_all_senders_that_have_messages_of_a_batch() -> None:
+    """Each once, until the batch has its outcomes."""
+
+    async def main() -> None:
+        buffer = made()
+        with buffer.lock:
+            batch = buffer.begin("one", 5.0)
+        buffer.note_moved(batch, "other")
+        buffer.note_moved(batch, "other")
+        assert buffer.take_due(batch.created_s, 1.0) == []
+        assert buffer.take_due(batch.deadline_s, 1.0) == ["one", "other"]
+        assert buffer.take_due(batch.deadline_s + 1.0, 1.0) == ["one", "other"]
+        buffer.resolve(batch, [STORED])
+        assert buffer.take_due(batch.deadline_s + 9.0, 1.0) == []
+
+    run_virtually(main())
+
+
+def test_memory_is_free_again_when_a_batch_is_resolved() -> None:
+    """Waiters are called then, and once; after the close at once."""
+    calls: list[str] = []
+
+    async def main() -> None:
+        buffer = made(buffer_bytes_max=100)
+        with buffer.lock:
+            batch = buffer.begin("one", 5.0)
+            buffer.reserve(batch, 100, 1, bytes_max=1000, count_max=10)
+            with pytest.raises(BufferFullError):
+                buffer.check(1, 1)
+        buffer.on_room(lambda: calls.append("room"))
+        buffer.resolve(batch, [STORED])
+        assert calls == ["room"]
+        with buffer.lock:
+            buffer.check(100, 1)
+        buffer.close()
+        buffer.on_room(lambda: calls.append("closed"))
+        await asyncio.sleep(0)
+        assert calls == ["room", "closed"]
+        with buffer.lock, pytest.raises(ClosedError):
+            buffer.check(1, 1)
+
+    run_virtually(main())
