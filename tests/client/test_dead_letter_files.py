@@ -70,7 +70,7 @@ def test_files_are_bounded_until_they_are_taken_away() -> None:
     kept.recount()
     first = kept.keep(message_of(b"a"), 1, ERROR, Millis(5))
     second = kept.keep(message_of(b"b"), 1, ERROR, Millis(6))
-    with pytest.raises(NoSpaceError, match="2 refused messages lie in /spool/refused"):
+    with pytest.raises(NoSpaceError, match="2 refused messages are in /spool/refused"):
         kept.keep(message_of(b"c"), 2, ERROR, Millis(6))
     disk = fs.crash()
     after = DeadLetterFiles(disk, SPOOL, 2)

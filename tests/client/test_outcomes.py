@@ -36,7 +36,7 @@ def test_a_batch_is_resolved_in_order_with_its_last_request() -> None:
         outcomes.fail(second, error)
         assert (outcomes.failure, outcomes.is_over, ends) == (error, True, [error])
         assert not batch.is_done
-        outcomes.succeed(first, [BatchOutcome(0, result)], is_in_doubt=False)
+        outcomes.succeed(first, [BatchOutcome(0, result)])
         assert batch.outcomes == [BatchOutcome(0, result), BatchOutcome(1, error)]
         seen = outcomes.snapshot(0)
         assert (seen.acknowledged_count, seen.acknowledged_bytes) == (1, 1)

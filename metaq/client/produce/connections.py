@@ -199,10 +199,6 @@ class Connections:
             self._times.set(waiter, at_s)
             self._set_timer()
 
-    def call_soon(self, waiter: Waiter) -> None:
-        """Call back in the next turn of the loop."""
-        self._loop.call_soon(waiter)
-
     def _set_timer(self) -> None:
         first_s = self._times.first_s
         if first_s is None or self._is_closed:

@@ -60,9 +60,7 @@ class SendOutcomes(Generic[S]):
         """Count commands that left, of so many messages each."""
         self._batch_counts.record(message_count, command_count)
 
-    def succeed(
-        self, request: Request, outcomes: Sequence[BatchOutcome], *, is_in_doubt: bool
-    ) -> None:
+    def succeed(self, request: Request, outcomes: Sequence[BatchOutcome]) -> None:
         """Settle a request whose messages are stored; no outcomes: all were cut out."""
         batch = request.batch
         latency_s = self._buffer.clock.monotonic_s() - batch.created_s
@@ -73,7 +71,7 @@ class SendOutcomes(Generic[S]):
             self._acknowledged_bytes += size_bytes - HEADER_BYTES * count
             self._by_partition[result.partition] += count
             self._latency_s.record(latency_s, count)
-            self._doubtful_count += count * is_in_doubt
+            self._doubtful_count += count * request.is_in_doubt
         self._settle(request, outcomes)
 
     def fail(self, request: Request, error: MetaqError) -> None:

@@ -389,11 +389,7 @@ class PartitionSender:
         try:
             # Batches are their own groups.
             connection.submit(
-                frame,
-                opaque,
-                on_reply,
-                deadline_s=deadline_s,
-                is_alone=True,
+                frame, opaque, on_reply, deadline_s=deadline_s, is_alone=True
             )
         except ClosedError as error:
             on_reply(error)
@@ -460,7 +456,8 @@ class PartitionSender:
             self._go_on(connection)
             return
         result = SendResult(receipt.id, self.partition, receipt.offset)
-        is_in_doubt = request.is_in_doubt and not _recognises(connection, request)
+        if _recognises(connection, request):
+            request.is_in_doubt = False
         outcome = BatchOutcome(request.span.first, result)
         # Only now: without memory for all this it is given up at its deadline.
         self._end(request, 1)
@@ -469,7 +466,7 @@ class PartitionSender:
             self._go_on(connection)
         finally:
             # Last: a sender in another thread wakes up and wants the interpreter.
-            self._outcomes.succeed(request, [outcome], is_in_doubt=is_in_doubt)
+            self._outcomes.succeed(request, [outcome])
 
     def _on_stored(
         self, connection: PutConnection, request: Request, count: int
@@ -482,8 +479,7 @@ class PartitionSender:
             self._go_on(connection)
         finally:
             if outcomes:
-                is_in_doubt = request.is_in_doubt
-                self._outcomes.succeed(request, outcomes, is_in_doubt=is_in_doubt)
+                self._outcomes.succeed(request, outcomes)
 
     def _on_puts_failed(
         self,
@@ -506,8 +502,7 @@ class PartitionSender:
         failed = request.cut(opaques)
         self._end(request, count)
         if not request.left:
-            is_in_doubt = request.is_in_doubt
-            self._outcomes.succeed(request, outcomes, is_in_doubt=is_in_doubt)
+            self._outcomes.succeed(request, outcomes)
         return failed
 
     def _give_up(self, request: Request, error: MetaqError) -> None:
@@ -615,7 +610,7 @@ class PartitionSender:
         request.sequence = None
         self._waiting.append(request)
         self._buffer.note_moved(request.batch, self)
-        self._connections.call_soon(self.fill)
+        self._buffer.home.loop.call_soon(self.fill)
 
     def _target(self) -> "PartitionSender | None":
         """Return another partition's sender that can send now, each in turn."""

@@ -19,12 +19,13 @@ stored are sent again under the same sequence, which brokers of this package rec
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from threading import get_ident
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
+from metaq.client.cluster.metadata import Metadata
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions
@@ -62,31 +63,6 @@ from metaq.retry import wait_set
 _log = logging.getLogger(__name__)
 
 
-class TopicMetadata(Protocol):
-    """Metadata interface used by the producer."""
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """Present snapshot of the cluster."""
-        ...
-
-    async def topic(
-        self, name: str, *, deadline_s: float, takes_puts: bool = False
-    ) -> ClusterSnapshot:
-        """Return when the topic has partitions; NoBrokerError at the deadline."""
-        ...
-
-    def add_listener(
-        self, callback: Callable[[ClusterSnapshot], None]
-    ) -> Callable[[], None]:
-        """Call back with each new snapshot."""
-        ...
-
-    def request_refresh(self) -> None:
-        """Look again soon."""
-        ...
-
-
 class AsyncProducer:
     """Sends messages. Owner: the client that made it; `async with` closes it.
 
@@ -100,7 +76,7 @@ class AsyncProducer:
         self,
         *,
         pool: Pool,
-        metadata: TopicMetadata,
+        metadata: Metadata,
         options: ProducerOptions,
         clock: Clock,
         producer_id: str,
