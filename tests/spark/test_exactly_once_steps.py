@@ -23,7 +23,6 @@ from metaq.cli.cluster import Target
 from metaq.cli.transactions import settle_write
 from metaq.client import Client
 from metaq.client.offsets import query_progress
-from metaq.client.produce.branch_sender import BranchSender
 from metaq.client.produce.xa_commands import XaCommands
 from metaq.client.session import AsyncClient
 from metaq.errors import CoordinationError
@@ -33,6 +32,7 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink import exactly_once
+from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
 from metaq.spark.sink.exact_sink import ExactSink
 from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager

@@ -396,6 +396,10 @@ class Branch:
         """
         require_done(await self._call(kind, deadline_s), self.where)
 
+    async def roll_back(self, *, deadline_s: float) -> None:
+        """Roll back; raises as `end`."""
+        await self.end(TransactionType.ROLLBACK, deadline_s=deadline_s)
+
     async def prepare(self, *, deadline_s: float) -> bool:
         """Have the broker promise to keep it; return whether it has anything to commit.
 

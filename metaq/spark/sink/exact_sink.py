@@ -25,7 +25,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from metaq.client.errors import UnknownXidError
-from metaq.client.produce.branch_sender import BranchSender
 from metaq.errors import MetaqError, ServerError
 from metaq.model import Millis, TopicPartition
 from metaq.spark.clusters import shared_cluster
@@ -36,6 +35,7 @@ from metaq.spark.errors import (
     TakenOverError,
 )
 from metaq.spark.options import SinkOptions
+from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.decisions import (
     Decision,
     QueryRecord,

@@ -30,10 +30,10 @@ from typing import Final, Self, TypeAlias
 import pyarrow as pa
 
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
-from metaq.client.produce.named_batches import NamedSender
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.sink.named_batches import NamedSender
 from metaq.spark.sink.sink_rows import Payloads, Router
 
 Targets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]

@@ -25,8 +25,6 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from metaq.client.offsets.query_progress import keep_start
-from metaq.client.produce.branch_sender import BranchSender
-from metaq.client.produce.named_batches import NamedSender
 from metaq.client.produce.xa_commands import XaCommands
 from metaq.pipeline.jobs import archive, archive_store
 from metaq.pipeline.jobs.archive_store import ArchiveStore
@@ -35,7 +33,9 @@ from metaq.pipeline.jobs.day_files import write_task
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.options import SourceOptions
+from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.exactly_once import TransactionManager
+from metaq.spark.sink.named_batches import NamedSender
 from metaq.spark.sink.writer import BatchWriter, StreamWriter
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, TaskReader, read_rows

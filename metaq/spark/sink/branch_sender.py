@@ -23,11 +23,9 @@ from typing import Final
 
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.produce.broker_starts import BrokerStarts
-from metaq.client.produce.own_sender import OwnSender
 from metaq.client.produce.transaction_branch import Branch, BranchParts
-from metaq.clock import Clock
 from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
-from metaq.protocol.commands import TransactionType
+from metaq.spark.sink.own_sender import OwnSender
 
 LIFETIME_S: Final = 24 * 3600
 """Seconds that a branch may take until it is prepared, of which a broker grants as many
@@ -49,7 +47,6 @@ class BranchSender(OwnSender):
         xid: XaTransactionId,
         *,
         timeout_s: float,
-        clock: Clock | None = None,
     ) -> None:
         """Prepare to send; nothing is connected yet.
 
@@ -58,7 +55,6 @@ class BranchSender(OwnSender):
                 messages for each, so that more may be added until then.
             xid: used by no other sender, ever.
             timeout_s: bound on each call, and on a connection.
-            clock: for deadlines; None is the machine's.
 
         Raises:
             NoResourcesError: there is no thread to be had.
@@ -72,7 +68,7 @@ class BranchSender(OwnSender):
         """Payload bytes of these."""
         self.promised_ms = Millis(0)
         """Wall clock when brokers were asked to promise; 0 before."""
-        super().__init__("metaq-branches", addresses, timeout_s, clock)
+        super().__init__("metaq-branches", addresses, timeout_s)
 
     def send(
         self,
@@ -175,4 +171,4 @@ class BranchSender(OwnSender):
         deadline_s = self._deadline_s()
         connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
         branch = Branch(self._parts, connection, broker_id, self._xid)
-        await branch.end(TransactionType.ROLLBACK, deadline_s=deadline_s)
+        await branch.roll_back(deadline_s=deadline_s)

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
-from metaq.clock import Clock, SystemClock
+from metaq.clock import SystemClock
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.pool import ConnectionPool
@@ -23,12 +23,11 @@ class OwnSender:
         thread_name: str,
         addresses: Mapping[BrokerId, str],
         timeout_s: float,
-        clock: Clock | None,
     ) -> None:
         """Begin the thread, and `_start` there; nothing is connected."""
         self._addresses = addresses
         self._timeout_s = timeout_s
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._thread = LoopThread(thread_name)
         self._thread.run(self._start())
 

@@ -13,7 +13,6 @@ from metaq.client.errors import GivenUpError
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
 from metaq.client.produce.attempts import plan_spans
 from metaq.client.produce.batches import ends_of
-from metaq.client.produce.named_batches import RETRIES_MAX, NamedSender
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -28,6 +27,7 @@ from metaq.protocol.texts import SEQUENCE_USED, with_code
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.sink.named_batches import RETRIES_MAX, NamedSender
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.memory_broker import JAVA, OURS, MemoryBroker
 

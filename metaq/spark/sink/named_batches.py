@@ -33,12 +33,11 @@ from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ProducerOptions
 from metaq.client.produce.attempts import AttemptLimits
 from metaq.client.produce.batches import BatchName
 from metaq.client.produce.delivery import Delivery
-from metaq.client.produce.own_sender import OwnSender
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
+from metaq.spark.sink.own_sender import OwnSender
 
 BUFFER_BYTES_MAX: Final = 16 * MIB
 """`send` waits at so many bytes without an answer; a larger batch goes alone."""
@@ -58,7 +57,6 @@ class NamedSender(OwnSender):
         addresses: Mapping[BrokerId, str],
         *,
         timeout_s: float,
-        clock: Clock | None = None,
     ) -> None:
         """Prepare to send; connections are made when they are needed.
 
@@ -66,13 +64,12 @@ class NamedSender(OwnSender):
             addresses: of brokers, `meta://host:port` or `host:port`; read at the first
                 batch for each, so that more may be added until then.
             timeout_s: how long one answer may take, and how long to try to connect.
-            clock: for deadlines; None is the machine's.
 
         Raises:
             NoResourcesError: there is no thread to be had.
         """
         self._brokers: dict[BrokerId, BrokerCopies] = {}
-        super().__init__("metaq-named-batches", addresses, timeout_s, clock)
+        super().__init__("metaq-named-batches", addresses, timeout_s)
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
