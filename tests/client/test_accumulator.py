@@ -206,15 +206,15 @@ def test_room_is_never_lost_nor_given_twice(
 def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back(
     *, is_late: bool
 ) -> None:
-    """Ctrl-C in the thread that sends, before the loop knows or just behind that."""
+    """Ctrl-C in the thread that sends, before the loop is notified or just after."""
 
     async def main() -> None:
         box, loop = Box(), asyncio.get_running_loop()
-        tell, interrupts = loop.call_soon_threadsafe, [KeyboardInterrupt()]
+        notify, interrupts = loop.call_soon_threadsafe, [KeyboardInterrupt()]
 
         def interrupted(callback: Any, *arguments: Any) -> asyncio.Handle:
             if is_late or not interrupts:
-                handle = tell(callback, *arguments)
+                handle = notify(callback, *arguments)
             if interrupts:
                 raise interrupts.pop()
             return handle

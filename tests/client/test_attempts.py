@@ -62,7 +62,7 @@ def test_what_certainly_was_not_stored(
     is_in_doubt: bool,
     decision: Reaction,
 ) -> None:
-    """It goes elsewhere if it may; a doubt from before stays."""
+    """It goes elsewhere if it may; what was unknown before stays so."""
     assert on_failure(
         kind("x"),
         may_move=may_move,
@@ -90,7 +90,7 @@ def test_a_lost_connection_leaves_a_doubt(
     retry_unknown: bool,
     decision: Reaction,
 ) -> None:
-    """The same partition again, if the broker can tell or the user does not mind."""
+    """The same partition again, if the broker recognises it or the user allows it."""
     assert on_failure(
         ConnectionLostError("x"),
         may_move=may_move,
@@ -110,7 +110,7 @@ def test_a_lost_connection_leaves_a_doubt(
 def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
     text: str, decision: Reaction
 ) -> None:
-    """The record may be there after a restart; again only where that is told apart."""
+    """The record may be there after a restart; again only where it is recognised."""
     with pytest.raises(ServerError) as caught:
         parse_receipt(Result(500, text.encode(), 1))
     assert str(caught.value) == text.removesuffix(" [in-doubt]")
@@ -126,7 +126,7 @@ def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
 @pytest.mark.parametrize("is_in_doubt", [True, False])
 @pytest.mark.parametrize("kind", [*FINAL, RequestTimeoutError])
 def test_what_ends_it(kind: type[MetaqError], is_in_doubt: bool) -> None:
-    """Other answers, and the deadline; only the deadline brings a doubt."""
+    """Other answers, and the deadline; only the deadline leaves it unknown."""
     assert on_failure(
         kind("x"),
         may_move=True,
@@ -172,7 +172,7 @@ def test_limited_attempts(
 
 
 def test_the_last_error_says_whether_it_may_be_stored() -> None:
-    """A doubt turns whatever came last into an unknown outcome, with its cause."""
+    """If it may be stored, the last error becomes an unknown outcome."""
     refused = ForbiddenError("closed")
     assert final_error(refused, at(3), is_in_doubt=False) is refused
     unknown = final_error(refused, at(3), is_in_doubt=True)

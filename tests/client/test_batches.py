@@ -252,7 +252,7 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
 
 
 def test_nobody_waits_for_a_loop_that_was_closed_before_its_client() -> None:
-    """No outcome ever comes; the message is in doubt."""
+    """No outcome ever comes; the message may be stored."""
 
     async def leave() -> SendFuture:
         return SendFuture(make_batch([b"a"], threading.get_ident()), 0)

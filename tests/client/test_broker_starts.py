@@ -1,7 +1,7 @@
 """Transactions at a MetaQ 1.4 broker that was just started (issue 30, row 11).
 
-It opens its port before it recovers, and rolls back what was begun meanwhile: puts that
-came before are lost, later ones are kept, and the commit is answered as any other.
+It opens its port before it recovers, and rolls back transactions begun until then: puts
+that came before are lost, later ones are kept, and the commit is answered as any other.
 """
 
 import asyncio
@@ -213,10 +213,10 @@ def test_a_recovered_branch_that_is_committed_is_warned_of(
         promised_ms = None
         if promised_s is not None:
             promised_ms = Millis(started_ms + int(promised_s * 1000))
-        told = await XaCommands(context, parts).commit_at(
+        found = await XaCommands(context, parts).commit_at(
             BROKER, [XID], after(30), promised_ms
         )
-        assert told == {XID: None}
+        assert found == {XID: None}
         assert stored(broker) == [b"a"]
 
     with caplog.at_level(logging.WARNING):

@@ -85,7 +85,7 @@ def test_files_are_bounded_until_they_are_taken_away() -> None:
 def test_what_turns_out_to_be_too_large_holds_nobody_up(
     limited: AnyBroker, tmp_path: Path
 ) -> None:
-    """Spooled before the limit was known: set aside, told, and the next one is sent."""
+    """Spooled before the limit was known: set aside and reported; the next is sent."""
     broker = limited
     large = b"\xff" * 101
 

@@ -19,7 +19,7 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
 ) -> None:
     """One partition, a broker that recognises repetitions.
 
-    Acknowledged messages are stored once, at the place they were told; unless
+    Acknowledged messages are stored once, at the offset of their result; unless
     something was refused, they lie in order. What failed as certainly not stored is
     not there.
     """
@@ -67,7 +67,7 @@ def test_two_brokers_that_come_and_go_lose_nothing_that_was_acknowledged(
     capabilities: Capabilities,
     count: int,
 ) -> None:
-    """Whatever moves where: acknowledged is stored where it was told to be."""
+    """An acknowledged message is stored at its result, also after a move."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

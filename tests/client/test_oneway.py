@@ -149,7 +149,7 @@ def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> Non
 
 
 def test_what_cannot_be_handed_over_is_dropped_alone() -> None:
-    """A selector may raise in any world; the messages behind that one are not lost."""
+    """A selector may raise in any world; later messages are not lost."""
     log, dropped = Log(), list[Exception]()
     is_busy, go_on, is_through = (threading.Event() for _ in range(3))
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_handed_over_is_dropped_alone() -> None:
 
 
 def test_threads_hand_over_as_many_as_the_bound_allows() -> None:
-    """A loop that is behind is not buried: more are dropped, the rest keep order."""
+    """A loop that is late is not flooded: more are dropped, the rest keep order."""
     given = [b"%d" % number for number in range(ONEWAY_WAITING_MAX + 2)]
     log, dropped = Log(), list[MetaqError]()
     is_busy, go_on, is_through = (threading.Event() for _ in range(3))
@@ -212,17 +212,17 @@ def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back() -> None:
     log, is_through = Log(), threading.Event()
     thread = LoopThread("test")
     handover = Handover(thread.loop, send=log.append, drop=lambda _error: None)
-    tell = thread.loop.call_soon_threadsafe
+    notify = thread.loop.call_soon_threadsafe
 
     def interrupted(*_words: object) -> asyncio.Handle:
-        thread.loop.call_soon_threadsafe = tell  # type: ignore[method-assign]  # so it is called
+        thread.loop.call_soon_threadsafe = notify  # type: ignore[method-assign]  # so it is called
         raise KeyboardInterrupt
 
     thread.loop.call_soon_threadsafe = interrupted  # type: ignore[method-assign]  # as above
     with pytest.raises(KeyboardInterrupt):
         handover.put("a", OutgoingMessage(b"1"))
     handover.put("a", OutgoingMessage(b"2"))
-    tell(is_through.set)
+    notify(is_through.set)
     assert is_through.wait(20)
     thread.stop()
     assert log.appended == [("a", b"1"), ("a", b"2")]

@@ -1,4 +1,4 @@
-"""Order within a partition, whatever happens to brokers, producer and disk."""
+"""Order within a partition, despite failures of brokers, producer and disk."""
 
 import asyncio
 import contextlib
@@ -104,7 +104,7 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
                 assert spooled.waiting_count == number
             assert "test/0-0" in producer.statistics().problems[0]
             await asyncio.to_thread(broker.start)
-            # Whether it is spooled or not, the next one comes behind.
+            # Whether it is spooled or not, the next one comes after it.
             await producer.send(b"4", key="0")
             await until(lambda: not waiting(producer))
             assert isinstance(await producer.send(b"5", key="0"), SendResult)
@@ -155,7 +155,7 @@ def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -
         ):
             spooled = None
             while spooled is None:
-                # An attempt that is under way at the end is in doubt; it is refused.
+                # An attempt that is under way at the end may be stored; it is refused.
                 with contextlib.suppress(OutcomeUnknownError):
                     spooled = await producer.send(b"0", key="0", timeout=2.0)
             assert spooled == Spooled(TopicPartition("test", BrokerId(0), 0), 1)
@@ -214,8 +214,8 @@ def test_order_holds_whatever_is_refused(
 ) -> None:
     """Many senders at once, and partitions that close and open.
 
-    Each sender's messages lie in its order, once each; but for those in doubt, whose
-    last attempt was under way at the deadline.
+    Each sender's messages are stored in its order, once each; except unknown ones,
+    whose last attempt was under way at the deadline.
     """
     count = 30
     in_doubt: set[bytes] = set()
@@ -229,7 +229,7 @@ def test_order_holds_whatever_is_refused(
                 in_doubt.add(text)
             await asyncio.sleep(rng.random() / 500)
 
-    async def trouble(producer: AsyncOrderedProducer) -> None:
+    async def disturb(producer: AsyncOrderedProducer) -> None:
         broker.close_partition("test", 0)
         await until(lambda: producer.statistics().spooled_count)
         broker.open_partition("test", 0)
@@ -245,7 +245,7 @@ def test_order_holds_whatever_is_refused(
             producer = client.ordered_producer("test", "0:2", tmp_path, selector=by_key)
             async with producer:
                 await asyncio.gather(
-                    trouble(producer), *(send(producer, sender) for sender in range(4))
+                    disturb(producer), *(send(producer, sender) for sender in range(4))
                 )
                 await until(lambda: not waiting(producer))
                 found = producer.statistics()
@@ -364,7 +364,7 @@ def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
 
             async def send_until_spooled() -> None:
                 while True:
-                    # An attempt that is under way at the end is in doubt.
+                    # An attempt that is under way at the end may be stored.
                     with contextlib.suppress(OutcomeUnknownError):
                         await producer.send(b"1", timeout=SHORT_S)
 
@@ -488,7 +488,7 @@ def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
         with client.ordered_producer("test", "0:2", spools) as producer:
             assert isinstance(producer.send(b"0", key="k"), SendResult)
             broker.stop()
-            # What is sent on a connection whose end was not heard of yet is in doubt.
+            # What is sent on a connection whose end is not known yet may be stored.
             address = parse_address(broker.address)
             wait_until(lambda: client.context.pool.ready(address) is None)
             spooled = producer.send(b"1", key="k", timeout=SHORT_S)

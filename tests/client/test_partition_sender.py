@@ -135,7 +135,7 @@ def test_a_batch_that_finds_no_memory_fails_alone(
     name: str,
     kind: type[MetaqError],
 ) -> None:
-    """It is in doubt where the connection may have it; the next one is stored."""
+    """Its outcome is unknown if the connection may have it; the next is stored."""
 
     async def main() -> None:
         broker = StandInBroker(capabilities=capabilities)
@@ -157,7 +157,7 @@ def test_a_batch_that_finds_no_memory_fails_alone(
 def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
     capabilities: Capabilities, place: object, name: str
 ) -> None:
-    """Its connection has told of the reply, and tells of nothing at the deadline."""
+    """Its connection has reported the reply, and reports nothing at the deadline."""
     problems: list[dict[str, object]] = []
 
     async def main() -> None:
@@ -165,8 +165,8 @@ def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
         loop.set_exception_handler(lambda _loop, context: problems.append(context))
         broker = StandInBroker(capabilities=capabilities)
         async with producing(broker, timeout_s=1) as world:
-            doubt = pytest.raises(OutcomeUnknownError, match="no answer within 1 s")
-            with lacking(place, name), doubt:
+            unknown = pytest.raises(OutcomeUnknownError, match="no answer within 1 s")
+            with lacking(place, name), unknown:
                 async with asyncio.timeout(2):
                     await world.producer.send("test", b"stored")
             await world.producer.send("test", b"next")
@@ -187,7 +187,7 @@ def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
 def test_puts_whose_last_answer_finds_no_memory_have_outcomes_at_their_deadline(
     acts: list[Act], place: type, name: str, kinds: list[type]
 ) -> None:
-    """A put that was noted as stored is told so; an answer that was not is unknown."""
+    """A put that was noted as stored is a success; one that was not is unknown."""
     problems: list[dict[str, object]] = []
 
     async def main() -> None:
@@ -209,7 +209,7 @@ def test_puts_whose_last_answer_finds_no_memory_have_outcomes_at_their_deadline(
 
 
 def test_deadlines_are_kept_behind_a_tick_that_failed() -> None:
-    """It is told to the loop, and the next tick comes."""
+    """The loop gets the error, and the next tick comes."""
     problems: list[dict[str, object]] = []
 
     async def main() -> None:

@@ -37,7 +37,7 @@ def test_partitions_that_all_refuse_are_not_pestered() -> None:
 
 
 def test_what_a_broker_that_is_gone_refused_moves_when_another_may_be_asked() -> None:
-    """No event tells of that moment."""
+    """No event reports that moment."""
 
     async def main() -> None:
         brokers = StandInBroker(0), StandInBroker(1)

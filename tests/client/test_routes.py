@@ -37,7 +37,7 @@ def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
 def test_keys_are_planned_once_for_a_broker_and_once_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sends and transactions that take turns do not plan anew each time."""
+    """Sends and transactions that take turns do not plan again each time."""
     planned: list[int] = []
 
     def plan(partitions: Any) -> list[int]:

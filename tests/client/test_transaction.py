@@ -80,7 +80,7 @@ HERE = "0-0"
 
 
 def test_the_end_of_the_block_stores_all_of_it(fakes: list[Any], producer: Any) -> None:
-    """Nothing before; two topics, keys and attributes; ids are told at once."""
+    """Nothing before; two topics, keys and attributes; ids are known at once."""
     with producer.transaction(timeout=30) as tx:
         first = tx.send("test", b"one", partition="0-2", attribute="k=v")
         second = tx.send("audit", b"two", key="k")

@@ -50,7 +50,7 @@ class Broker:
         """Commands that were in flight together."""
         self.refusal = b""
         self.replies: list[tuple[int, bytes]] = []
-        """Said to the first commands, whatever they are."""
+        """Answers to the first commands of any kind."""
         self.is_closed = False
         self.is_silent = False
         self._opaque = 0
@@ -180,10 +180,10 @@ def test_batches_keep_within_what_was_announced(
     assert len(results) == len(messages)
 
 
-@pytest.mark.parametrize("told", [OLDER, JAVA], ids=["older", "java"])
-def test_other_brokers_get_puts_the_first_one_alone(told: Capabilities) -> None:
+@pytest.mark.parametrize("announced", [OLDER, JAVA], ids=["older", "java"])
+def test_other_brokers_get_puts_the_first_one_alone(announced: Capabilities) -> None:
     """Alone in the whole transaction, not in each call."""
-    broker = Broker(told)
+    broker = Broker(announced)
     first, second = put(broker, MIXED, at(P1, b"e", b"f"))
     assert shapes(broker) == [[(0, 0)], [(0, 0), (0, 0), (1, 0)], [(1, 0), (1, 0)]]
     assert [one.partition for one in first] == [P0, P0, P1, P0]
@@ -209,12 +209,12 @@ def test_a_malformed_reply_behind_a_refusal_closes_the_connection() -> None:
     assert broker.is_closed
 
 
-@pytest.mark.parametrize("told", [OURS, JAVA], ids=["ours", "java"])
+@pytest.mark.parametrize("announced", [OURS, JAVA], ids=["ours", "java"])
 def test_puts_of_which_no_outcome_is_told_are_unknown_at_the_deadline(
-    told: Capabilities,
+    announced: Capabilities,
 ) -> None:
-    """A connection does not tell again of a reply that found no memory."""
-    broker = Broker(told)
+    """A connection does not report a reply again that found no memory."""
+    broker = Broker(announced)
     broker.is_silent = True
     with pytest.raises(RequestTimeoutError, match="broker 0: no answer before"):
         put(broker, MIXED)

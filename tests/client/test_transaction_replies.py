@@ -83,10 +83,10 @@ def test_votes_and_lists_are_read_as_recorded() -> None:
 def test_outcomes_of_several_commits_are_read_line_by_line() -> None:
     """Each as the answer to its commit alone would be; their number has to fit."""
     lines = b"0\r\nXAException:code=-4,msg=gone\r\nXAException:code=7,msg=\r\nno"
-    told = parse_outcomes(Result(200, lines, 1), 4, "b")
-    assert told[0] is None
+    found = parse_outcomes(Result(200, lines, 1), 4, "b")
+    assert found[0] is None
     kinds = (UnknownXidError, HeuristicError, ServerError)
-    assert [type(error) for error in told[1:]] == [*kinds]
+    assert [type(error) for error in found[1:]] == [*kinds]
     for count in (3, 5):
         with pytest.raises(BadReplyError, match=f"expected {count} outcomes, got 4"):
             parse_outcomes(Result(200, lines, 1), count, "b")

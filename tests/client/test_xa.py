@@ -103,9 +103,9 @@ def test_one_transaction_has_a_branch_at_each_of_its_brokers(
     assert xa.recover() == []
 
 
-@pytest.mark.parametrize("verdict", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_another_process_says_the_verdict(
-    client: Any, xa: Any, fakes: list[Any], verdict: str
+    client: Any, xa: Any, fakes: list[Any], end: str
 ) -> None:
     """It finds what is prepared under its qualifier, and nothing else."""
     with client.xa(qualifier="other") as other:
@@ -121,11 +121,11 @@ def test_another_process_says_the_verdict(
                 b"mine",
                 b"\x00\xff",
             )
-            getattr(again, verdict)(xid)
+            getattr(again, end)(xid)
             assert again.recover() == []
             with pytest.raises(UnknownXidError, match="no broker knows"):
-                getattr(again, verdict)(xid)
-        assert stored(fakes) == (BOTH if verdict == "commit" else NONE)
+                getattr(again, end)(xid)
+        assert stored(fakes) == (BOTH if end == "commit" else NONE)
         assert len(other.recover()) == 1
 
 
@@ -146,7 +146,7 @@ def test_one_broker_commits_in_one_phase_and_two_do_not(
 
 
 def test_what_is_out_of_order_is_refused_here(xa: Any, fakes: list[Any]) -> None:
-    """A MetaQ 1.4 broker acknowledges a message behind PREPARE, and loses it."""
+    """A MetaQ 1.4 broker acknowledges a message after PREPARE, and loses it."""
     xid = xa.xid(1, "a")
     for call in (xa.prepare, xa.commit, xa.rollback):
         with pytest.raises(TransactionError, match="begin one"):
@@ -293,7 +293,7 @@ def test_a_verdict_without_an_answer_is_said_again(
 def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(
     client: Any, xa: Any, fakes: list[Any], zookeeper: MemoryZooKeeper
 ) -> None:
-    """Its record tells of it: a broker of ours leaves one, and here the test does."""
+    """Its record names it: a broker of ours leaves one, and here the test does."""
     path = NodePaths().recorded_broker(fakes[1].broker_id)
     zookeeper.put(path, str(fakes[1].address).encode())
     xid = xa.xid(1, "a")
@@ -394,7 +394,7 @@ def test_a_failed_message_lets_nothing_be_prepared(xa: Any, fakes: list[Any]) ->
 
 
 def test_what_was_never_asked_to_prepare_is_no_doubt(xa: Any, fakes: list[Any]) -> None:
-    """Even if its broker cannot be told."""
+    """Even if its broker is not reached."""
     xa.begin(xa.xid(1, "a"))
     xa.send("test", b"one", partition="1-0")
     fakes[1].inject(FaultKind.REFUSE, body=b"disk")

@@ -10,8 +10,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
@@ -262,7 +261,8 @@ class XaCommands:
     async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
         """Have every broker forget an outcome; see `AsyncXa.forget`."""
         there, away = await self._brokers(deadline_s)
-        raise_first(await for_each(self._ender(xid, FORGET, deadline_s), there))
+        for error in (await self._failures(xid, FORGET, there, deadline_s)).values():
+            raise error
         if away:
             raise NoBrokerError(f"{', '.join(away)} away, and may still know it")
 
@@ -282,21 +282,6 @@ class XaCommands:
         )
         return connection, reply
 
-    def _ender(
-        self,
-        xid: XaTransactionId,
-        kind: TransactionType,
-        deadline_s: float,
-        promised_ms: Millis | None = None,
-    ) -> Callable[[BrokerId], Awaitable[None]]:
-        return partial(
-            self.end_at,
-            xid=xid,
-            kind=kind,
-            deadline_s=deadline_s,
-            promised_ms=promised_ms,
-        )
-
     async def _failures(
         self,
         xid: XaTransactionId,
@@ -305,7 +290,9 @@ class XaCommands:
         deadline_s: float,
         promised_ms: Millis | None = None,
     ) -> dict[BrokerId, MetaqError]:
-        end = self._ender(xid, kind, deadline_s, promised_ms)
+        async def end(broker_id: BrokerId) -> None:
+            await self.end_at(broker_id, xid, kind, deadline_s, promised_ms)
+
         return failures(await for_each(end, brokers))
 
     async def _brokers(self, deadline_s: float) -> tuple[list[BrokerId], list[str]]:
