@@ -32,7 +32,7 @@ class TransactionStatistics:
     )
     in_doubt_count: int = counter(
         "metaq_producer_transactions_in_doubt_total",
-        "Commits and rollbacks whose outcome was not known when their call ended.",
+        "Verdicts whose outcome was not known when their call ended.",
     )
     recovered_count: int = counter(
         "metaq_producer_transactions_recovered_total",
@@ -103,7 +103,7 @@ class ProducerStatistics:
     )
     by_partition: Mapping[TopicPartition, int] = counter(
         "metaq_producer_acknowledged_messages_total",
-        "Messages that are stored, by partition.",
+        "Messages that are stored, where they lie.",
         labels=("topic", "partition"),
         label=TopicPartition.labels,
         default=dict,
