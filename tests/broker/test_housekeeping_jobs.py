@@ -173,7 +173,7 @@ BEFORE = RetentionStatus(
             replace(BEFORE, failure_count=4, last_error="x (and 2 more)"),
         ),
         (
-            report(doubt="clock"),
+            report(clock_fault="clock"),
             replace(BEFORE, last_error="", clock_doubt="clock"),
         ),
     ],

@@ -303,7 +303,7 @@ def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
                     await producer.send(b"%d" % number, timeout=SHORT_S)
                 fs.set_capacity(1)
                 await asyncio.to_thread(broker.start)
-                await until(lambda: "room" in producer.statistics().problems[0])
+                await until(lambda: "free space" in producer.statistics().problems[0])
                 calls = fs.calls
                 # News of the topic end its pauses.
                 await asyncio.to_thread(broker.create_topic, "test", 3)
