@@ -33,6 +33,17 @@ _DURATION: Final = re.compile(r"([0-9]{1,12})\s*(ms|s|m|min|h|d)", re.IGNORECASE
 EXACTLY_ONCE: Final = "exactly-once"
 """Value of `delivery`."""
 
+_OF_KAFKA: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": 'format("metaq") has zookeeper or brokers for it',
+    "kafka.group.id": "a read needs no group; a stream commits to progressGroup",
+    "groupidprefix": "a read needs no group; a stream commits to progressGroup",
+    "includeheaders": "the column headers is always there",
+    "kafkaconsumer.polltimeoutms": "requestTimeoutMs is the wait for one answer",
+    "fetchoffset.numretries": "retryTimeoutMs is the time of all tries",
+    "fetchoffset.retryintervalms": "retryTimeoutMs is the time of all tries",
+}
+"""Options of Kafka's source and sink that have another name here, or none."""
+
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a writer that are meant for Spark and reach the sink as well."""
 
@@ -338,6 +349,10 @@ def read_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
 def _unknown(name: str, use: Use) -> str:
     names = {spec.name.lower(): spec.name for spec in OPTIONS if use in spec.uses}
     quoted = name[:QUOTED_CHARS_MAX]
+    if ours := _OF_KAFKA.get(name.lower()):
+        return f"unknown option {quoted!r}, which is Kafka's: {ours}"
+    if name.lower().startswith("kafka."):
+        return f"unknown option {quoted!r}: Kafka's client is not used here"
     close = difflib.get_close_matches(quoted.lower(), names, n=1, cutoff=0)
     return f"unknown option {quoted!r}; the closest is {names[close[0]]}"
 

@@ -202,6 +202,27 @@ def test_a_mistake_is_named_in_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("kafka.bootstrap.servers", "has zookeeper or brokers for it"),
+        ("groupIdPrefix", "progressGroup"),
+        ("kafka.group.id", "progressGroup"),
+        ("includeHeaders", "column headers"),
+        ("kafkaConsumer.pollTimeoutMs", "requestTimeoutMs"),
+        ("fetchOffset.numRetries", "retryTimeoutMs"),
+        ("kafka.max.poll.records", "Kafka's client is not used"),
+    ],
+)
+def test_an_option_that_only_kafka_has_is_answered_with_ours(
+    name: str, ours: str
+) -> None:
+    """A query that changes its format learns what to write, whatever the case."""
+    for spelled in (name, name.lower()):
+        with pytest.raises(OptionError, match=rf"unknown option '{spelled}'.*{ours}"):
+            stream(**{spelled: "x"})
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"endingOffsets": "latest"}, "of batch reads and reads of segments, not"),
