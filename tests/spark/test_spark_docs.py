@@ -9,10 +9,12 @@ from pyspark.sql import SparkSession
 
 from metaq.pipeline.declared.progress import METRICS
 from metaq.pipeline.jobs.archive_store import read_archive
+from metaq.spark.options import Edge, SourceOptions
 from metaq.testing.embedded import embedded_broker
 from tests.docs.blocks import blocks_of
 from tests.docs.metric_table import table as table_of_metrics
 from tests.docs.spark_options import HEAD, PAGE, table
+from tests.spark.brokers import tp
 from tests.spark.conftest import ROOT
 from tests.spark.segment_dirs import payloads, write_log
 
@@ -33,13 +35,30 @@ def test_the_metrics_of_a_pipeline_are_those_of_the_code() -> None:
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
     blocks = [b for b in blocks_of(PAGE) if b.language == "python" and not b.reason]
-    assert len(blocks) == len(FILES) == 7
+    assert len(blocks) == len(FILES) == 8
 
 
 def test_every_function_that_is_named_exists() -> None:
     """As does every module."""
     for module in set(re.findall(r"`(metaq\.spark\.[\w.]+)\.\w+`", TEXT)):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_json_leaves_open_is_filled_in_as_the_page_says(is_stream: bool) -> None:
+    """Partition 0-1 is read, and the JSON names 0-0 alone."""
+    rules = TEXT.partition("| JSON in |")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?)\|$", rules, re.MULTILINE)
+    stated = {name: (batch, stream)[is_stream] for name, batch, stream in rows}
+    wire = {"brokers": "localhost:8123", "subscribe": "logs"}
+    for name in (n for n in stated if n.startswith("starting") or not is_stream):
+        given = {**wire, name: '{"logs": {"0-0": 5}}'}
+        options = SourceOptions.from_map(given, is_stream=is_stream)
+        bound = options.starting if name.startswith("s") else options.ending
+        edge = bound.of(tp(1))
+        assert isinstance(edge, Edge)
+        assert f"`{edge.value}`" == stated[name].split(",")[0].strip()
+    assert len(stated) == 4
 
 
 @pytest.fixture
