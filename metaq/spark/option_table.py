@@ -286,6 +286,11 @@ OPTIONS: Final = (
     # Writing.
     OptionSpec(name="topic", kind=Kind.TEXT, uses=_SINK,
         meaning="Topic of all rows; wins over a column `topic`."),
+    OptionSpec(name="nullValue", kind=Kind.CHOICE, uses=_SINK, default="fail",
+        choices=("fail", "tombstone"),
+        meaning="What becomes of rows whose `value` is null: fail the query, or write a"
+        " message without data, which deletes what had its `key` where a reader keeps"
+        " the latest of each key."),
     OptionSpec(name="delivery", kind=Kind.CHOICE, uses=_SINK, default="at-least-once",
         choices=("at-least-once", EXACTLY_ONCE),
         meaning="What a failed and repeated task may leave: rows that are stored twice,"

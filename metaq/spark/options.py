@@ -235,6 +235,8 @@ class SinkOptions:
     wire: WireOptions
     topic: str | None
     """Topic of all rows; None: the rows name theirs."""
+    has_tombstones: bool
+    """A null value is a message without data; else it is an error."""
     is_exactly_once: bool
     """Tasks prepare transactions, which the driver commits."""
     batch_bytes: int
@@ -265,6 +267,7 @@ class SinkOptions:
         return cls(
             wire=wire,
             topic=found["topic"],
+            has_tombstones=found["nullValue"] == "tombstone",
             is_exactly_once=is_exactly_once,
             batch_bytes=found["batchBytes"] or 0,
             fail_on_lost_route=found["failOnLostRoute"],

@@ -101,6 +101,20 @@ def test_a_write_that_fails_leaves_nothing(
     assert prepared(brokers) == []
 
 
+def test_a_null_value_may_be_a_tombstone(
+    spark: SparkSession, zookeeper: str, brokers: list[EmbeddedBroker]
+) -> None:
+    """With both deliveries, beside a row that has a value."""
+    rows = spark.createDataFrame([("k", None), ("k", "v")], "key string, value string")
+    for delivery in ("at-least-once", "exactly-once"):
+        writer = rows.coalesce(1).write.format("metaq").mode("append")
+        writer.options(
+            zookeeper=zookeeper, topic="failed", nullValue="tombstone"
+        ).option("delivery", delivery).save()
+    found = [m for b in brokers for some in stored(b, "failed").values() for m in some]
+    assert [(m.key, m.data) for m in found] == [(b"k", b""), (b"k", b"v")] * 2
+
+
 def copy(
     spark: SparkSession,
     zookeeper: str,

@@ -16,7 +16,13 @@ from metaq.model import TopicPartition
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.spark.errors import RowError, SchemaError
 from metaq.spark.sink.decisions import RowSum
-from metaq.spark.sink.sink_rows import Router, check_columns, sum_batch, sum_rows
+from metaq.spark.sink.sink_rows import (
+    Router,
+    check_columns,
+    fill_tombstones,
+    sum_batch,
+    sum_rows,
+)
 from metaq.spark.sink.writer import ROWS_MAX, batches_of
 from tests.spark.brokers import TOPIC, tp
 
@@ -276,6 +282,18 @@ def test_rows_without_value_or_topic_are_errors() -> None:
     rows = batch({"value": BYTES, "topic": TEXT}, (b"v", None))
     with pytest.raises(RowError, match="names no topic"):
         router().missing(rows)
+
+
+@pytest.mark.parametrize("kind", [TEXT, BYTES])
+def test_a_null_value_may_be_a_message_without_data(kind: pa.DataType) -> None:
+    """A tombstone, which has a key: without one it would delete nothing."""
+    types = {"value": kind, "key": TEXT}
+    filled = fill_tombstones(batch(types, (None, "k"), ("v", None)))
+    assert filled.column("value").cast(BYTES).to_pylist() == [b"", b"v"]
+    assert fill_tombstones(batch(types)).num_rows == 0
+    for bare in (batch(types, (None, None)), batch({"value": kind}, (None,))):
+        with pytest.raises(RowError, match="1 rows have neither value nor key"):
+            fill_tombstones(bare)
 
 
 def test_topics_of_rows_are_asked_for_once() -> None:

@@ -45,7 +45,7 @@ from metaq.spark.sink.decisions import (
     branch_xid,
 )
 from metaq.spark.sink.outbox import FindTargets, RowOutbox, Targets, WriteName, Written
-from metaq.spark.sink.sink_rows import Payloads, sum_batch, sum_rows
+from metaq.spark.sink.sink_rows import Payloads, fill_tombstones, sum_batch, sum_rows
 from metaq.spark.sink.task import draw_turn, write_name
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class ExactSink:
         if query is None:
             query, batch = name.query.strip(), name.batch
         topic = self._options.topic
+        if self._options.has_tombstones:
+            batches = map(fill_tombstones, batches)
         if terms.covers(query, batch):
             if batch < terms.batch:
                 raise self._set_back(query, batch, f"batch {terms.batch} is decided")

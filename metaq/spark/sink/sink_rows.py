@@ -1,6 +1,6 @@
 """Rows to be written: meaning of their columns, and partition of each row. Pure.
 
-    value          binary or string         the message; never null
+    value          binary or string         the message; null only for a tombstone
     attribute      string                   null is none
     key            binary or string         stored with the message; the same key goes
                                             to the same partition; null is none
@@ -90,6 +90,20 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
         )
     if not has_topic and "topic" not in types:
         raise SchemaError("expected the option topic, or a column topic")
+
+
+def fill_tombstones(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows whose null values are empty: messages without data.
+
+    Raises:
+        RowError: a row has neither value nor key, so it deletes nothing.
+    """
+    values, place = batch.column("value"), batch.schema.get_field_index("value")
+    keys = batch.column("key") if "key" in batch.schema.names else values
+    if bare := pc.sum(pc.and_(values.is_null(), keys.is_null())).as_py():
+        raise RowError(f"{bare} rows have neither value nor key: a tombstone has a key")
+    empty = pa.scalar("", pa.string()).cast(values.type)
+    return batch.set_column(place, "value", values.fill_null(empty))
 
 
 @dataclass(slots=True)
@@ -247,7 +261,10 @@ class _Columns:
         self.count: Final = batch.num_rows
         self.payloads: pa.Array = octets("value")
         if self.payloads.null_count:
-            raise RowError(f"{self.payloads.null_count} rows have no value: it is null")
+            raise RowError(
+                f"{self.payloads.null_count} rows have no value: it is null;"
+                " nullValue=tombstone writes them without data"
+            )
         self.flags: pa.Array = pa.repeat(pa.scalar(0, pa.int32()), self.count)
         keys = octets("key")
         attributes, headers = column("attribute"), column("headers")

@@ -36,7 +36,7 @@ from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
 from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
 from metaq.spark.sink.outbox import Outbox, Targets, WriteName, Written
-from metaq.spark.sink.sink_rows import check_columns
+from metaq.spark.sink.sink_rows import check_columns, fill_tombstones
 from metaq.spark.sink.task import write_name
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
@@ -109,6 +109,8 @@ class Sink:
             MetaqError: a broker cannot be reached or refuses.
         """
         options, name = self._options, write_name(self._write)
+        if options.has_tombstones:
+            batches = map(fill_tombstones, batches)
 
         def find(topics: Collection[str]) -> Targets:
             self._begin(topics)
