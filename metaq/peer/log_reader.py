@@ -149,7 +149,7 @@ class LogReader:
             partition: the partition to read.
             address: of a broker that has it.
             timeout_s: how long one answer may take.
-            retry_timeout_s: how long to try again without progress.
+            retry_timeout_s: how long all tries may take without progress.
             clock: for deadlines; None is the machine's.
         """
         self._partition = partition
@@ -157,6 +157,7 @@ class LogReader:
         self._timeout_s = timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._clock = clock or SystemClock()
+        self._give_up_s = 0.0
         self._connection: BrokerConnection | None = None
         self._gets = LogGets(partition, self._connect)
         self._ahead = AHEAD_MAX
@@ -212,15 +213,16 @@ class LogReader:
                 await self.close()
                 raise
 
+        self._give_up_s = self._clock.monotonic_s() + self._retry_timeout_s
         return await retry(
             attempt_afresh,
             backoff=READ_BACKOFF,
-            deadline_s=self._clock.monotonic_s() + self._retry_timeout_s,
+            deadline_s=self._give_up_s,
             clock=self._clock,
         )
 
     def _deadline_s(self) -> float:
-        return self._clock.monotonic_s() + self._timeout_s
+        return min(self._clock.monotonic_s() + self._timeout_s, self._give_up_s)
 
     async def _connect(self, deadline_s: float) -> BrokerConnection:
         if self._connection is None or not self._connection.is_open:

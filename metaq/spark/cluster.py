@@ -250,7 +250,9 @@ class Cluster:
     ) -> tuple[str, ...]:
         """Return the topics that a query chose; refuse those that no broker has."""
         pattern = options.topic_pattern
-        soon_s = min(deadline_s, context.clock.monotonic_s() + NEW_TOPIC_S)
+        now_s = context.clock.monotonic_s()
+        # The names of the error are asked for after that.
+        soon_s = now_s + min(NEW_TOPIC_S, (deadline_s - now_s) / 2)
         is_last_look = False
         while True:
             topics = options.topics or tuple({p.topic for p in options.assigned})
@@ -455,15 +457,12 @@ class Cluster:
     # -- the client, all on its loop --------------------------------------------------
 
     async def _run(self, work: ClusterWork[T]) -> T:
-        context, wire = (await self._opened()).context, self._wire
-        patience_s = max(wire.retry_timeout_s, wire.request_timeout_s)
-        clock = context.clock
+        context = (await self._opened()).context
+        deadline_s = context.clock.monotonic_s() + self._wire.retry_timeout_s
         self._busy_count += 1
         try:
-            # An answer may take longer than that; brokers and ZooKeeper may not.
-            known_s = clock.monotonic_s() + wire.retry_timeout_s
-            await read_cluster(context, (), deadline_s=known_s)
-            return await work(context, clock.monotonic_s() + patience_s)
+            await read_cluster(context, (), deadline_s=deadline_s)
+            return await work(context, deadline_s)
         finally:
             self._busy_count -= 1
             self._used_s = asyncio.get_running_loop().time()

@@ -306,8 +306,9 @@ OPTIONS: Final = (
     OptionSpec(name="requestTimeoutMs", kind=Kind.INTEGER, uses=_WIRE, default="30000",
         high=TIMEOUT_MS_MAX, meaning="How long one answer of a broker may take."),
     OptionSpec(name="retryTimeoutMs", kind=Kind.INTEGER, uses=_WIRE, default="120000",
-        low=0, high=TIMEOUT_MS_MAX,
-        meaning="How long to try again when a broker or ZooKeeper cannot be reached."),
+        high=TIMEOUT_MS_MAX,
+        meaning="Bound of every wait for a broker or ZooKeeper, with all its tries, in"
+        " the driver and in tasks; a shorter one bounds `requestTimeoutMs` as well."),
 )  # fmt: skip
 """All options, in the order of the page."""
 

@@ -104,8 +104,9 @@ class WireOptions:
     brokers: tuple[str, ...]
     """`host:port` each; empty where ZooKeeper is asked."""
     request_timeout_s: float
+    """Bound on one answer, `retry_timeout_s` at most."""
     retry_timeout_s: float
-    """Bound on trying again."""
+    """Bound on every wait, with all its tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,12 +330,13 @@ def _wire_options(found: _Found) -> WireOptions:
     for name in ("group", "progressGroup", "pinStart"):
         if name in found.given and found["zookeeper"] is None:
             raise OptionError(f"{name} is kept in ZooKeeper: it needs zookeeper")
+    retry_timeout_s = found.seconds("retryTimeoutMs")
     return WireOptions(
         zookeeper=found["zookeeper"],
         zk_root=found["zkRoot"] or "/",
         brokers=found["brokers"] or (),
-        request_timeout_s=found.seconds("requestTimeoutMs"),
-        retry_timeout_s=found.seconds("retryTimeoutMs"),
+        request_timeout_s=min(found.seconds("requestTimeoutMs"), retry_timeout_s),
+        retry_timeout_s=retry_timeout_s,
     )
 
 

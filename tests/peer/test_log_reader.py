@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from metaq.client.names import parse_address
-from metaq.errors import NoBrokerError, OffsetOutOfRangeError
+from metaq.errors import NoBrokerError, OffsetOutOfRangeError, RequestTimeoutError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.record.layout import HEADER_BYTES
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, Metaq14Broker, StartBroker
 
-ONE_BROKER = {"test_a_read_that_is_given_up_may_be_made_again": "a get without answer"}
+ONE_BROKER = {
+    "test_a_read_that_is_given_up_may_be_made_again": "a get without answer",
+    "test_a_silent_broker_is_waited_for_as_long_as_all_tries_may_take": "the same",
+}
 
 pytestmark = pytest.mark.slow
 
@@ -47,12 +50,12 @@ def payloads_in(data: bytes) -> list[bytes]:
 
 @contextlib.asynccontextmanager
 async def reader_of(
-    broker: AnyBroker, *, retry_timeout_s: float = 20.0
+    broker: AnyBroker, *, timeout_s: float = 20.0, retry_timeout_s: float = 20.0
 ) -> AsyncIterator[LogReader]:
     reader = LogReader(
         PARTITION,
         parse_address(broker.address),
-        timeout_s=20.0,
+        timeout_s=timeout_s,
         retry_timeout_s=retry_timeout_s,
     )
     try:
@@ -147,6 +150,22 @@ def test_a_broker_that_stays_away_is_an_error(broker: AnyBroker) -> None:
             await reader.span()
 
     run(broker, work, retry_timeout_s=1.0)
+
+
+@pytest.mark.timeout(120)
+def test_a_silent_broker_is_waited_for_as_long_as_all_tries_may_take(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """However long one answer may take: an hour here."""
+    broker: Any = start_metaq_1_4()
+    broker.put(b"m")
+    broker.inner.inject(FaultKind.SWALLOW, verb="get")
+
+    async def work(reader: LogReader) -> None:
+        with pytest.raises(RequestTimeoutError):
+            await reader.read(Offset(0), Offset(HEADER_BYTES + 1))
+
+    run(broker, work, timeout_s=3600.0, retry_timeout_s=0.3)
 
 
 def test_a_read_that_is_given_up_may_be_made_again(

@@ -120,6 +120,20 @@ def test_zookeeper_is_waited_for_as_long_as_was_asked() -> None:
         cluster.close()
 
 
+@pytest.mark.timeout(120)
+def test_a_broker_is_waited_for_as_long_as_was_asked(broker: EmbeddedBroker) -> None:
+    """The same for one that has left, at the start of a read and in planning."""
+    hour = {"retryTimeoutMs": 300, "requestTimeoutMs": 3_600_000}
+    options = source_options(broker, assign=json.dumps({TOPIC: ["0-0"]}), **hour)
+    assert options.wire.request_timeout_s == options.wire.retry_timeout_s == 0.3
+    progress = StreamProgress(options)
+    progress.start()
+    broker.stop()
+    for question in (progress.start, progress.freeze):
+        with pytest.raises(NoBrokerError):
+            question()
+
+
 def test_an_assigned_partition_whose_broker_comes_later_is_waited_for(
     broker: EmbeddedBroker,
 ) -> None:

@@ -289,6 +289,21 @@ def test_a_silent_broker_is_asked_again_and_then_given_up() -> None:
 
 
 @pytest.mark.slow
+def test_all_tries_of_a_batch_are_bounded() -> None:
+    """A silent broker is not asked again when the time is over."""
+    with (
+        MemoryBroker() as broker,
+        NamedSender(
+            {ID: str(broker.address)}, timeout_s=0.3, retry_timeout_s=0.3
+        ) as sender,
+    ):
+        broker.stay_silent = lambda command: isinstance(command, Mput)
+        with pytest.raises(RequestTimeoutError, match="outcome unknown"):
+            send_all(sender, 2)
+        assert len([c for c in broker.commands if isinstance(c, Mput)]) == 1
+
+
+@pytest.mark.slow
 def test_a_broker_that_stays_away_is_given_up() -> None:
     """The first cause and the last are both in the error."""
     with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:

@@ -86,7 +86,7 @@ def test_everything_that_can_be_said() -> None:
             "onCorrupt": "skip",
             "filterPushdown": "true",
             "requestTimeoutMs": "1500",
-            "retryTimeoutMs": "0",
+            "retryTimeoutMs": "1200",
         },
         is_stream=True,
     )
@@ -100,7 +100,7 @@ def test_everything_that_can_be_said() -> None:
         "zk1:2181,zk2:2181/root",
         "/other",
     )
-    assert (found.wire.request_timeout_s, found.wire.retry_timeout_s) == (1.5, 0)
+    assert (found.wire.request_timeout_s, found.wire.retry_timeout_s) == (1.2, 1.2)
     assert not found.fail_on_data_loss
     assert not found.is_late_start_error
     assert found.pin_name == found.start_group == found.progress_group == "reports"

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import NoBrokerError
+from metaq.spark.options import SinkOptions
 from metaq.spark.sink import outbox as outboxes
 from metaq.spark.sink.outbox import Outbox, Targets, WriteName
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
 
+WIRE = SinkOptions.from_map({"brokers": "unused:1", "topic": TOPIC}).wire
 NAME = WriteName("query", 7, 3, 11)
 
 
@@ -30,7 +32,7 @@ def box(targets: Targets, *, attempt: int = 1, batch_bytes: int = 4096) -> Outbo
         targets=targets,
         find_targets=lambda _topics: targets,
         batch_bytes=batch_bytes,
-        timeout_s=20.0,
+        wire=WIRE,
     )
 
 

@@ -25,6 +25,7 @@ Source: docs/metaq-1.4/client.md 2.4 and 16, docs/metaq-1.4/broker.md 1.4.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -57,6 +58,7 @@ class NamedSender(OwnSender):
         addresses: Mapping[BrokerId, str],
         *,
         timeout_s: float,
+        retry_timeout_s: float = math.inf,
     ) -> None:
         """Prepare to send; connections are made when they are needed.
 
@@ -64,11 +66,13 @@ class NamedSender(OwnSender):
             addresses: of brokers, `meta://host:port` or `host:port`; read at the first
                 batch for each, so that more may be added until then.
             timeout_s: how long one answer may take, and how long to try to connect.
+            retry_timeout_s: how long a batch may take with all its tries.
 
         Raises:
             NoResourcesError: there is no thread to be had.
         """
         self._brokers: dict[BrokerId, BrokerCopies] = {}
+        self._retry_timeout_s = retry_timeout_s
         super().__init__("metaq-named-batches", addresses, timeout_s)
 
     def statistics(self) -> ProducerStatistics:
@@ -146,7 +150,7 @@ class NamedSender(OwnSender):
         await super()._start()
         options = ProducerOptions(
             # Each attempt, and a connection in between.
-            timeout_s=(2 + RETRIES_MAX) * self._timeout_s,
+            timeout_s=min((2 + RETRIES_MAX) * self._timeout_s, self._retry_timeout_s),
             in_flight_batches_max=IN_FLIGHT_BATCHES_MAX,
             buffer_bytes_max=BUFFER_BYTES_MAX,
         )

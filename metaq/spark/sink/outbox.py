@@ -33,6 +33,7 @@ from metaq.client.options import IN_FLIGHT_BATCHES_MAX
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.options import WireOptions
 from metaq.spark.sink.named_batches import NamedSender
 from metaq.spark.sink.sink_rows import Payloads, Router
 
@@ -155,7 +156,7 @@ class Outbox(RowOutbox):
         targets: Targets,
         find_targets: FindTargets,
         batch_bytes: int,
-        timeout_s: float,
+        wire: WireOptions,
     ) -> None:
         """Prepare to send.
 
@@ -165,7 +166,7 @@ class Outbox(RowOutbox):
             targets: as in `RowOutbox`.
             find_targets: as in `RowOutbox`.
             batch_bytes: most bytes of one batch; a larger message goes alone.
-            timeout_s: of one answer.
+            wire: has the time-outs.
         """
         super().__init__(
             topic=topic,
@@ -176,7 +177,11 @@ class Outbox(RowOutbox):
         self._name = name
         self._batch_bytes = batch_bytes
         self._sent: dict[TopicPartition, _Sent] = {}
-        self._sender = NamedSender(self._addresses, timeout_s=timeout_s)
+        self._sender = NamedSender(
+            self._addresses,
+            timeout_s=wire.request_timeout_s,
+            retry_timeout_s=wire.retry_timeout_s,
+        )
 
     def __enter__(self) -> Self:
         return self

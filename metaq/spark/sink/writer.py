@@ -123,7 +123,7 @@ class Sink:
             targets=self._targets_of(known, name),
             find_targets=find,
             batch_bytes=options.batch_bytes,
-            timeout_s=options.wire.request_timeout_s,
+            wire=options.wire,
         ) as outbox:
             for batch in batches:
                 outbox.put(batch)

@@ -42,7 +42,7 @@ def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> 
         targets=cluster.targets([topic]),
         find_targets=cluster.targets,
         batch_bytes=BATCH_BYTES,
-        timeout_s=options.wire.request_timeout_s,
+        wire=options.wire,
     )
 
 
