@@ -46,7 +46,7 @@ class LogSpan:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Range of one partition for one Spark task; goes to executors in pickled form."""
+    """Range of one partition for a Spark task; goes to executors in pickled form."""
 
     partition: TopicPartition
     start: Offset

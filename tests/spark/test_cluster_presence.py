@@ -78,7 +78,7 @@ def options(*, is_stream: bool = False, **more: Any) -> SourceOptions:
 
 def plan(**more: Any) -> list[ReadTask]:
     tasks = BatchReader(options(**more), pa.binary()).partitions()
-    return [task.value for task in tasks if task.value is not None]
+    return [one for task in tasks for one in task.value or ()]
 
 
 def begin(**more: Any) -> Any:

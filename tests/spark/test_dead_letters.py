@@ -38,7 +38,7 @@ def read(broker: EmbeddedBroker, start: int, end: int) -> None:
         is_stream=False,
     )
     span = ReadRange(tp(0), Offset(start), Offset(end))
-    (task,) = tasks_of([ReadTask(span, broker.address)])
+    (task,) = tasks_of([(ReadTask(span, broker.address),)])
     reader = TaskReader(options, pa.string())
     assert sum(b.num_rows for b in reader.read(task)) == 0
 

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import BackwardRangeError
+from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, ReadRange, plan_batch_end, plan_reads
+from metaq.spark.source.batch import RANGES_MAX, SHARED_BYTES, TASKS_MIN, share_tasks
+from metaq.spark.source.read_task import ReadTask
 
 Logs = dict[TopicPartition, list[int]]
 
@@ -137,6 +140,63 @@ def test_any_plan_covers_exactly_and_falls_on_records(
         assert {int(r.start), int(r.end)} <= set(facts.starts[r.partition])
         if records_max is not None and facts.every == 1:
             assert facts.count(r.partition, r.start, r.end) <= records_max
+
+
+def shares_of(
+    facts: Book, spans: dict[TopicPartition, LogSpan], **more: int | None
+) -> list[tuple[ReadRange, ...]]:
+    """Return the ranges of each task, as the options of a read say."""
+    given = {name: str(value) for name, value in more.items() if value is not None}
+    options = SourceOptions.from_map(
+        {"brokers": "unused:1", "subscribe": "logs", **given}, is_stream=False
+    )
+    ranges = plan_reads(
+        spans, facts, ranges_min=options.ranges_min, records_max=options.records_max
+    )
+    tasks = [ReadTask(one, None) for one in ranges]
+    shares = [
+        tuple(task.range for task in share)
+        for share in share_tasks(facts, options, tasks)
+    ]
+    assert sorted(r.start for share in shares for r in share) == sorted(
+        r.start for r in ranges
+    )
+    return shares
+
+
+def test_small_partitions_share_a_task() -> None:
+    """As many as a task may have, while there is one for each of some cores."""
+    facts, spans = book(*[[100] * 4] * 500)
+    shares = shares_of(facts, spans)
+    assert len(shares) == 17
+    assert max(map(len, shares)) == 31 <= RANGES_MAX
+    assert len(shares_of(facts, spans, minPartitions=200)) >= 200
+    limited = shares_of(facts, spans, maxRecordsPerPartition=10)
+    assert [len(share) for share in limited] == [2] * 250
+    few = dict(list(spans.items())[:TASKS_MIN])
+    assert len(shares_of(facts, few)) == TASKS_MIN
+    facts, spans = book(*[[SHARED_BYTES // 2 - 1]] * 100)
+    assert [len(share) for share in shares_of(facts, spans)] == [2] * 50
+
+
+@pytest.mark.slow
+@given(worlds(), LIMITS, LIMITS)
+def test_any_shared_tasks_keep_order_and_limits(
+    world: tuple[Book, dict[TopicPartition, LogSpan]],
+    ranges_min: int | None,
+    records_max: int | None,
+) -> None:
+    """Ranges of a partition ascend in a task; the options still hold."""
+    facts, spans = world
+    given = {"minPartitions": ranges_min, "maxRecordsPerPartition": records_max}
+    shares = shares_of(facts, spans, **given)
+    range_count = sum(map(len, shares))
+    assert len(shares) >= min(ranges_min or 0, range_count)
+    for share in shares:
+        assert list(share) == sorted(share, key=lambda r: (r.partition, r.start))
+        if records_max is not None and facts.every == 1:
+            counts = [facts.count(r.partition, r.start, r.end) for r in share]
+            assert sum(counts) <= records_max
 
 
 def test_without_limits_a_batch_takes_all_and_asks_nothing() -> None:

@@ -112,7 +112,7 @@ def test_a_batch_names_what_retention_took(broker: EmbeddedBroker) -> None:
         BatchReader(strict, value_type).partitions()
     lenient = options(broker, startingOffsets=wanted, failOnDataLoss="false")
     (partition,) = BatchReader(lenient, value_type).partitions()
-    assert partition.value.range.start == 2 * PER_SEGMENT * SIZE
+    assert partition.value[0].range.start == 2 * PER_SEGMENT * SIZE
 
 
 def test_damage_fails_the_task_or_is_left_out(broker: EmbeddedBroker) -> None:

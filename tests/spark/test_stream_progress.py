@@ -481,7 +481,8 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
     assert end == new.latestOffset(start, None) == offsets_to_json(offsets(40, 0))
     tasks = [task.value for task in old.partitions(start, end)]
     assert tasks == [task.value for task in new.partitions(start, end)]
-    assert [(task.range.start, task.range.end) for task in tasks] == [(0, 40 * SIZE)]
+    ((task,),) = tasks
+    assert (task.range.start, task.range.end) == (0, 40 * SIZE)
     assert old.latestOffset() == offsets_to_json(offsets(80, 0))
     # After a restart it is not known yet.
     again = OldStreamReader(options, VALUE).latestOffset()
@@ -525,7 +526,7 @@ def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
     start, end = (offsets_to_json(offsets(count, 0)) for count in (0, 10))
     (found,) = reader.partitions(start, end)
     starting.join()
-    assert found.value.address is not None
+    assert found.value[0].address is not None
 
 
 def test_an_old_spark_goes_on_with_a_broker_that_was_away(
@@ -540,12 +541,13 @@ def test_an_old_spark_goes_on_with_a_broker_that_was_away(
     start, end = offsets_to_json(offsets(10, 15)), reader.latestOffset()
     assert end == offsets_to_json({P0: offsets(30, 0)[P0]})
     (task,) = reader.partitions(start, end)
-    assert task.value.range.start == 10 * SIZE
+    assert task.value[0].range.start == 10 * SIZE
     cluster.spans = None
     last = reader.latestOffset()
     assert last == offsets_to_json(offsets(30, 20))
     (task,) = reader.partitions(end, last)
-    assert (task.value.range.partition, task.value.range.start) == (P1, 15 * SIZE)
+    span = task.value[0].range
+    assert (span.partition, span.start) == (P1, 15 * SIZE)
 
 
 def test_a_reader_travels_without_its_client(broker: EmbeddedBroker) -> None:

@@ -76,7 +76,7 @@ def test_a_task_that_reads_imports_no_client(broker: EmbeddedBroker) -> None:
     publish(broker, numbered(10))
     (log,) = stored(broker).values()
     span = ReadRange(tp(0), Offset(0), Offset(log[-1].offset))
-    (task,) = tasks_of([ReadTask(span, broker.address)])
+    (task,) = tasks_of([(ReadTask(span, broker.address),)])
     for kind, is_stream in ((BatchReader, False), (StreamReader, True)):
         options = SourceOptions.from_map(
             wire(broker, subscribe=TOPIC), is_stream=is_stream

@@ -5,7 +5,8 @@ moment in which it was planned. Streams begin, settle spans and cut tasks as bat
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, assert_never
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from metaq.client.offsets.query_progress import read_progress
+from metaq.client.options import MIB
 from metaq.errors import MetaqError
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import InnerOffsetError, LateStartError, one_sentence
 from metaq.spark.options import AtTime, Edge, SourceOptions
-from metaq.spark.plan import LogSpan, plan_reads
+from metaq.spark.plan import LogSpan, SpanFacts, plan_reads
 from metaq.spark.record_bounds import Bounds, PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import value_type, with_table_options
@@ -35,6 +37,13 @@ _log = logging.getLogger(__name__)
 
 NARROWING_MAX: Final = 1000
 """Boundaries asked for to leave out rows that a filter on offsets excludes."""
+RANGES_MAX: Final = 64
+"""Ranges of one task at most."""
+SHARED_BYTES: Final = 4 * MIB
+"""Bytes of ranges that share a task: read in less time than another task takes to
+begin."""
+TASKS_MIN: Final = 16
+"""Tasks are shared only while there are so many: each may keep a core busy."""
 NOTHING: Final = LogSpan(Offset(0), Offset(0))
 """A log that a broker does not have yet: its first record will lie at 0."""
 
@@ -49,7 +58,7 @@ class BatchReader(TaskReader, DataSourceReader):
 
     @one_sentence
     def partitions(self) -> list[InputPartition]:
-        """Return the range of each task: a `ReadTask`.
+        """Return the ranges of each task: some `ReadTask`.
 
         Raises:
             DataLossError: bytes that are asked for are gone, and that is to fail the
@@ -71,7 +80,8 @@ class BatchReader(TaskReader, DataSourceReader):
         spans = {}
         for partition, span in settle_all(wanted, logs, options).items():
             spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
-        return tasks_of(plan_tasks(cluster, facts, options, spans, self._pushed.bounds))
+        tasks = plan_tasks(cluster, facts, options, spans, self._pushed.bounds)
+        return tasks_of(share_tasks(facts, options, tasks))
 
 
 class PushingBatchReader(BatchReader):
@@ -239,6 +249,40 @@ def plan_tasks(
     )
     addresses = cluster.addresses({found.partition for found in ranges})
     return [ReadTask(found, addresses.get(found.partition), bounds) for found in ranges]
+
+
+def share_tasks(
+    facts: SpanFacts, options: SourceOptions, tasks: Sequence[ReadTask]
+) -> list[tuple[ReadTask, ...]]:
+    """Put small ranges together: a task of Spark for each costs more than to read it.
+
+    Args:
+        facts: asked only where the options limit the records of a task.
+        options: options of the read, whose limits hold.
+        tasks: of one range each, the largest first.
+
+    Returns:
+        Every range once; those of one task in the order of their partition.
+    """
+    ranges_max = min(RANGES_MAX, len(tasks) // max(TASKS_MIN, options.ranges_min or 0))
+    shares: list[list[ReadTask]] = []
+    left_count = left_bytes = left_records = 0
+    for task in tasks:
+        partition, start, end = task.range.partition, task.range.start, task.range.end
+        size_bytes, count = end - start, 0
+        is_small = ranges_max > 1 and size_bytes <= SHARED_BYTES
+        if options.records_max is not None and is_small:
+            count = facts.count(partition, start, end)
+        if not left_count or size_bytes > left_bytes or count > left_records:
+            shares.append([])
+            left_count, left_bytes = max(1, ranges_max), SHARED_BYTES
+            left_records = options.records_max or 0
+        shares[-1].append(task)
+        left_count -= 1
+        left_bytes -= size_bytes
+        left_records -= count
+    order = attrgetter("range.partition", "range.start")
+    return [tuple(sorted(share, key=order)) for share in shares]
 
 
 def _narrowed(

@@ -1,7 +1,7 @@
-"""Read one range of one partition in a task: gets in, Arrow batches out.
+"""Read ranges of partitions in a task, one by one: gets in, Arrow batches out.
 
-A reader plans on the driver, with a client of its own; a task only reads its range, and
-needs neither ZooKeeper nor other brokers than its own. So a reader is pickled as a
+A reader plans on the driver, with a client of its own; a task only reads its ranges,
+and needs neither ZooKeeper nor other brokers than theirs. So a reader is pickled as a
 `TaskReader` alone, and executors do not import the client; they import the sender of
 dead letters with the first bad value.
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Range of one task; goes to executors in pickled form."""
+    """Range to read in a task; goes to executors in pickled form."""
 
     range: ReadRange
     """Record boundaries at both ends."""
@@ -171,7 +171,7 @@ def _named_damage(
 
 
 class TaskReader:
-    """Reads the range of a task. Base of the readers that plan them."""
+    """Reads the ranges of a task. Base of the readers that plan them."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
         """Take the options of the read and the Arrow type of the column `value`."""
@@ -191,14 +191,13 @@ class TaskReader:
             BadRowError: a value is not of the format, and that is to fail the query.
             MetaqError: as `read_rows`.
         """
-        task: ReadTask | None = partition.value
-        if task is None:
-            return
-        with _Converting(task, self._options, self._value_type) as converting:
-            for batch in read_rows(task, self._options):
-                rows = converting.convert(batch)
-                if rows.num_rows:
-                    yield rows
+        tasks: tuple[ReadTask, ...] = partition.value or ()
+        for task in tasks:
+            with _Converting(task, self._options, self._value_type) as converting:
+                for batch in read_rows(task, self._options):
+                    rows = converting.convert(batch)
+                    if rows.num_rows:
+                        yield rows
 
 
 class _Converting:

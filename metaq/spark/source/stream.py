@@ -41,7 +41,13 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
 from metaq.spark.record_bounds import EVERYTHING
 from metaq.spark.schema import value_type, with_table_options
-from metaq.spark.source.batch import NOTHING, plan_tasks, resolve_starts, settle_all
+from metaq.spark.source.batch import (
+    NOTHING,
+    plan_tasks,
+    resolve_starts,
+    settle_all,
+    share_tasks,
+)
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.loss import settle
 from metaq.spark.source.read_task import ReadTask, TaskReader
@@ -248,6 +254,14 @@ class StreamProgress:
         spans = self.spans(start, end)
         return plan_tasks(self._cluster, self._facts, self._options, spans, EVERYTHING)
 
+    def shares(
+        self,
+        start: Mapping[TopicPartition, Offset],
+        end: Mapping[TopicPartition, Offset],
+    ) -> list[tuple[ReadTask, ...]]:
+        """Return `tasks`, small ones put together; raises as `spans`."""
+        return share_tasks(self._facts, self._options, self.tasks(start, end))
+
     def backlog(self) -> dict[str, Backlog]:
         """Return what the next micro-batch leaves for later ones, of each topic.
 
@@ -418,9 +432,9 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return the range of each task of a micro-batch: a `ReadTask`."""
-        tasks = self.progress.tasks(offsets_from_json(start), offsets_from_json(end))
-        return [InputPartition(task) for task in tasks]
+        """Return the ranges of each task of a micro-batch: some `ReadTask`."""
+        shares = self.progress.shares(offsets_from_json(start), offsets_from_json(end))
+        return [InputPartition(share) for share in shares]
 
     @one_sentence
     def commit(self, end: dict[str, Any]) -> None:
@@ -460,7 +474,7 @@ class OldStreamReader(StreamReader):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return the range of each task of a micro-batch: a `ReadTask`.
+        """Return the ranges of each task of a micro-batch: some `ReadTask`.
 
         Partitions that were away while the query's offsets were unknown are missing
         from `end`; the next micro-batch has them again, with their old offsets.
