@@ -256,7 +256,7 @@ OPTIONS: Final = (
     OptionSpec(name="maxTriggerDelay", kind=Kind.DURATION, uses=_STREAM, default="15m",
         meaning="Wait no longer than that for `minOffsetsPerTrigger`."),
     OptionSpec(name="minPartitions", kind=Kind.INTEGER, uses=_READ, high=TASKS_MAX,
-        meaning="A hint: cut large partitions, and let fewer small ones share a task, so"
+        meaning="Hint: cut large partitions, and let fewer small ones share a task, so"
         " that there are about so many tasks."),
     OptionSpec(name="maxRecordsPerPartition", kind=Kind.INTEGER, uses=_READ,
         meaning="Messages of one task."),
