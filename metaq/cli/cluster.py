@@ -12,7 +12,7 @@ from metaq.client.admin.cluster_admin import know_topics
 from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
-from metaq.client.cluster.presence import name_away
+from metaq.client.cluster.presence import missing_topics, name_away
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import near_topics, parse_address
 from metaq.client.session import CoordinatorFactory
@@ -192,6 +192,20 @@ def find_topic(
         return await _find_by_pattern(target, topic, wanted, context, deadline_s)
 
     return target.run(find)
+
+
+def find_missing(target: Target, topics: Collection[str]) -> tuple[str, ...]:
+    """Return the topics of which no broker has a partition, here or away.
+
+    Raises:
+        NoBrokerError: the cluster cannot be asked.
+    """
+
+    async def look(context: ClientContext, deadline_s: float) -> tuple[str, ...]:
+        snapshot = await know_topics(context, topics, deadline_s=deadline_s)
+        return missing_topics(snapshot, topics)
+
+    return target.run(look)
 
 
 def require_not_away(

@@ -307,14 +307,24 @@ def schema_command(
 @click.option(
     "--alerts", default="alerts", show_default=True, help="Topic for the alerts."
 )
+@click.option(
+    "--create-topics",
+    "creates_topics",
+    is_flag=True,
+    help="Create the topics that are missing, with one partition on each broker.",
+)
 @target_options
-def init_command(directory: Path, topic: str, alerts: str, target: Target) -> None:
+def init_command(
+    directory: Path, topic: str, alerts: str, creates_topics: bool, target: Target
+) -> None:
     """Write a new declared pipeline into DIRECTORY: log lines → counts → alerts.
 
     It runs as it is written, and is made to be changed. A directory that has something
-    in it is refused.
+    in it is refused. Topics that no broker serves are named.
     """
-    project.init(directory, target, source=topic, alerts=alerts)
+    project.init(
+        directory, target, source=topic, alerts=alerts, creates_topics=creates_topics
+    )
 
 
 @pipeline.command(

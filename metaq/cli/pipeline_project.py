@@ -5,6 +5,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import Target, check_target
+from metaq.cli.cluster import Target, check_target, find_missing
 from metaq.cli.groups import describe_groups, print_progress, to_json
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
@@ -25,30 +26,96 @@ from metaq.cli.options import (
     metrics_option,
 )
 from metaq.cli.pipeline_jobs import JobRun
-from metaq.errors import ConfigError
+from metaq.cli.topics import Wishes, create
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Millis
 
 BATCH_WIDTHS: Final = {
     "time": 23, "flow": 12, "batch": 6, "rows_in": 9, "rows_out": 9, "seconds": 8,
     "lag_bytes": 12,
 }  # fmt: skip
+ONE_PARTITION: Final = Wishes(partitions=1, brokers=None, settings={})
+"""Of a topic that `init` creates."""
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 
 
-def init(directory: Path, target: Target, *, source: str, alerts: str) -> None:
-    """Write a new project, and say how to run it; see `create_project`."""
+def init(
+    directory: Path, target: Target, *, source: str, alerts: str, creates_topics: bool
+) -> None:
+    """Write a new project, and say how to run it; see `create_project`.
+
+    Args:
+        directory: see `create_project`.
+        target: the cluster of the project.
+        source: topic of the log lines.
+        alerts: topic for the alerts.
+        creates_topics: create the topics that are missing, else name them.
+    """
     from metaq.pipeline.declared.scaffold import create_project
 
     if target.brokers:
         raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
-    create_project(
+    topics = create_project(
         directory,
         zookeeper=target.zookeeper,
         root=target.root,
         source=source,
         alerts=alerts,
     )
+    try:
+        missing = find_missing(target, topics)
+    except NoBrokerError as error:
+        if creates_topics:
+            raise
+        render.say(f"it is unknown which topics are missing: {error}")
+        missing = ()
+    if creates_topics:
+        for topic in missing:
+            create(target, topic, ONE_PARTITION, as_json=False)
+    elif missing:
+        render.say(_cure(missing))
     click.echo(f"{directory}: now metaq pipeline run {directory}")
+
+
+def _cure(missing: Sequence[str]) -> str:
+    """Return the sentence about topics that no broker serves."""
+    commands = (f"metaq topics create {name} --partitions 1" for name in missing)
+    return f"no broker serves {', '.join(missing)}: {'; '.join(commands)}"
+
+
+def require_topics(directory: Path, configuration: Mapping[str, str]) -> None:
+    """Refuse a project whose topics are missing: Spark would retry without end.
+
+    Raises:
+        click.UsageError: names them.
+        NoBrokerError: the cluster cannot be asked.
+    """
+    from metaq.pipeline.declared.scaffold import TOPICS, ZOOKEEPER
+
+    texts = (configuration[name] for name in TOPICS if name in configuration)
+    topics = [topic.strip() for text in texts for topic in text.split(",")]
+    if not topics or ZOOKEEPER not in configuration:
+        return
+    if missing := find_missing(_target_of(configuration), topics):
+        raise click.UsageError(f"{directory}: {_cure(missing)}")
+
+
+def _target_of(configuration: Mapping[str, str]) -> Target:
+    """Return the cluster that the configuration of a project names.
+
+    Raises:
+        click.BadParameter: it names none.
+    """
+    from metaq.pipeline.declared import scaffold
+
+    target = Target(
+        configuration.get(scaffold.ZOOKEEPER, ZOOKEEPER),
+        configuration.get(scaffold.ZK_ROOT, ROOT),
+        (),
+        TIMEOUT_S,
+    )
+    check_target(target)
+    return target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +170,7 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
     Each micro-batch is a line. Where a signal is the only end it is a good one.
 
     Raises:
-        click.UsageError: options contradict each other.
+        click.UsageError: options contradict each other, or a topic is missing.
         ConfigError: a library is missing, or the metrics port cannot be had.
         JobError: an update failed.
         KeyboardInterrupt: Ctrl-C before the one update was done.
@@ -130,6 +197,7 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
     with job_errors(f"pipeline {directory}"), Interrupts() as interrupts:
         project = read_project(directory)
         home = project.spec_path.parent
+        require_topics(directory, project.spec.configuration)
         with (
             _metrics(counters, options.metrics_port),
             interrupts.pause(),
@@ -200,15 +268,8 @@ def status(directory: Path, *, as_json: bool) -> None:
             f"{directory}: its configuration names no {scaffold.PROGRESS_GROUP}, the"
             " group to which its sources commit"
         )
-    target = Target(
-        spec.configuration.get(scaffold.ZOOKEEPER, ZOOKEEPER),
-        spec.configuration.get(scaffold.ZK_ROOT, ROOT),
-        (),
-        TIMEOUT_S,
-    )
-    check_target(target)
     flows = flows_of(spec.storage)
-    found = describe_groups(target, group)[0]
+    found = describe_groups(_target_of(spec.configuration), group)[0]
     if as_json:
         value = {
             "pipeline": spec.name,

@@ -19,6 +19,8 @@ from tests.spark.conftest import ROOT
 from tests.spark.segment_dirs import payloads, write_log
 
 TEXT = PAGE.read_text()
+CREATED = re.findall(r"`metaq topics create (\S+) --partitions 1`", TEXT)
+"""Topics that the page has its reader create; `metaq local` has `test`."""
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 
 
@@ -61,11 +63,17 @@ def test_what_json_leaves_open_is_filled_in_as_the_page_says(is_stream: bool) ->
     assert len(stated) == 4
 
 
+def test_every_topic_of_a_snippet_is_created() -> None:
+    """By `metaq local`, or by a command of the page."""
+    named = set(re.findall(r'(?:topic|subscribe)="(\w+)"', "".join(FILES.values())))
+    assert named == {"test", *CREATED}
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return what the page's addresses and paths mean here."""
     write_log(tmp_path / "data", payloads(20))
-    with embedded_broker(topics={"test": 2, "rejects": 1}) as broker:
+    with embedded_broker(topics={"test": 2, **dict.fromkeys(CREATED, 1)}) as broker:
         yield {
             'zookeeper="127.0.0.1:2181"': f'brokers="{broker.address}"',
             '"/tmp/archive': f'"{tmp_path}/archive',

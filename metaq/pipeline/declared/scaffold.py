@@ -23,6 +23,8 @@ PROGRESS_GROUP: Final = "metaq.progressGroup"
 SOURCE_TOPIC: Final = "metaq.sourceTopic"
 ALERTS_TOPIC: Final = "metaq.alertsTopic"
 DEAD_LETTER_TOPIC: Final = "metaq.deadLetterTopic"
+TOPICS: Final = (SOURCE_TOPIC, ALERTS_TOPIC, DEAD_LETTER_TOPIC)
+"""Keys of the topics that have to be there before a run starts Spark."""
 
 LOGS: Final = r'''"""Lines of a log topic → rows, dead letters; counts of rows → alerts.
 
@@ -154,7 +156,7 @@ alerts and dead letters again, too.
 
 def create_project(
     directory: Path, *, zookeeper: str, root: str, source: str, alerts: str
-) -> None:
+) -> tuple[str, ...]:
     """Write a new project.
 
     Args:
@@ -164,6 +166,9 @@ def create_project(
         root: root of MetaQ's nodes.
         source: topic of the log lines.
         alerts: topic for the alerts.
+
+    Returns:
+        Its topics.
 
     Raises:
         ConfigError: the directory is not empty, its name is not a group's, or Spark
@@ -205,6 +210,7 @@ def create_project(
         path = directory / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    return source, alerts, letters
 
 
 def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
