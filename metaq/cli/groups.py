@@ -97,13 +97,18 @@ def delete(
         render.say(f"group {group} is deleted")
 
 
-def describe_groups(target: Target, name: str) -> tuple[GroupDescription, ...]:
-    """Return one group, or all with an empty name; raise if there is no such group."""
+def describe_groups(
+    target: Target, name: str, *, with_parts: bool = False
+) -> tuple[GroupDescription, ...]:
+    """Return one group, or all with an empty name; raise if there is no such group.
+
+    `with_parts` adds the groups whose names are this name, a dot and more.
+    """
 
     async def look(
         context: ClientContext, deadline_s: float
     ) -> tuple[GroupDescription, ...]:
-        names = await _known_groups(context, name, deadline_s)
+        names = await _known_groups(context, name, deadline_s, with_parts=with_parts)
         return tuple(
             await all_of(
                 describe_group(context, n, deadline_s=deadline_s) for n in names
@@ -114,17 +119,21 @@ def describe_groups(target: Target, name: str) -> tuple[GroupDescription, ...]:
 
 
 async def _known_groups(
-    context: ClientContext, name: str, deadline_s: float
+    context: ClientContext, name: str, deadline_s: float, *, with_parts: bool = False
 ) -> tuple[str, ...]:
-    """Return the group of a name, all of them without one."""
+    """Return the group of a name, with its parts if asked; all without a name."""
     known = await list_groups(
         require_coordinator(context), context.paths, deadline_s=deadline_s
     )
-    if name and name not in known:
+    part = f"{name}." if with_parts else None
+    names = tuple(
+        each for each in known if name in {"", each} or (part and each.startswith(part))
+    )
+    if name and not names:
         raise ClientError(
             f"no group {name}; groups there are: {', '.join(known) or 'none'}"
         )
-    return (name,) if name else known
+    return names
 
 
 def to_json(group: GroupDescription) -> dict[str, object]:

@@ -247,7 +247,7 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
 
 
 def status(directory: Path, *, as_json: bool) -> None:
-    """Print the last batch of each flow, and the lag of the progress group.
+    """Print the last batch of each flow, and the lag of the project's groups.
 
     Raises:
         ConfigError: the project names no ZooKeeper or no group.
@@ -269,7 +269,7 @@ def status(directory: Path, *, as_json: bool) -> None:
             " group to which its sources commit"
         )
     flows = flows_of(spec.storage)
-    found = describe_groups(_target_of(spec.configuration), group)[0]
+    groups = describe_groups(_target_of(spec.configuration), group, with_parts=True)
     if as_json:
         value = {
             "pipeline": spec.name,
@@ -282,7 +282,7 @@ def status(directory: Path, *, as_json: bool) -> None:
                 }
                 for each in flows
             ],
-            **to_json(found),
+            "groups": [to_json(each) for each in groups],
         }
         render.print_json(value)
         return
@@ -291,5 +291,6 @@ def status(directory: Path, *, as_json: bool) -> None:
         for each in flows
     ]
     render.print_rows(FLOW_COLUMNS, rows, as_json=False)
-    click.echo()
-    print_progress(found)
+    for each in groups:
+        click.echo(f"\ngroup {each.group}")
+        print_progress(each)

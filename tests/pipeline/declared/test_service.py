@@ -182,12 +182,14 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     done = run("pipeline", "status", str(place), "--json")
     assert done.exit_code == 0, done.output
     status = json.loads(done.stdout)
-    assert status["pipeline"] == status["group"] == "errors"
+    assert status["pipeline"] == "errors"
+    assert [each["group"] for each in status["groups"]] == ["errors", "errors.dead"]
     assert {each["flow"] for each in status["flows"]} == {
         "alert", "counts", "dead_letter", "lines", "warnings",
     }  # fmt: skip
     assert all(each["finished"] for each in status["flows"])
-    assert [each["lag"]["bytes"] for each in status["partitions"]] == [0, 0]
+    partitions = status["groups"][0]["partitions"]
+    assert [each["lag"]["bytes"] for each in partitions] == [0, 0]
 
     # Spark's own command, on the same catalog, with the same decoded columns.
     publish(broker, LATE)

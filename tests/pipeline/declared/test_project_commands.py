@@ -1,13 +1,18 @@
-"""Topics of a project that no broker serves: named before Spark starts, or created."""
+"""`metaq pipeline init`, `run` and `status` with a cluster, without Spark."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from metaq.cli.cluster import Target
+from metaq.cli.offsets import reset_offsets
 from metaq.client import Client
+from metaq.model import Offset
 from metaq.testing.embedded import EmbeddedBroker
-from tests.cli.runner import run
+from tests.cli.runner import PATIENCE_S, run
+from tests.cli.test_groups import FORCE
 from tests.pipeline.declared.project import broker
 from tests.spark.classes import VERSION
 
@@ -49,3 +54,27 @@ def test_missing_topics_are_named_before_spark_starts_and_created_if_asked(
         assert {"lines", "alerts", "lines.dead"} <= set(client.topics())
     done = run("pipeline", "run", str(place))
     assert "run this command by itself, not by spark-submit" in done.output
+
+
+def test_status_shows_all_groups_of_the_project(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Its name, and its name with a dot; another project's name begins with it."""
+    place = tmp_path / "errors"
+    zookeeper = str(broker.zookeeper.address)
+    done = run("pipeline", "init", str(place), "--zookeeper", zookeeper)
+    assert done.exit_code == 0
+    done = run("pipeline", "status", str(place))
+    assert done.exit_code == 1
+    assert "no group errors" in done.output
+    target = Target(zookeeper, "/meta", (), PATIENCE_S)
+    for group in ("errors.dead", "errors", "errors2"):
+        reset_offsets(target, group, "logs", Offset(0), ("0-0",), FORCE)
+    done = run("pipeline", "status", str(place))
+    assert done.exit_code == 0
+    named = [line for line in done.output.splitlines() if line.startswith("group ")]
+    assert named == ["group errors", "group errors.dead"]
+    done = run("pipeline", "status", str(place), "--json")
+    groups = json.loads(done.stdout)["groups"]
+    assert [each["group"] for each in groups] == ["errors", "errors.dead"]
+    assert {part["topic"] for each in groups for part in each["partitions"]} == {"logs"}
