@@ -200,18 +200,33 @@ class ArchiveStore:
         """See to it that the table is there.
 
         What killed jobs have staged of batches that are in the archive is deleted.
+
+        Raises:
+            CommitRaceError: Another job has created it meanwhile.
         """
         if self._table is None:
+            self._table = self._create()
+        with table_errors(self.root):
+            self._files.create_dir(STAGING, recursive=True)
+        self._clear_staging()
+
+    def _create(self) -> DeltaTable:
+        try:
             with table_errors(self.root):
-                self._table = DeltaTable.create(
+                return DeltaTable.create(
                     self.root,
                     TABLE_SCHEMA,
                     partition_by=list(PARTITIONED_BY),
                     configuration=dict(PROPERTIES),
                 )
-        with table_errors(self.root):
-            self._files.create_dir(STAGING, recursive=True)
-        self._clear_staging()
+        except ArchiveError as error:
+            with table_errors(self.root):
+                if not DeltaTable.is_deltatable(self.root):
+                    raise
+            raise CommitRaceError(
+                f"{self.root}: another job writes this archive: it has created the"
+                " table since this job began"
+            ) from error
 
     def write(
         self, spark: SparkSession, tasks: Sequence[ReadTask], read: Read, batch: int

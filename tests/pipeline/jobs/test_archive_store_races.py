@@ -1,5 +1,6 @@
 """Several jobs on one archive: each batch is in it once."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,17 @@ def test_the_progress_of_each_partition_is_kept(
     assert store.last_messages() == {one: (100, 101), two: (50, 51)}
 
 
-def test_of_two_that_begin_an_archive_one_does(spark: SparkSession, path: str) -> None:
-    """The other one says so."""
-    one, two = ArchiveStore(path), ArchiveStore(path)
-    one.claim()
-    with pytest.raises(ArchiveError, match="exists"):
-        two.claim()
+def test_of_jobs_that_create_one_archive_one_goes_on(path: str) -> None:
+    """The others fail with one sentence, also in the same moment."""
+    stores = [ArchiveStore(path) for _ in range(4)]
+    stores[0].claim()
+    sentence = (
+        f"{path}: another job writes this archive: it has created the table since"
+        " this job began"
+    )
+    with ThreadPoolExecutor() as pool:
+        claims = [pool.submit(store.claim) for store in stores[1:]]
+    assert [str(claim.exception()) for claim in claims] == [sentence] * 3
 
 
 def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
