@@ -134,6 +134,13 @@ def adopt_command(path: str, as_json: bool) -> None:
     is_flag=True,
     help="To the broker and partition that each message came from.",
 )
+@click.option(
+    "--keep-origin",
+    "keeps_origin",
+    is_flag=True,
+    help="With place and time of each message in its headers, replay.origin and"
+    " replay.timestamp.",
+)
 @wire_options
 @run_options
 def replay_command(
@@ -141,6 +148,7 @@ def replay_command(
     topic: str | None,
     where: str | None,
     keeps_partitions: bool,
+    keeps_origin: bool,
     wire: Wire,
     run: JobRun,
 ) -> None:
@@ -149,7 +157,13 @@ def replay_command(
     Messages of one partition stay in order, and together in one partition.
     """
     jobs.replay(
-        run, wire, path, topic=topic, where=where, keeps_partitions=keeps_partitions
+        run,
+        wire,
+        path,
+        topic=topic,
+        where=where,
+        keeps_partitions=keeps_partitions,
+        keeps_origin=keeps_origin,
     )
 
 

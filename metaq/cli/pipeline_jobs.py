@@ -168,6 +168,7 @@ def replay(
     topic: str | None,
     where: str | None,
     keeps_partitions: bool,
+    keeps_origin: bool,
 ) -> None:
     """Put an archive back into topics, and print the summary; see the job."""
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
@@ -184,6 +185,7 @@ def replay(
                     options,
                     where=where,
                     keeps_partitions=keeps_partitions,
+                    keeps_origin=keeps_origin,
                 ),
             )
     print_facts(

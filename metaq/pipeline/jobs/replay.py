@@ -1,7 +1,15 @@
-"""Put the messages of an archive back into topics; order per partition is kept."""
+"""Put the messages of an archive back into topics; order per partition is kept.
+
+With `keeps_origin` a message has two headers more, UTF-8 texts, after its own. One that
+was replayed before keeps those that it has.
+
+    replay.origin       orders/0-3@4096    topic, partition, offset in the archive
+    replay.timestamp    1700000000000      milliseconds since 1970; none if unknown
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
@@ -14,6 +22,9 @@ from metaq.pipeline.jobs.failures import job_errors
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import HEADERS_DDL
 from metaq.spark.topics import put_targets
+
+ORIGIN: Final = "replay.origin"
+TIMESTAMP: Final = "replay.timestamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,7 @@ def replay(
     *,
     where: str | None = None,
     keeps_partitions: bool = False,
+    keeps_origin: bool = False,
 ) -> WriteSummary:
     """Write an archive, or some of it, to topics.
 
@@ -50,6 +62,7 @@ def replay(
             from, which the topic must have: that is asked first; else messages with a
             key are spread by it, and those without one by the names of their
             partitions.
+        keeps_origin: Each message has its place in the archive and its time in headers.
 
     Raises:
         ArchiveError: There is no archive, or it is damaged.
@@ -67,16 +80,33 @@ def replay(
         spread = wanted.repartition("topic", "broker_id", "partition")
         ordered = spread.sortWithinPartitions(*ORDER)
         target: tuple[Column | str, ...] = ("broker_id", "partition")
+        source = sf.concat_ws("/", "topic", sf.concat_ws("-", *target))
         if not keeps_partitions:
-            name = sf.concat_ws("-", *target)
-            source = sf.concat_ws("/", "topic", name).cast("binary")
-            target = (sf.coalesce("key", source).alias("partition_key"),)
+            spread_by = sf.coalesce("key", source.cast("binary"))
+            target = (spread_by.alias("partition_key"),)
         # PySpark takes time in the square of a batch's rows for lists that are null;
         # the sink takes an empty one for none as well.
-        headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL)).alias("headers")
-        columns = ("attribute", "key", headers, "value", *target)
+        headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL))
+        if keeps_origin:
+            headers = _with_origin(headers, source)
+        columns = ("attribute", "key", headers.alias("headers"), "value", *target)
         names = columns if has_topic else ("topic", *columns)
         return write_messages(ordered.select(*names), options)
+
+
+def _with_origin(headers: Column, source: Column) -> Column:
+    """Return headers with those of the message's place and time after them."""
+    texts = {
+        ORIGIN: sf.concat_ws("@", source, "offset"),
+        TIMESTAMP: sf.unix_millis("timestamp").cast("string"),
+    }
+    pairs = [
+        sf.struct(sf.lit(name).alias("key"), text.cast("binary").alias("value"))
+        for name, text in texts.items()
+    ]
+    added = sf.filter(sf.array(*pairs), lambda pair: pair["value"].isNotNull())
+    has_origin = sf.exists(headers, lambda pair: pair["key"] == ORIGIN)
+    return sf.when(has_origin, headers).otherwise(sf.concat(headers, added))
 
 
 def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:

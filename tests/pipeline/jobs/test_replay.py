@@ -1,10 +1,12 @@
 """An archive goes back to topics, in order, by a real broker."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from metaq.client import Client
 from metaq.pipeline.errors import ArchiveError, JobError
 from metaq.pipeline.jobs.archive import archive
 from metaq.pipeline.jobs.archive_store import read_archive
@@ -73,6 +75,34 @@ def test_a_topic_goes_to_an_archive_and_back(
     with pytest.raises(JobError, match="topic less lacks partition 0-1 of the archive"):
         replay(spark, path, {**wire, "topic": "less"}, keeps_partitions=True)
     assert stored(broker, "less") == {"0-0": []}
+
+
+def test_a_replay_keeps_place_and_time_in_headers_if_asked(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """After the message's own; a second replay leaves them as they are."""
+    wire = options(broker)
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        for number in range(2):
+            producer.send(TOPIC, b"%d" % number, headers={"own": b"x"})
+    wanted = {
+        (
+            *(message.data, "own", b"x"),
+            *("replay.origin", f"{message.partition}@{message.offset}".encode()),
+            *("replay.timestamp", str(message.timestamp_ms).encode()),
+        )
+        for messages in stored(broker).values()
+        for message in messages
+    }
+    for source, target in ((TOPIC, "copy"), ("copy", "same")):
+        path = str(tmp_path / source)
+        archive(spark, path, {**wire, "subscribe": source})
+        replay(spark, path, {**wire, "topic": target}, keeps_origin=True)
+        assert wanted == {
+            (message.data, *chain.from_iterable(message.headers.items()))
+            for messages in stored(broker, target).values()
+            for message in messages
+        }
 
 
 def test_failures_are_one_sentence(
