@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, assert_never
 
 from metaq.model import MAX_OFFSET
 from metaq.record.ids import BROKER_ID_MAX
+from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import parse_assigned, parse_times, parse_wanted
 
@@ -265,6 +266,10 @@ OPTIONS: Final = (
         meaning="Bytes of records of one task, about; larger files are cut and smaller"
         " ones put together. A zip is never cut; of files without a span index 4 GiB"
         " are cut per query."),
+    OptionSpec(name="maxMessageBytes", kind=Kind.INTEGER, uses=_FILES,
+        default=str(64 * 1024 * 1024), high=VALUE_BYTES_MAX,
+        meaning="A longer message is damage, known by its header; a task has memory for"
+        " one of that size."),
     # Rows.
     OptionSpec(name="valueFormat", kind=Kind.CHOICE, uses=_ROWS, default="binary",
         choices=("binary", "string", "json"),

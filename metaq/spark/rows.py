@@ -29,6 +29,7 @@ from metaq.record.checksum import BytesLike
 from metaq.record.layout import HEADER_BYTES
 from metaq.record.scan import (
     Corrupt,
+    Flaw,
     Incomplete,
     find_next_record,
     is_blank_to_end,
@@ -91,6 +92,7 @@ class RowDecoder:
         *,
         on_corrupt: OnCorrupt = OnCorrupt.FAIL,
         payload_bytes_max: int = VALUE_BYTES_MAX,
+        limit_hint: str = "",
         batch_records_max: int = BATCH_RECORDS_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         resync_bytes: int = RESYNC_BYTES,
@@ -103,6 +105,7 @@ class RowDecoder:
             end: a record boundary, at or after `start`; it is not read.
             on_corrupt: reaction to a damaged record.
             payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
+            limit_hint: ends the sentence about such a payload.
             batch_records_max: rows of a batch, 1 or more.
             batch_bytes_max: bytes of a batch, exceeded by less than one record;
                 1..VALUE_BYTES_MAX.
@@ -124,6 +127,7 @@ class RowDecoder:
         """Ranges left out, in order."""
         self._on_corrupt = on_corrupt
         self._payload_bytes_max = payload_bytes_max
+        self._limit_hint = limit_hint
         self._records_max = batch_records_max
         self._bytes_max = batch_bytes_max
         self._resync_bytes = resync_bytes
@@ -216,6 +220,8 @@ class RowDecoder:
         else:
             assert isinstance(found, Corrupt), found
             detail = found.detail
+            if found.flaw is Flaw.LENGTH_OVER_LIMIT:
+                detail += self._limit_hint
         after = self._next_good(view, position)
         good = None if after is None else Offset(self.next_offset + after - position)
         self._begin_search(detail, in_sight=good)

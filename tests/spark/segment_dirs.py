@@ -120,7 +120,12 @@ def rows(
     return [
         row
         for task in plan.tasks
-        for batch in read_splits(FS, task, on_corrupt=asked.on_corrupt)
+        for batch in read_splits(
+            FS,
+            task,
+            on_corrupt=asked.on_corrupt,
+            message_bytes_max=asked.message_bytes_max,
+        )
         for row in batch.to_pylist()
     ]
 

@@ -71,6 +71,7 @@ def test_offsets_and_times_bound_a_read() -> None:
         ({"endingOffsets": '{"a": {"0-0": -2}}'}, "endingOffsets: a/0-0"),
         ({"onCorrupt": "maybe"}, "onCorrupt: expected fail or skip"),
         ({"maxBytesPerPartition": "0"}, "maxBytesPerPartition: expected 1"),
+        ({"maxMessageBytes": "0"}, "maxMessageBytes: expected 1"),
         ({"brokerId": "1024"}, "brokerId: expected 0..1023"),
         (
             {

@@ -1,6 +1,8 @@
 """Rows out of segment files: complete, in order, for any files and splits."""
 
+import tracemalloc
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.spark.errors import OptionError
 from metaq.spark.record_bounds import PushedFilters
+from metaq.spark.segments.segment_options import MESSAGE_BYTES_MAX
 from metaq.spark.segments.segment_plan import plan_query
 from metaq.spark.segments.segment_reader import PIECE_BYTES
 from metaq.storage.segment import META_SUFFIX, segment_file_name
@@ -253,6 +256,31 @@ def test_a_zip_is_read_in_pieces(data_dir: Path) -> None:
     directory = write_log(data_dir, sent, segment_bytes=3 * PIECE_BYTES)
     archive(directory, ZIP, ZIP, ARCHIVE)
     assert values(options(directory)) == sent
+
+
+def test_a_message_above_the_limit_is_refused_before_memory_is_taken(
+    directory: Path,
+) -> None:
+    """By its header: a zip of a few kilobytes may claim a gigabyte."""
+    first, *_rest = archive(directory, ZIP)
+    claimed = MESSAGE_BYTES_MAX + 1
+    with ZipFile(first) as zipped:
+        (name,) = zipped.namelist()
+        records = bytearray(zipped.read(name))
+    records[:4] = claimed.to_bytes(4, "big")
+    with ZipFile(first, "w", ZIP_DEFLATED) as zipped:
+        zipped.writestr(name, bytes(records).ljust(claimed + STRIDE, b"\0"))
+    sentence = f"length {claimed}, the limit is {MESSAGE_BYTES_MAX}; if it is a message"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecordError, match=sentence):
+            rows(options(first))
+        _now, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < MESSAGE_BYTES_MAX
+    small = options(directory, message_bytes_max=SizeBytes(39), on_corrupt=SKIP)
+    assert values(small) == []
 
 
 def test_an_archive_that_is_none_fails_or_is_left_out(directory: Path) -> None:

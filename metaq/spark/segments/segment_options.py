@@ -22,6 +22,9 @@ from metaq.spark.rows import OnCorrupt
 
 BYTES_PER_PARTITION: Final = SizeBytes(64 << 20)
 """Bytes of records of one task: a few tenths of a second of work."""
+MESSAGE_BYTES_MAX: Final = SizeBytes(64 << 20)
+"""Bytes of a message, four times what brokers take by default: a length that rotted, or
+was made, would take gigabytes of memory out of a small zip."""
 
 _EDGES: Final = {EARLIEST: "earliest", LATEST: "latest"}
 BINARY_VALUES: Final = ValueOptions(
@@ -53,6 +56,8 @@ class SegmentOptions:
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     """About as many bytes of records go to one task."""
+    message_bytes_max: SizeBytes = MESSAGE_BYTES_MAX
+    """A longer message is damage."""
     broker_id: BrokerId | None = None
     """Value of `broker_id` in every row; None: taken from the message ids."""
     values: ValueOptions = BINARY_VALUES
@@ -123,6 +128,7 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
         end_ms=end_ms,
         on_corrupt=OnCorrupt(found["onCorrupt"]),
         bytes_per_partition=found["maxBytesPerPartition"] or BYTES_PER_PARTITION,
+        message_bytes_max=found["maxMessageBytes"],
         broker_id=found["brokerId"],
         values=read_value_options(options, Use.SEGMENTS),
         can_push_filters=found["filterPushdown"],

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from metaq.errors import CorruptRecordError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
+from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.errors import DamagedRecordError, one_sentence
 from metaq.spark.record_bounds import PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt, RowDecoder
@@ -118,7 +119,12 @@ class SegmentsReader(DataSourceReader):
             asked.values.format, asked.values.bad_rows, self._value_type
         )
         fs = SystemFileSystem()
-        for batch in read_splits(fs, splits, on_corrupt=asked.on_corrupt):
+        for batch in read_splits(
+            fs,
+            splits,
+            on_corrupt=asked.on_corrupt,
+            message_bytes_max=asked.message_bytes_max,
+        ):
             yield converter.convert(batch).rows
 
 
@@ -132,7 +138,11 @@ class PushingReader(SegmentsReader):
 
 
 def read_splits(
-    fs: FileSystem, splits: Iterable[BoundedSplit], *, on_corrupt: OnCorrupt
+    fs: FileSystem,
+    splits: Iterable[BoundedSplit],
+    *,
+    on_corrupt: OnCorrupt,
+    message_bytes_max: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of some splits, in order.
 
@@ -141,6 +151,7 @@ def read_splits(
         splits: One after the other; at most one file is open at a time.
         on_corrupt: With SKIP damaged ranges are warnings in the task's log, at most
             `DAMAGES_MAX` for each split.
+        message_bytes_max: A longer message is damage, and is not read.
 
     Raises:
         CorruptRecordError: Bytes are damaged and FAIL was said; the message names
@@ -149,7 +160,13 @@ def read_splits(
     """
     for bounded in splits:
         damage: list[Damage] = []
-        batches = read_split(fs, bounded.split, on_corrupt=on_corrupt, damage=damage)
+        batches = read_split(
+            fs,
+            bounded.split,
+            on_corrupt=on_corrupt,
+            damage=damage,
+            message_bytes_max=message_bytes_max,
+        )
         for batch in batches:
             wanted = bounded.bounds.clip(batch)
             if wanted.num_rows:
@@ -159,7 +176,12 @@ def read_splits(
 
 
 def read_split(
-    fs: FileSystem, split: Split, *, on_corrupt: OnCorrupt, damage: list[Damage]
+    fs: FileSystem,
+    split: Split,
+    *,
+    on_corrupt: OnCorrupt,
+    damage: list[Damage],
+    message_bytes_max: int = VALUE_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows of one split, in order of their offsets.
 
@@ -168,6 +190,7 @@ def read_split(
         split: The split to read.
         on_corrupt: Reaction to damage.
         damage: With SKIP, skipped ranges are added here, in order.
+        message_bytes_max: A longer message is damage, and is not read.
 
     Raises:
         CorruptRecordError: See `read_splits`.
@@ -179,6 +202,8 @@ def read_split(
         split.start,
         _readable_end(fs, split),
         on_corrupt=on_corrupt,
+        payload_bytes_max=message_bytes_max,
+        limit_hint="; if it is a message, raise maxMessageBytes",
     )
     try:
         yield from _decode(fs, split, decoder)
