@@ -19,11 +19,12 @@ The format does not list its applications, so the partitions are a property of t
 table. It is set before the first commit that has one of them.
 """
 
+import datetime as dt
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, reduce
@@ -42,6 +43,7 @@ from pyarrow.fs import FileSelector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from metaq.client.names import name_few
 from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError, CommitRaceError
@@ -415,6 +417,20 @@ class ArchiveStore:
             added = pa.table(self._open.get_add_actions(flatten=True))
         return frozenset(known.union(added["partition.topic"].unique().to_pylist()))
 
+    def require_topics(self, topics: Iterable[str]) -> None:
+        """Refuse a topic that was never archived: nothing of it would be read.
+
+        Raises:
+            ArchiveError: Names it and the topics that there are.
+        """
+        known = self.topics()
+        for topic in topics:
+            if topic not in known:
+                raise ArchiveError(
+                    f"{self.root}: was never given topic {topic!r}; its topics are:"
+                    f" {name_few(sorted(known)) or 'none'}"
+                )
+
     def files(self, *topics: str) -> tuple[DataFile, ...]:
         """Return the files that count, by path.
 
@@ -496,26 +512,48 @@ class ArchiveStore:
         return f"file:{whole}" if whole.startswith("/") else whole
 
 
-def read_archive(spark: SparkSession, path: str) -> DataFrame:
-    """Return every message of an archive, each once, in no order.
+def read_archive(
+    spark: SparkSession,
+    path: str,
+    *,
+    topics: Collection[str] = (),
+    first_date: dt.date | None = None,
+    last_date: dt.date | None = None,
+) -> DataFrame:
+    """Return the messages of an archive, each once, in no order.
 
-    Files that are added later are not seen. Files that are put together later
-    stay readable for as long as the table keeps what it has removed, a week if nothing
-    is set.
+    Only files of the topics and days that are asked for are looked at: the table names
+    them, so no directory is listed. Files that are added later are not seen. Files that
+    are put together later stay readable for as long as the table keeps what it has
+    removed, a week if nothing is set.
 
     Args:
         spark: The session.
         path: Path or URL of the archive.
+        topics: Those that are read; none: all.
+        first_date: The first UTC day that is read; None: the earliest.
+        last_date: The last one; None: the latest. With either, messages without a
+            timestamp are left out.
 
     Returns:
         The columns of the source, and `date`: the UTC day of `timestamp`, null where
         there is none.
 
     Raises:
-        ArchiveError: There is no archive.
+        ArchiveError: There is no archive, or it was never given a topic.
     """
     store = open_archive(path)
-    return store.read(spark, store.files())
+    store.require_topics(topics)
+    files = store.files(*topics)
+    if first_date is not None or last_date is not None:
+        first, last = first_date or dt.date.min, last_date or dt.date.max
+        files = tuple(
+            file
+            for file in files
+            if file.date is not None
+            and first <= dt.date.fromisoformat(file.date) <= last
+        )
+    return store.read(spark, files)
 
 
 def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:

@@ -26,9 +26,7 @@ from typing import Any, Final, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from metaq.client.names import name_few
 from metaq.model import Offset, TopicPartition
-from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive
 from metaq.pipeline.jobs.data_files import ArchivedLog, DataFile
 from metaq.pipeline.jobs.failures import job_errors
@@ -154,7 +152,7 @@ def audit_archive(
         with job_errors("audit"):
             archived |= _logs_of(store.read(spark, mixed))
     found = find_partitions(wanted, archived)
-    _require_topics(store, topics)
+    store.require_topics(topics)
     ends = _ends(store, {*archived, *found.served})
     with job_errors("audit"):
         source = spark.read.format("metaq").options(**asked).load()
@@ -168,17 +166,6 @@ def audit_archive(
                 wanted, set(logs).intersection(found.served)
             ),
         )
-
-
-def _require_topics(store: ArchiveStore, topics: Sequence[str]) -> None:
-    """Refuse a topic that was never archived: nothing of it would be compared."""
-    known = store.topics()
-    for topic in topics:
-        if topic not in known:
-            raise ArchiveError(
-                f"{store.root}: was never given topic {topic!r}; its topics are:"
-                f" {name_few(sorted(known)) or 'none'}"
-            )
 
 
 def _logs_of(rows: DataFrame) -> set[TopicPartition]:

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from metaq.pipeline.jobs import archive
 from metaq.pipeline.jobs.archive import ArchiveProgress
 from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive, read_archive
 from metaq.pipeline.jobs.compact import compact
+from metaq.pipeline.jobs.data_files import NO_VALUE
 from metaq.spark.source.read_task import ReadTask
 from tests.pipeline.jobs.archives import (
     Feed,
@@ -81,6 +83,38 @@ def check(spark: SparkSession, path: str, rows: list[Row]) -> None:
     for reader, found in places_elsewhere(path).items():
         assert found == wanted, reader
     assert DeltaTable(path).count() == len(rows)
+
+
+def test_only_the_files_of_wanted_topics_and_days_are_looked_at(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """The table names them; a store is not listed."""
+    rows = [*joined(batches()), row("orders", 1, 900, time=None)]
+    feed.add(rows)
+    archive_feed(spark, feed, path)
+    night, day = date(2026, 1, 31), date(2026, 2, 1)
+
+    def directories(**asked: Any) -> set[str]:
+        found = read_archive(spark, path, **asked)
+        files = [Path(unquote(file)).parent for file in found.inputFiles()]
+        names = {f"{file.parent.name} {file.name}" for file in files}
+        assert {f"topic={r.topic} date={r.date}" for r in found.collect()} == {
+            name.replace(NO_VALUE, "None") for name in names
+        }
+        return names
+
+    assert directories(topics=["logs"]) == {
+        f"topic=logs date={d}" for d in (night, day)
+    }
+    assert directories(topics=["orders"], last_date=night) == {
+        f"topic=orders date={night}"
+    }
+    assert directories(first_date=day) == {
+        f"topic={topic} date={day}" for topic in ("logs", "orders")
+    }
+    assert len(directories()) == 5
+    with pytest.raises(ArchiveError, match="was never given topic 'order'"):
+        read_archive(spark, path, topics=["order"])
 
 
 def test_topics_are_archived_by_topic_and_day(
