@@ -18,6 +18,7 @@ shipped with `addPyFiles`.
 """
 
 import os
+import re
 import sys
 from typing import Any, Final
 
@@ -33,8 +34,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark.sql.utils import is_remote
 
-from metaq.spark.errors import one_sentence
+from metaq.spark.errors import SparkError, one_sentence
 
+_NO_MODULE: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
@@ -159,6 +161,9 @@ def register(spark: SparkSession) -> None:
     On a local master the Python workers of the session are this interpreter from now
     on, unless `PYSPARK_PYTHON` names another one. The executors of a cluster need this
     package too: installed, or shipped with the query.
+
+    Raises:
+        SparkError: the server of Spark Connect runs a Python without this package.
     """
     # The driver of Spark Connect is another process, with workers of its own.
     if not is_remote() and "PYSPARK_PYTHON" not in os.environ:
@@ -172,3 +177,20 @@ def register(spark: SparkSession) -> None:
             # Spark 4.0 cannot register a format again that it has found by its name.
             if error.getCondition() != _ALREADY_THERE:
                 raise
+    if is_remote():
+        _require_package(spark)
+
+
+def _require_package(spark: SparkSession) -> None:
+    """Have a server name the columns of the format, which asks no broker."""
+    rows = spark.read.format(MetaqDataSource.name())
+    try:
+        _ = rows.options(brokers="none:1", subscribe="none").load().schema
+    except PySparkException as error:
+        if (missing := _NO_MODULE.search(str(error))) is None:
+            raise
+        raise SparkError(
+            f"the Python of the server of Spark Connect has no module {missing[1]}:"
+            " start it (or this program, for remote('local')) with PYSPARK_PYTHON set"
+            " to an interpreter that has metaq[spark]"
+        ) from None

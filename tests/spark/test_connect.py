@@ -84,3 +84,43 @@ def test_a_client_of_spark_connect_reads_writes_streams_and_hears_of_errors(
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["read"], found["streamed"]) == (10, 10)
     assert "no broker has topic 'nobody'" in sentence_of(JobError(found["error"]))
+
+
+WITHOUT_PACKAGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pyspark.sql import SparkSession
+import metaq.spark
+from metaq.errors import MetaqError
+
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+try:
+    metaq.spark.register(spark)
+except MetaqError as error:
+    print(f"refused: {error}")
+spark.stop()
+"""
+
+
+def test_a_server_whose_python_lacks_this_package_is_named_with_the_cure(
+    tmp_path: Path,
+) -> None:
+    """When the formats are registered, in place of a trace with the first query."""
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGE, str(ROOT)],
+        env={**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": str(bare)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    sentence = done.stdout.splitlines()[-1]
+    assert (
+        "refused: the Python of the server of Spark Connect has no module metaq:"
+        in sentence
+    )
+    assert "PYSPARK_PYTHON set to an interpreter" in sentence, done.stderr[-4000:]
