@@ -35,11 +35,13 @@ from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
-from metaq.model import BrokerId, SizeBytes
+from metaq.model import BrokerId
 from metaq.retry import Backoff, wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.zk.children import Settler, ValuesWatch
 from metaq.zk.definitions import (
+    COPY_BYTES_MAX,
+    COPY_NAME,
     Effect,
     TopicDefinition,
     TopicStatus,
@@ -56,9 +58,6 @@ from metaq.zk.session import Cancel, Coordinator, SessionState
 
 _log = logging.getLogger(__name__)
 
-COPY_NAME: Final = "topics.json"
-"""Below the broker's first data directory; may be deleted while the broker is down."""
-COPY_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
 OPERATION_TIMEOUT_S: Final = 5.0
 PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
 """Between passes that fail, or find that others have not done their part yet."""

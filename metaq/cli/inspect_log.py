@@ -31,7 +31,7 @@ from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.retention_run import ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.segment_source import SegmentSource, open_source, unpacked_size
-from metaq.storage.verify import Finding, list_logs, verify_directory
+from metaq.storage.verify import Finding, VerifyReport, list_logs, verify_directory
 from metaq.storage.walk import search_record
 
 WINDOW_BYTES: Final = 1 << 20
@@ -279,6 +279,21 @@ def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") ->
         raise StorageError(text)
 
 
+def check(
+    fs: FileSystem, directory: Path, segments: Iterable[Path], *, in_use: bool
+) -> VerifyReport:
+    """Check every stored byte of a data directory with these segments."""
+    total_bytes = sum(map(fs.size_of, segments))
+    with render.progress("verify", total_bytes) as advance:
+        return verify_directory(
+            fs,
+            directory,
+            in_use=in_use,
+            unsynced_bytes_max=UNSYNCED_BYTES_MAX,
+            on_progress=lambda progress: advance(progress.checked_bytes),
+        )
+
+
 @command(
     "verify",
     click.argument(
@@ -301,15 +316,7 @@ def verify(directory: Path, *, as_json: bool) -> bool:
     segments = list_segments(fs, (path for _id, path in list_logs(fs, directory)))
     if not segments:
         require_data_directory(fs, directory)
-    total_bytes = sum(map(fs.size_of, segments))
-    with render.progress("verify", total_bytes) as advance:
-        report = verify_directory(
-            fs,
-            directory,
-            in_use=is_in_use(fs, directory),
-            unsynced_bytes_max=UNSYNCED_BYTES_MAX,
-            on_progress=lambda progress: advance(progress.checked_bytes),
-        )
+    report = check(fs, directory, segments, in_use=is_in_use(fs, directory))
     for finding in report.findings:
         if as_json:
             render.print_json(_finding_fields(finding))

@@ -24,7 +24,7 @@ SECTIONS: Final = {
     "Topics": ("topics", "partitions"),
     "Operate": (
         "local", "broker", "brokers", "stats", "reload", "txn", "verify", "dump",
-        "accept-loss",
+        "accept-loss", "hand-over",
     ),
     "Pipelines": ("pipeline",),
 }  # fmt: skip

@@ -27,8 +27,12 @@ from types import MappingProxyType
 from typing import Final
 
 from metaq.config.keys import BROKER_ID_MAX, PARTITION_COUNT_MAX
-from metaq.model import BrokerId
+from metaq.model import BrokerId, SizeBytes
 from metaq.zk.errors import PayloadError
+
+COPY_NAME: Final = "topics.json"
+"""Below the broker's first data directory; may be deleted while the broker is down."""
+COPY_BYTES_MAX: Final = SizeBytes(64 << 20)
 
 QUOTED_CHARS_MAX: Final = 80
 """Bytes of a payload that an error shows."""

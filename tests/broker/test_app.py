@@ -17,7 +17,6 @@ import pytest
 
 from metaq.broker.admin_socket import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
-from metaq.broker.definitions import COPY_NAME
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.registration import (
     make_snapshot,
@@ -39,7 +38,7 @@ from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
 from metaq.testing.servers import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.definitions import TopicDefinition, encode_definition
+from metaq.zk.definitions import COPY_NAME, TopicDefinition, encode_definition
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, Peer, make_config, running_broker

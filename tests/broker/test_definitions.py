@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.definitions import COPY_NAME, Definitions
-from metaq.zk.definitions import TopicDefinition, encode_copy
+from metaq.broker.definitions import Definitions
+from metaq.zk.definitions import COPY_NAME, TopicDefinition, encode_copy
 from tests.rigs.broker import CONFIG, make_config
 from tests.rigs.fs import FaultyFileSystem
 

@@ -78,6 +78,7 @@ COMMANDS = {
     "topics describe": {"--zookeeper", "--json"},
     "verify": {"--json"},
     "accept-loss": {"--config", "--yes"},
+    "hand-over": {"--back", "--json", "--yes"},
     "dump": {"--json"},
     "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},

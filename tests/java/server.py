@@ -6,6 +6,7 @@ It says what it does in `java.log`. Its home is a directory of the tests.
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,14 @@ def server_ini(
     for name, keys in sections.items():
         lines += [f"[{name}]", *(f"{key}={value}" for key, value in keys.items())]
     return "\n".join(lines) + "\n"
+
+
+def metaq(*words: str) -> str:
+    """Run a command of ours that has to succeed; return what it prints."""
+    command = [sys.executable, "-m", "metaq", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 class JavaBroker:

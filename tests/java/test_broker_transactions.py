@@ -17,7 +17,7 @@ from metaq.txn.records import BatchLocation, RedoOperation, encode_operation
 from metaq.txn.sums import decode_sums
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
-from tests.java.server import JavaBroker
+from tests.java.server import JavaBroker, metaq
 from tests.java.talk import Frame, Talk
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
@@ -133,12 +133,6 @@ def ours_on(theirs: JavaBroker, tmp_path: Path) -> BrokerProcess:
     return BrokerProcess(theirs.data, topic=TOPIC, arguments=arguments)
 
 
-def give_back(theirs: JavaBroker) -> None:
-    """Leave what a Java broker knows, as operators are told to."""
-    (theirs.data / ".lock").unlink()
-    (theirs.data / "holdings").unlink()
-
-
 def ask(talk: Talk, text: bytes) -> bytes:
     found = talk.ask(text)
     assert isinstance(found, Frame), found
@@ -204,7 +198,7 @@ def test_what_java_prepared_is_committed_here(
         prepare(broker.port, OTHER, b"other")
         wanted = [b"first", b"second", b"third", b"prepared"]
         assert all_of(broker.port) == wanted
-    give_back(theirs)
+    metaq("hand-over", str(theirs.data), "--yes")
     with theirs:
         assert recover(theirs.port) == OTHER
         assert all_of(theirs.port) == wanted
@@ -266,7 +260,7 @@ def test_java_takes_over_from_a_broker_that_was_killed(
     assert all(place > bound for place, bound in zip(now, bounds.values(), strict=True))
     place = {"at others": 0, "across the end": end - 5, "beyond it": end + 1000}
     add_commit(journal, OTHER, b"not yet", lost, place[foreseen])
-    give_back(theirs)
+    metaq("hand-over", str(theirs.data), "--yes")
     with theirs:
         assert set(recover(theirs.port).split(b"\r\n")) == {XID, THIRD}
         found = all_of(theirs.port)
@@ -277,6 +271,7 @@ def test_java_takes_over_from_a_broker_that_was_killed(
         assert sorted(found) == sorted(wanted)
         commit(theirs.port, XID)
         assert recover(theirs.port) == THIRD
+    metaq("hand-over", str(theirs.data), "--back")
     with ours_on(theirs, tmp_path) as broker:
         assert recover(broker.port) == THIRD
         assert sorted(all_of(broker.port)) == sorted([*wanted, b"prepared"])
@@ -320,7 +315,7 @@ def test_what_we_prepared_is_committed_by_java(
     with ours_on(theirs, tmp_path) as broker:
         prepare(broker.port, XID, b"prepared")
         put(broker.port, b"second")
-    give_back(theirs)
+    metaq("hand-over", str(theirs.data), "--yes")
     with theirs:
         assert recover(theirs.port) == XID
         commit(theirs.port, XID)
@@ -340,7 +335,7 @@ def test_a_batch_that_we_prepared_is_committed_by_java(
     with ours_on(theirs, tmp_path) as broker:
         prepare_batch(broker.port, XID, b"one", b"two", bytes(300))
         prepare_batch(broker.port, OTHER, b"never")
-    give_back(theirs)
+    metaq("hand-over", str(theirs.data), "--yes")
     with theirs:
         assert set(recover(theirs.port).split(b"\r\n")) == {XID, OTHER}
         commit(theirs.port, XID)

@@ -1,8 +1,6 @@
 """One data directory, written by MetaQ's own broker and by ours in turn."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from metaq.client import Client, SendResult
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from tests.java.server import JavaBroker
+from tests.java.server import JavaBroker, metaq
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 
@@ -46,10 +44,8 @@ def java(
 
 @contextlib.contextmanager
 def ours_on(java: JavaBroker) -> Iterator[str]:
-    """Run our broker on the same directory; give it back as operators are told to."""
-    record = java.data.with_name("holdings")
-    if record.exists():
-        record.rename(java.data / "holdings")
+    """Run our broker on the same directory; hand it over at the end."""
+    metaq("hand-over", str(java.data), "--back")
     with BrokerProcess(
         java.data,
         topic="grouped",
@@ -57,13 +53,13 @@ def ours_on(java: JavaBroker) -> Iterator[str]:
         segment_bytes=SEGMENT_BYTES,
         arguments=[
             "--set=brokerId=0",
+            f"--set=dataLogPath={java.data.parents[1] / 'journal'}",
             "--set=lazy:unflushThreshold=10",
             "--set=unflushInterval=100",
         ],
     ) as broker:
         yield f"127.0.0.1:{broker.port}"
-    (java.data / ".lock").unlink()
-    (java.data / "holdings").rename(record)
+    metaq("hand-over", str(java.data), "--yes")
 
 
 def put_some(address: str, name: str) -> Stored:
@@ -104,10 +100,7 @@ def all_of(address: str) -> Stored:
 
 
 def verify(data: Path) -> None:
-    command = [sys.executable, "-m", "metaq", "verify", str(data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ": 0 problems" in done.stdout
+    assert ": 0 problems" in metaq("verify", str(data))
 
 
 def test_a_directory_goes_there_and_back(java: JavaBroker) -> None:

@@ -1,0 +1,151 @@
+"""A data directory handed over to a Java broker, and taken back.
+
+A Java broker skips partitions when the last name that the file system lists in the
+directory is not one of a partition (docs/metaq-1.4/broker.md 2.3): gets there are
+answered 404 until the first put. So nothing but partitions may remain. What only our
+broker needs, and cannot make again, waits beside the directory:
+
+    <dataPath>.handed-over/holdings, topics.json
+
+It is copied there, since a data directory may be a disk of its own.
+
+Keep in step: the list of files in docs/storage.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metaq.broker.admin_socket import SOCKET_NAME
+from metaq.errors import StorageError
+from metaq.fs import LOCK_FILE, FileSystem
+from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
+from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
+from metaq.zk.definitions import (
+    COPY_BYTES_MAX,
+    COPY_NAME,
+    TopicDefinition,
+    TopicState,
+    decode_copy,
+)
+
+KEPT: Final = {HOLDINGS_FILE: HOLDINGS_BYTES_MAX, COPY_NAME: COPY_BYTES_MAX}
+"""Files to move aside, and their largest size."""
+
+NEEDLESS: Final = frozenset(
+    (SOCKET_NAME, DELETED_DIRECTORY, *(f"{name}.tmp" for name in (SOCKET_NAME, *KEPT)))
+)
+"""Names of what a broker at rest does not need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """The changes that make one data directory ready for a Java broker."""
+
+    directory: Path
+    """The data directory, locked by the caller."""
+    aside: Path
+    """Directory beside it for the moved files."""
+    moved: tuple[str, ...]
+    """Names to move aside; `metaq hand-over --back` moves them back."""
+    removed: tuple[str, ...]
+    """Names to remove for good, without the lock file."""
+    others: tuple[str, ...]
+    """Names that are no partitions and not the broker's to move: they prevent it."""
+    topics: Mapping[str, TopicDefinition]
+    """Topics made by command: a Java broker needs sections in its `server.ini`."""
+
+
+def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
+    """Return what is to change in a data directory that no broker uses.
+
+    Raises:
+        StorageError: the disk refused.
+        PayloadError: the copy of the topic definitions is damaged.
+    """
+    names = [name for name in fs.list_directory(directory) if name != LOCK_FILE]
+    logs = {
+        log_id.topic
+        for name in names
+        if (log_id := parse_log_directory_name(name)) is not None
+        and fs.is_directory(directory / name)
+    }
+    rest = [
+        name
+        for name in names
+        if parse_log_directory_name(name) is None
+        or not fs.is_directory(directory / name)
+    ]
+    topics: dict[str, TopicDefinition] = {}
+    if COPY_NAME in rest:
+        topics = decode_copy(fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX))
+    return HandOver(
+        directory=directory,
+        aside=_aside(directory),
+        moved=tuple(name for name in rest if name in KEPT),
+        removed=tuple(name for name in rest if name in NEEDLESS),
+        others=tuple(name for name in rest if name not in KEPT.keys() | NEEDLESS),
+        topics={
+            topic: definition
+            for topic, definition in topics.items()
+            if definition.state is TopicState.ACTIVE
+            and (definition.brokers is None or topic in logs)
+        },
+    )
+
+
+def hand_over(fs: FileSystem, plan: HandOver) -> None:
+    """Make the directory ready, but for its lock file; to be repeated if it fails.
+
+    Raises:
+        StorageError: the disk refused, and some of the changes may be made.
+    """
+    assert not plan.others, plan.others
+    if plan.moved:
+        fs.make_directory(plan.aside)
+    for name in plan.moved:
+        # What an earlier hand-over left there is older.
+        _move(fs, plan.directory / name, plan.aside / name)
+    remove_set_aside(fs, plan.directory)
+    for name in plan.removed:
+        fs.discard(plan.directory / name)
+
+
+def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
+    """Move the files back; return their names, none if nothing was moved aside.
+
+    Raises:
+        StorageError: the disk refused; or our broker has run on the directory since,
+            and has made such a file: nothing was changed then.
+    """
+    aside = _aside(directory)
+    if not fs.is_directory(aside):
+        return ()
+    names = [name for name in KEPT if fs.exists(aside / name)]
+    for name in names:
+        if fs.exists(directory / name):
+            before, now = (
+                fs.read_file(path / name, KEPT[name]) for path in (aside, directory)
+            )
+            if before != now:
+                raise StorageError(
+                    f"a broker has made {directory / name} since the hand-over, and"
+                    f" {aside / name} differs: remove one of them"
+                )
+    for name in names:
+        _move(fs, aside / name, directory / name)
+    if not fs.list_directory(aside):
+        fs.remove_directory(aside)
+    return tuple(names)
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.handed-over")
+
+
+def _move(fs: FileSystem, source: Path, target: Path) -> None:
+    """Copy a small file, then remove it: after a crash there is one, or both."""
+    fs.write_atomically(target, fs.read_file(source, KEPT[source.name]))
+    fs.unlink(source)
