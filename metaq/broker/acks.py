@@ -98,9 +98,7 @@ class Receipts(NamedTuple):
     opaques: Sequence[bytes]
     """Opaques in decimal, as replies have them."""
     ids: Sequence[int]
-    """Id of each command's first record."""
     offsets: Sequence[int]
-    """Offset of each command's first record."""
 
 
 class PutTicket:

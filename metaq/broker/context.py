@@ -88,15 +88,10 @@ class BrokerContext:
     clock: Clock
     """Wall clock for ids and dates, monotonic for waits."""
     topics: Topics
-    """Topics, their partitions, and their logs."""
     transactions: TransactionCoordinator
-    """Transactions that are not finished."""
     ids: IdGenerator
-    """Message ids."""
     realtime: Realtime
-    """Realtime statistics."""
     waiters: Waiters
-    """Gets that wait for data."""
     fs: FileSystem
     """File system for the work of `upkeep`."""
     upkeep: Executor
@@ -104,18 +99,13 @@ class BrokerContext:
     address: str
     """Advertised address, `meta://host:port`; part of error texts."""
     load: Load
-    """Bytes that connections hold."""
     turns: Turns
     """Work that takes more than one turn of the loop."""
     port: int
-    """Port that the broker listens on."""
     started_s: float
-    """Monotonic time of the start."""
     counters: CommandStatistics = field(default_factory=CommandStatistics)
-    """Counters of commands."""
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""
     made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
     """Indexes made for metadata queries about segments without one."""
     connection_count: int = 0
-    """Connections that are open."""

@@ -36,7 +36,6 @@ class Outcome:
     deleting: frozenset[str]
     """Topics to withdraw and remove."""
     statuses: Mapping[str, TopicStatus]
-    """Statuses to publish in ZooKeeper."""
     refused: frozenset[str]
     """Topics whose definition is not in effect: their settings are not known."""
     problems: tuple[str, ...]
@@ -54,7 +53,6 @@ class _Decision:
     problem: str = ""
     """Sentence for the operator; "" for none."""
     is_refused: bool = False
-    """It is not in effect."""
 
 
 def decide(

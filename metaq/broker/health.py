@@ -88,7 +88,6 @@ class Problem:
     """One thing that is wrong."""
 
     alarm: Alarm
-    """Kind of the problem."""
     text: str
     """One sentence that names the subject."""
 

@@ -89,7 +89,6 @@ class UnparsedBytes(Protocol):
     """Receive buffer as `take` uses it."""
 
     data: bytes
-    """Received bytes."""
     position: int
     """Start of the first frame that was not taken yet."""
 

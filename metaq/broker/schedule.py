@@ -49,9 +49,7 @@ class _Field:
     """One field of an expression."""
 
     name: str
-    """Name in errors."""
     low: int
-    """Smallest value."""
     high: int
     """Largest value; also the largest step."""
     names: tuple[str, ...] = ()

@@ -38,7 +38,6 @@ class DirectoryStatus:
     """One data directory."""
 
     path: str
-    """The directory."""
     offline_cause: str | None = gauge(
         "metaq_directory_online",
         "1 while a data directory is in use, 0 after a disk error.",
@@ -52,7 +51,6 @@ class DirectoryStatus:
     free_bytes: int = gauge(
         "metaq_directory_free_bytes", "Room on the disk of a data directory."
     )
-    """Free bytes when they were last asked for."""
     is_low_on_space: bool
     """Puts, or the largest of them, are refused because the disk is nearly full."""
     is_silent: bool
@@ -114,13 +112,10 @@ class BrokerStatus:
     """Everything about one broker at one moment. Filled by `control.py`."""
 
     version: str
-    """Version of this software."""
     broker_id: int
-    """Its number in the cluster."""
     address: str
     """Advertised address, `meta://host:port`."""
     state: State
-    """State of the broker's life."""
     uptime_s: float = gauge("metaq_uptime_seconds", "Time since the start.")
     config_path: str
     """The configuration file; "" when there is none."""
@@ -135,9 +130,7 @@ class BrokerStatus:
         "metaq_connections_max", "Cap on open connections."
     )
     listener: ListenerStatistics
-    """The public port."""
     commands: CommandStatistics
-    """Requests of clients."""
     waiting_count: int = gauge("metaq_waiting_gets", "Gets that wait for data now.")
     in_flight_bytes: int = gauge(
         "metaq_in_flight_bytes",
@@ -172,11 +165,9 @@ class BrokerStatus:
         label=lambda log: (log.log_id.topic, str(log.log_id.partition)),
         count_max=LOG_SERIES_MAX,
     )
-    """Every partition log, sorted by topic and partition."""
     directories: tuple[DirectoryStatus, ...] = part(
         labels=("directory",), label=lambda directory: (directory.path,)
     )
-    """Every data directory."""
     registration: RegistrationStatistics | None
     """None: the broker runs without ZooKeeper."""
     host_problem: str = ""
@@ -188,13 +179,11 @@ class BrokerStatus:
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
-    """Deletion and archiving."""
     definition_problems: tuple[str, ...] = ()
     """Problems of topics that were made by command, one sentence each."""
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)
     )
-    """Housekeeping."""
     transactions: TransactionFigures | None = None
     """Transactions; None: not known."""
     tx_in_doubt_alarm_ms: int = 0

@@ -55,15 +55,11 @@ class AppendRequest(NamedTuple):
     version: int
     """The writer's version that the offset belongs to."""
     offset: Offset
-    """Offset of its first byte."""
     chunks: Sequence[Buffer]
     """Its bytes, whole records; owned by the request."""
     size_bytes: SizeBytes
-    """Sum of the lengths of the chunks."""
     record_count: int
-    """Records in it, 1 or more."""
     last_id: MessageId
-    """Id of the last of them."""
     ticket: AppendTicket
     """Receives the outcome; used on the loop's thread only."""
     batch: StoredBatch | None = None
@@ -100,6 +96,5 @@ class WriterProgress(NamedTuple):
     last_sync_s: float
     """When the last sync ended, on the monotonic clock."""
     sync_count: int
-    """Syncs of the log so far."""
     sync_s: float
     """Time they took together, seconds."""

@@ -173,9 +173,7 @@ class Part:
     end: Offset
     """Start of the next part: a record boundary, or the end of the segment."""
     damage: tuple[Damage, ...]
-    """Damaged ranges, apart and in order."""
     record_count: int
-    """Records that are good."""
     spans: tuple[Span, ...]
     """Spans made of bytes that the index does not cover; times are estimates."""
     miscounted: tuple[Span, ...] = ()

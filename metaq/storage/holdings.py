@@ -56,7 +56,6 @@ class Extent(NamedTuple):
     """Offset range of a partition."""
 
     start: Offset
-    """Log start."""
     end: Offset
     """Behind the last byte that is known to be synced."""
 
@@ -65,9 +64,7 @@ class Claim(NamedTuple):
     """Knowledge of a data directory about another one of its broker."""
 
     identity: str
-    """Identity of the other directory."""
     partition_count: int
-    """Partitions in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,6 @@ class Holdings:
     identity: str
     """Made once, at random; "" before the first start."""
     written_ms: Millis
-    """Wall clock when it was written."""
     is_sealed: bool = False
     """Written by a clean stop, after the last change: starts and ends are exact."""
     is_accepted: bool = False

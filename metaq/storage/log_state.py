@@ -60,11 +60,8 @@ class LogStatistics:
     """A snapshot of one partition log."""
 
     log_id: LogId
-    """Partition of the log."""
     state: LogState
-    """State: which requests it takes."""
     next_offset: Offset
-    """Offset of the next append."""
     size_bytes: SizeBytes = gauge("metaq_log_size_bytes", "Bytes of a log on disk.")
     held_bytes: SizeBytes = gauge(
         "metaq_log_held_bytes",
@@ -92,9 +89,7 @@ class LogStatistics:
         "metaq_log_refused_appends_total", "Appends that were refused or failed."
     )
     in_flight_count: int = 0
-    """Appends queued and not yet answered."""
     waiter_count: int = 0
-    """Long polls."""
     producer_count: int = gauge(
         "metaq_log_producers", "Producers whose repeated batches are recognised."
     )
@@ -112,7 +107,6 @@ class LogStatistics:
         default=(),
         read=len,
     )
-    """One line per damaged range."""
     is_group_commit: bool = gauge(
         "metaq_log_group_commit",
         "1 where a put is acknowledged after its sync, 0 where before.",

@@ -74,7 +74,6 @@ class WriterOptions:
     unflush_interval_s: float
     """Interval of syncs in threshold mode, until `set_interval_s` changes it."""
     producer_count_max: int
-    """Producers that are remembered at most."""
 
     @property
     def is_group_commit(self) -> bool:
@@ -87,11 +86,8 @@ class ActiveSegment:
     """The open files of the segment that takes appends."""
 
     base_offset: Offset
-    """Offset of its first byte."""
     size_bytes: SizeBytes
-    """Bytes written so far."""
     file: AppendFile
-    """The segment."""
     spans: SpanIndexWriter | None
     """Its index; None if there was no space for one."""
 

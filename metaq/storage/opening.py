@@ -48,13 +48,9 @@ class RecoveredPartition:
     """One partition between recovery and service."""
 
     log_id: LogId
-    """Partition of the log."""
     data_path: Path
-    """Its data directory."""
     settings: TopicConfig
-    """Settings of its topic."""
     found: RecoveredLog
-    """Contents of the directory after repair."""
     writer: LogWriter
     """Open at the end of the active segment, unless there is damage."""
     batches: tuple[StoredBatch, ...]
@@ -64,7 +60,6 @@ class RecoveredPartition:
     larger, for a note is believed when a record at its offset has its id. -1 for
     none."""
     newest_append_ms: Millis | None
-    """Time of the last append; None if unknown."""
 
 
 def log_directory_name(log_id: LogId) -> str:
@@ -107,11 +102,8 @@ class PartitionLoader:
     """Makes the writers of partitions and recovers their directories. Thread-safe."""
 
     fs: FileSystem
-    """The disk."""
     clock: Clock
-    """Time."""
     config: BrokerConfig
-    """Settings of the broker."""
 
     def new_writer(
         self,

@@ -72,7 +72,6 @@ class Notes:
     """Contents of a producer file."""
 
     batches: tuple[StoredBatch, ...] = ()
-    """Undamaged entries, in the order of the file."""
     flaw: str = ""
     """Fault after the valid part; "" for none."""
 

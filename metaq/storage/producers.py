@@ -38,15 +38,12 @@ class StoredBatch:
     sequence: int
     """Number of its first record among the producer's records for the partition."""
     count: int
-    """Records in it, 1 or more."""
     checksum: int
     """Checksum of its bytes as they were sent; -1 where none was sent."""
     first_id: MessageId
     """Id of its first record; no other batch of the broker has it."""
     offset: Offset
-    """Offset of its first byte."""
     size_bytes: SizeBytes
-    """Length of its records."""
 
     @property
     def next_sequence(self) -> int:

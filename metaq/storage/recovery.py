@@ -89,13 +89,10 @@ class TornTail:
     """The bytes cut off the active segment."""
 
     path: Path
-    """The segment."""
     offset: Offset
     """Offset of the first byte that was cut: the log end since."""
     cut_bytes: SizeBytes
-    """Number of bytes."""
     flaw: str
-    """Fault at `offset`."""
     kept_as: Path | None
     """Copy of the cut bytes; None when the disk was full."""
 
@@ -118,7 +115,6 @@ class RecoveredLog:
     damage: tuple[Damage, ...] = ()
     """Not empty: the log is stopped. In order of offsets, apart from each other."""
     torn: TornTail | None = None
-    """The torn tail that was cut."""
 
 
 @dataclass(frozen=True, slots=True)

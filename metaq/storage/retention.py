@@ -66,7 +66,6 @@ class TrustedTime:
     """The time that is believed, as of one look at both clocks."""
 
     wall_ms: Millis
-    """Believed wall clock."""
     boot_ms: Millis
     """Clock since the boot at that look."""
     is_start: bool = False
@@ -86,7 +85,6 @@ class Look:
     """Result of one comparison of the clocks."""
 
     trusted: TrustedTime
-    """Trusted time for the next look."""
     now_ms: Millis
     """Ages count up to here."""
     clock_fault: str | None
@@ -165,15 +163,12 @@ class SegmentFacts:
     """One segment, as far as retention asks."""
 
     base_offset: Offset
-    """Name of the segment within its log."""
     size_bytes: SizeBytes
-    """Size of the segment."""
     is_active: bool
     """The last of its log: it always stays."""
     newest_append_ms: Millis | None
     """Newest append by the span index; None without a whole index."""
     mtime_ms: Millis
-    """Time of the file's last change."""
     record_count: int = 0
     """Records by its index, 0 without one; the plan does not ask."""
 
@@ -183,9 +178,7 @@ class LogFacts:
     """One log, as far as retention asks."""
 
     log_id: LogId
-    """Partition of the log."""
     segments: tuple[SegmentFacts, ...]
-    """From the oldest on."""
     age_ms: int
     """A sealed segment goes when it is strictly older, milliseconds, 0 or more."""
     log_bytes_max: int = 0
@@ -197,11 +190,9 @@ class Removal:
     """One segment goes. Per log the actions are in order, oldest first."""
 
     log_id: LogId
-    """Partition of the segment."""
     base_offset: Offset
     """The segment: its log's first one once the actions before are done."""
     reason: Reason
-    """Reason for removing it."""
 
 
 def plan_retention(

@@ -84,15 +84,12 @@ class LogSnapshot:
     """One log as it was when the run began."""
 
     log_id: LogId
-    """The log."""
     on_removed: Callable[[Segment, int], None]
     """Called on the loop's thread for each removed segment, with its records."""
     sealed: tuple[Segment, ...]
     """Segments that may go, oldest first."""
     active: Segment
-    """The segment that stays."""
     policy: DeletePolicy
-    """Age and fate of a segment."""
     is_stopped: Callable[[], bool]
     """Tells on any thread whether nothing may go any more."""
 
@@ -102,7 +99,6 @@ class DirectorySnapshot:
     """One data directory as it was when the run began."""
 
     path: Path
-    """Path of the directory."""
     logs: tuple[LogSnapshot, ...]
     """Logs that retention may touch: stopped ones are left out."""
     log_bytes_max: int
@@ -118,9 +114,7 @@ class RetentionReport:
     """Result of a run."""
 
     segment_count: int
-    """Segments deleted or archived."""
     size_bytes: SizeBytes
-    """Size of the removed segments, bytes."""
     failures: tuple[str, ...]
     """One line for each action that failed; its source is where it was."""
     clock_fault: str | None

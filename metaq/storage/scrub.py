@@ -64,12 +64,10 @@ class ScrubTarget:
     """One segment that is to be checked."""
 
     log_id: LogId
-    """Partition of the log."""
     segment: Segment
     """Segment to check, with the size of its durable bytes: up to the high
     watermark."""
     is_sealed: bool
-    """Nothing is appended to it any more."""
     is_first: bool = False
     """With it the names and sizes of all files of its log are checked."""
     may_write: bool = True
@@ -96,11 +94,9 @@ class ScrubStep:
     """One piece of work."""
 
     target: ScrubTarget
-    """The segment."""
     start: Offset
     """First byte to check, a record boundary; below the target's end."""
     bytes_max: int
-    """About how many bytes to check."""
     span_bytes_min: int
     """Size of the spans of an index that is made."""
     index: SpanIndex | None = None
@@ -118,13 +114,9 @@ class StepResult:
     end: Offset
     """Start of the next step; the segment's end when it is done or gone."""
     checked_bytes: SizeBytes
-    """Bytes that were checked."""
     damage: tuple[Damage, ...]
-    """Damaged ranges, in order."""
     index: SpanIndex | None
-    """Index for the next step."""
     made: tuple[Span, ...]
-    """Spans made so far, for the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +124,11 @@ class ScrubState:
     """A snapshot for operators."""
 
     is_enabled: bool
-    """False: the rate is 0."""
     passes: int = counter(
         "metaq_scrub_passes_total", "Complete passes of the background verification."
     )
     log_id: LogId | None = None
-    """Partition at hand; None between passes."""
     offset: Offset | None = None
-    """Next offset to be checked in it."""
     checked_bytes: SizeBytes = gauge(
         "metaq_scrub_checked_bytes", "Bytes verified in the present pass."
     )

@@ -42,7 +42,6 @@ class Segment:
     path: Path
     """The file; its name may be unpadded where a Java broker's tools made it."""
     base_offset: Offset
-    """Offset of its first byte."""
     size_bytes: SizeBytes
     """Its size; of the active segment, the size when this value was made."""
 
@@ -133,13 +132,11 @@ class Damage:
     """
 
     path: Path
-    """The damaged file."""
     offset: Offset
     """First offset that cannot be believed."""
     next_good_offset: Offset | None
     """Offset where a reader can resume; None: nowhere after it."""
     detail: str
-    """Description of the damage, with both numbers."""
 
     @property
     def is_empty(self) -> bool:

@@ -98,9 +98,7 @@ class Span(NamedTuple):
     base_offset: Offset
     """Offset of its first byte, a record boundary."""
     size_bytes: SizeBytes
-    """Length in bytes, 1 or more."""
     record_count: int
-    """Whole records in it, 1 or more."""
     append_time_ms: Millis
     """Wall clock of its newest commit; an estimate in a rebuilt index."""
     checksum: int
@@ -156,9 +154,7 @@ class SpanTotals:
     """Sums over the entries of an index."""
 
     end_offset: Offset
-    """Offset after the last covered byte."""
     record_count: int
-    """Covered records."""
     newest_append_ms: Millis | None
     """Time of the last append; None for no spans."""
 

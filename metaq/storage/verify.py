@@ -74,17 +74,13 @@ class Finding:
     """One thing that is wrong."""
 
     kind: FindingKind
-    """Kind of fault."""
     log_id: LogId
-    """Partition of the fault."""
     path: Path
-    """File of the fault."""
     offset: Offset | None
     """First offset that is concerned; None where it is about the whole file."""
     next_good_offset: Offset | None
     """Offset where a reader can resume; None: nowhere after it, or irrelevant."""
     detail: str
-    """Description of the fault, with both numbers."""
 
     @property
     def key(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
@@ -106,9 +102,7 @@ class CheckProgress:
     """Progress of a check."""
 
     log_id: LogId
-    """Partition at hand."""
     path: Path
-    """Segment at hand."""
     checked_bytes: SizeBytes
     """Bytes checked so far, of all segments."""
 
@@ -118,13 +112,9 @@ class VerifyReport:
     """Result of checking one data directory."""
 
     log_count: int
-    """Partitions."""
     segment_count: int
-    """Segments."""
     checked_bytes: SizeBytes
-    """Bytes of segments that were checked."""
     record_count: int
-    """Good records."""
     findings: tuple[Finding, ...]
     """Faults found; empty: none."""
 

@@ -50,7 +50,6 @@ class Walk:
     spans: tuple[Span, ...]
     """The valid records, cut into spans; times are estimates."""
     end: Position
-    """End of the last valid record."""
     flaw: str | None
     """Fault at `end`; None when the records fill the range."""
     last_id: MessageId

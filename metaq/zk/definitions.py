@@ -44,7 +44,6 @@ class TopicState(enum.Enum):
     """Wanted state of a topic in the cluster."""
 
     ACTIVE = "active"
-    """Serve it."""
     DELETING = "deleting"
     """Withdraw it and remove its data; the definition goes when no broker has any."""
 
@@ -60,7 +59,6 @@ class TopicDefinition:
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Keys of a topic section of `server.ini`, in their spelling, and their text."""
     state: TopicState = TopicState.ACTIVE
-    """Its wanted state."""
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """Properties that are not known here, ready for JSON."""
 
@@ -95,7 +93,6 @@ class TopicStatus:
     """`TopicDefinition.checksum` of the definition it speaks of; 0 where there is none,
     and `server.ini` has such a section."""
     effect: Effect
-    """Result of the definition."""
     text: str = ""
     """See `Effect`."""
     takes_puts: bool = True

@@ -180,7 +180,6 @@ class NodeName:
     """Parsed path: its kind and the text of each variable step."""
 
     kind: NodeKind
-    """Template that the path matches."""
     fields: Mapping[str, str]
     """The text of each `{name}` of that template."""
 

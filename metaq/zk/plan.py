@@ -48,7 +48,6 @@ class AdvertisedTopic:
     """A topic as clients are to see it."""
 
     name: str
-    """Topic name."""
     partition_count: int
     """Partitions 0..partition_count-1."""
     accepts_puts: bool = True
@@ -62,9 +61,7 @@ class BrokerSnapshot:
     """Everything that a broker advertises at one moment."""
 
     role: BrokerRole
-    """Copy and broker of the snapshot."""
     address: BrokerAddress
-    """Address for clients."""
     config_checksum: int
     """Unsigned CRC-32 of the configuration file's bytes."""
     topics: tuple[AdvertisedTopic, ...] = ()
@@ -100,11 +97,9 @@ class DesiredNode:
     """One node as it should be."""
 
     path: str
-    """Path of the node."""
     data: bytes
     """Exact payload; b"" when the node must not exist."""
     upkeep: Upkeep
-    """Way to make it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,6 @@ class DesiredGroup:
     topic: str | None
     """The topic they belong to; None for the broker's own nodes."""
     nodes: tuple[DesiredNode, ...]
-    """Nodes in the order of registration."""
 
 
 class Verb(enum.Enum):
@@ -132,9 +126,7 @@ class Step:
     """One change, to be taken in the order of the plan."""
 
     verb: Verb
-    """The change."""
     path: str
-    """Path of the node."""
     data: bytes = b""
     """The payload to write, where there is one."""
 

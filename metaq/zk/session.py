@@ -76,7 +76,6 @@ class SessionStatus:
     """A snapshot of the session."""
 
     state: SessionState
-    """State of the session."""
     session_version: int
     """Number of the current or last session; 0 before the first one."""
     session_id: int

@@ -56,7 +56,6 @@ class Node:
     owner_session_id: int
     """The session it lives and dies with; 0 for a persistent node."""
     version: int
-    """Number of writes since the node was created."""
 
     @property
     def is_ephemeral(self) -> bool:
