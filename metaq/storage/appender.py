@@ -258,7 +258,7 @@ class Appender:
         try:
             return self._run(requests)
         except Exception as error:  # noqa: BLE001  # the top of the storage thread
-            self.note_bug(error)
+            self._note_bug(error)
             return True  # what is queued is dropped by the next calls
 
     def _run(self, requests: Sequence[Request]) -> bool:
@@ -280,7 +280,7 @@ class Appender:
     def index_later(self) -> None:
         """Write index entries that were put off, of INDEXED_LATER_MAX logs; a task."""
         for _ in range(min(len(self.unindexed), INDEXED_LATER_MAX)):
-            self._guarded(self.unindexed.pop().index)
+            self.guarded(self.unindexed.pop().index)
 
     def look_at_free_space(self) -> None:
         """Report the free space to the loop; a task."""
@@ -291,7 +291,7 @@ class Appender:
             free = self._fs.free_bytes(self._path)
             self._post(partial(self._on_free_space, free))
 
-        self._guarded(look)
+        self.guarded(look)
 
     def sync(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         """Sync one log because its time has come; a task."""
@@ -300,7 +300,7 @@ class Appender:
             writer.sync()
             self._post_progress(writer, receiver)
 
-        self._guarded(sync)
+        self.guarded(sync)
 
     def take_back(
         self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
@@ -311,11 +311,11 @@ class Appender:
             writer.take_back()
             self._refuse(writer, receiver, error)
 
-        self._guarded(take_back)
+        self.guarded(take_back)
 
     def write_record(self, record: Holdings) -> None:
         """Write what the directory holds; a task."""
-        self._guarded(partial(try_write_holdings, self._fs, self._path, record))
+        self.guarded(partial(try_write_holdings, self._fs, self._path, record))
 
     def forget(
         self,
@@ -381,7 +381,7 @@ class Appender:
         deadline_s = self._clock.monotonic_s() + SIDE_SYNC_S_MAX
         for writer, receiver in logs:
             is_in_time = self._clock.monotonic_s() < deadline_s
-            self._guarded(partial(writer.close, syncs_side_files=is_in_time))
+            self.guarded(partial(writer.close, syncs_side_files=is_in_time))
             if not self.is_offline:
                 self._post_progress(writer, receiver)
         if not self.is_offline:
@@ -397,7 +397,7 @@ class Appender:
             self.is_offline = True
             self._post(partial(self._on_offline, error))
 
-    def note_bug(self, error: Exception) -> None:
+    def _note_bug(self, error: Exception) -> None:
         """Take the directory offline: nothing is known about what failed."""
         _log.error("storage failed: directory=%s", self._path, exc_info=error)
         self.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
@@ -406,7 +406,7 @@ class Appender:
         """Commit the next group, or go on with one."""
         writer = self._groups.begin_turn()
         if writer.is_new:
-            self._guarded(self._create_logs)
+            self.guarded(self._create_logs)
         steps = self._under_way.pop(writer, None)
         is_first = steps is None
         if steps is None:
@@ -418,7 +418,7 @@ class Appender:
                 return
 
         try:
-            self._guarded(step)
+            self.guarded(step)
         finally:
             # The last of several steps writes nothing of the log.
             is_done = writer not in self._under_way
@@ -433,7 +433,7 @@ class Appender:
         new = (each for each in self._groups.waiting() if each.is_new)
         create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
 
-    def _guarded(self, task: Task) -> None:
+    def guarded(self, task: Task) -> None:
         """Run a task unless the directory is offline; a failure takes it there."""
         if self.is_offline:
             return
@@ -442,7 +442,7 @@ class Appender:
         except StorageError as error:
             self.go_offline(error)
         except Exception as error:  # noqa: BLE001  # a bug costs no other directory
-            self.note_bug(error)
+            self._note_bug(error)
 
     def _commit(
         self, writer: LogWriter, queued: Sequence[AppendRequest]
@@ -522,9 +522,21 @@ class Appender:
         self._post(partial(receiver.on_rolled, sealed, active))
 
     def _post_progress(self, writer: LogWriter, receiver: AppendReceiver) -> None:
-        self._post(partial(receiver.on_progress, self.progress_of(writer)))
+        self._post(partial(receiver.on_progress, self._progress_of(writer)))
 
-    def progress_of(self, writer: LogWriter) -> WriterProgress:
+    def report_sync(
+        self, writer: LogWriter, receiver: AppendReceiver, error: DiskError | None
+    ) -> None:
+        """Report a sync that has ended with an error or none; on the loop's thread."""
+        if error is not None:
+            self.go_offline(error)
+        elif not self.is_offline:
+            try:
+                receiver.on_progress(self._progress_of(writer))
+            except Exception as bug:  # noqa: BLE001  # one log's costs no other
+                _log.error("report failed: %s", writer.directory, exc_info=bug)
+
+    def _progress_of(self, writer: LogWriter) -> WriterProgress:
         """Return how far a log is written and synced, for its other side."""
         self.alive_s = max(self.alive_s, writer.last_sync_s)
         return WriterProgress(

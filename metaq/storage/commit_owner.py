@@ -34,13 +34,12 @@ Invariant: writers and appender are touched by the owner alone.
 """
 
 import enum
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from metaq.clock import Clock
-from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.errors import DiskError, NoSpaceError
 from metaq.fs import Buffer
 from metaq.fs.group_thread import Post, Worker
 from metaq.fs.kernel_syncs import Syncs
@@ -59,13 +58,10 @@ ALIVE_S: Final = 1.0
 
 HELD_UP_S: Final = 0.02
 """A disk that has kept the loop so long in one turn is the thread's for `ALIVE_S`: it
-is written through, or was frozen, or has no memory left for it."""
+is written through, or was frozen, or has no memory left."""
 
 GATHER_TURNS: Final = 8
-"""Most turns of the loop, some 10 µs each, in which a group waits for the next puts of
-those that were answered just now."""
-
-_log = logging.getLogger(__name__)
+"""Most turns of the loop, some 10 µs each, that a group waits for the next puts."""
 
 
 class Owner(enum.Enum):
@@ -79,16 +75,17 @@ class Owner(enum.Enum):
 
 
 class OwnerEvent(enum.Enum):
-    """OwnerEvent in the life of a directory's ownership."""
+    """Event that may change the owner.
+
+    The loop begins a group (BEGIN), and its last sync is done and reported (ENDED). The
+    thread is handed requests (HAND), and has done all of them, with every report
+    processed (REPORTED).
+    """
 
     BEGIN = "begin"
-    """The loop begins a group."""
     ENDED = "ended"
-    """The last sync of it is done and reported."""
     HAND = "hand over"
-    """The thread is handed requests."""
     REPORTED = "reported"
-    """The thread has done all that it was handed, and every report is processed."""
     STOP = "stop"
 
 
@@ -105,11 +102,8 @@ TRANSITIONS: Final = {
 }
 
 
-class _Group(NamedTuple):
-    """Part of a group that is of one log."""
-
-    requests: list[AppendRequest]
-    chunks: Sequence[Buffer]
+_Group = tuple[list[AppendRequest], Sequence[Buffer]]
+"""Part of a group that is of one log: its requests, and their bytes."""
 
 
 class CommitOwner:
@@ -133,28 +127,24 @@ class CommitOwner:
             syncs: on the loop's thread; None: all groups are the storage thread's.
         """
         self.owner = Owner.NONE
-        """The thread that may touch the writers now."""
         self._appender = appender
         self._clock = clock
         self._post = post
         self._syncs = syncs
-        self._worker = start_worker(
-            lambda count: post(partial(self._on_reported, count))
-        )
+        self._worker = start_worker(lambda n: post(partial(self._on_reported, n)))
+        # Requests that no thread was given yet, in their order.
         self._waiting: list[Request] = []
-        """Requests that no thread was given yet, in their order."""
+        # Turns of the loop until what waits is begun; 0: none is posted.
         self._turns_left = 0
-        """Turns of the loop until what waits is begun; 0: none is posted."""
+        # Puts of the loop's last group, and of those that waited for its end: as many
+        # may come together next.
         self._expected_count = 0.0
-        """Puts of the loop's last group, and of those that waited for its end: as many
-        may come together next."""
         self._handed_count = 0
-        self._under_way = 0
-        """Syncs of the loop's group."""
+        self._syncs_under_way = 0
+        # Tasks of the loop's group that are for the thread.
         self._left: list[Request] = []
-        """Tasks of the loop's group that are for the thread."""
+        # When a disk has kept the loop waiting last.
         self._held_up_s = float("-inf")
-        """When a disk has kept the loop waiting last."""
 
     def start(self) -> None:
         """Start the storage thread."""
@@ -179,7 +169,8 @@ class CommitOwner:
         """Have what is queued finished by the thread, which ends then."""
         self._apply(OwnerEvent.STOP)
         if self.owner is Owner.ENDED:
-            self._end()
+            self._hand()
+            self._worker.stop()
 
     def _apply(self, event: OwnerEvent) -> None:
         self.owner = TRANSITIONS[self.owner, event]
@@ -204,32 +195,28 @@ class CommitOwner:
 
     def _go_on(self) -> None:
         """Begin a group of what waits, or hand it to the thread."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        if not self._waiting:
             return
         try:
-            groups = self._plan(waiting) if self.owner is Owner.NONE else None
+            groups = self._plan(self._waiting) if self.owner is Owner.NONE else None
         except (MemoryError, NoSpaceError):
             groups = None  # no memory, and nothing has begun
         if groups is None:
             self._apply(OwnerEvent.HAND)
-            self._hand(waiting)
+            self._hand()
         else:
             self._apply(OwnerEvent.BEGIN)
+            self._waiting = []
             self._begin(groups)
 
-    def _hand(self, requests: Sequence[Request]) -> None:
-        self._handed_count += len(requests)
-        self._worker.submit(*requests)
+    def _hand(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._handed_count += len(waiting)
+        self._worker.submit(*waiting)
 
     def _on_reported(self, count: int) -> None:
         if self.owner is Owner.THREAD and count == self._handed_count:
             self._apply(OwnerEvent.REPORTED)
-
-    def _end(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._hand(waiting)
-        self._worker.stop()
 
     # -- the loop's groups
 
@@ -254,8 +241,6 @@ class CommitOwner:
         for each in requests:
             if not isinstance(each, AppendRequest) or not each.is_single:
                 return None
-            if each.version != each.writer.version:
-                return None
             size_bytes += each.size_bytes
             groups.setdefault(each.writer, []).append(each)
         if size_bytes > LOOP_BYTES_MAX or len(groups) > LOOP_LOGS_MAX:
@@ -265,7 +250,7 @@ class CommitOwner:
             if not writer.takes_small(batch_count=batch_count, now_s=now_s):
                 return None
         return {
-            writer: _Group(group, gathered(group, sum(r.size_bytes for r in group)))
+            writer: (group, gathered(group, sum(r.size_bytes for r in group)))
             for writer, group in groups.items()
         }
 
@@ -273,29 +258,25 @@ class CommitOwner:
         start_s = self._clock.monotonic_s()
         self._expected_count = 0
         for writer, group in groups.items():
-            try:
-                self._commit(writer, group)
-            except StorageError as error:
-                self._appender.go_offline(error)
-            except Exception as error:  # noqa: BLE001  # a bug costs no other directory
-                self._appender.note_bug(error)
+            self._appender.guarded(partial(self._commit, writer, group))
         end_s = self._clock.monotonic_s()
         if end_s - start_s > HELD_UP_S:
             self._held_up_s = end_s
-        if not self._under_way:
+        if not self._syncs_under_way:
             self._on_ended()
 
     def _commit(self, writer: LogWriter, group: _Group) -> None:
         """Write a group of one log, and begin its sync."""
         assert self._syncs is not None, "a group was planned"
-        requests, appender = group.requests, self._appender
-        self._expected_count += sum(each.record_count for each in requests)
+        appender, (requests, chunks) = self._appender, group
+        record_count = sum(each.record_count for each in requests)
+        self._expected_count += record_count
         assert requests[0].offset == writer.end, (requests[0].offset, writer.end)
         receiver = requests[0].receiver
         try:
             writer.write_small(
-                group.chunks,
-                record_count=sum(each.record_count for each in requests),
+                chunks,
+                record_count=record_count,
                 last_id=max(each.last_id for each in requests),
                 batches=[each.batch for each in requests if each.batch is not None],
             )
@@ -305,19 +286,13 @@ class CommitOwner:
         appender.unindexed.add(writer)
 
         def on_synced(error: DiskError | None) -> None:
-            if error is not None:
-                appender.go_offline(error)
-            elif not appender.is_offline:
-                try:
-                    receiver.on_progress(appender.progress_of(writer))
-                except Exception as bug:  # noqa: BLE001  # one log's costs no other
-                    _log.error("report failed: %s", writer.directory, exc_info=bug)
-            self._under_way -= 1
-            if not self._under_way:
+            appender.report_sync(writer, receiver, error)
+            self._syncs_under_way -= 1
+            if not self._syncs_under_way:
                 self._on_ended()
 
         if writer.begin_sync(self._syncs, on_synced):
-            self._under_way += 1
+            self._syncs_under_way += 1
         else:
             self._left.append(partial(appender.sync, writer, receiver))
 
@@ -328,7 +303,8 @@ class CommitOwner:
         left, self._left = self._left, []
         self._waiting[:0] = left
         if self.owner is Owner.ENDED:
-            self._end()
+            self._hand()
+            self._worker.stop()
         elif self._expected_count > 1 and not left:
             self._wait_turns(GATHER_TURNS)
         else:
