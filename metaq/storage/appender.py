@@ -315,7 +315,7 @@ class Appender:
 
     def write_record(self, record: Holdings) -> None:
         """Write what the directory holds; a task."""
-        self.guarded(partial(try_write_holdings, self._fs, self._path, record))
+        self.guarded(try_write_holdings, self._fs, self._path, record)
 
     def forget(
         self,
@@ -433,12 +433,12 @@ class Appender:
         new = (each for each in self._groups.waiting() if each.is_new)
         create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
 
-    def guarded(self, task: Task) -> None:
-        """Run a task unless the directory is offline; a failure takes it there."""
+    def guarded(self, work: Callable[..., None], *args: object) -> None:
+        """Do some work unless the directory is offline; a failure takes it there."""
         if self.is_offline:
             return
         try:
-            task()
+            work(*args)
         except StorageError as error:
             self.go_offline(error)
         except Exception as error:  # noqa: BLE001  # a bug costs no other directory

@@ -258,7 +258,7 @@ class CommitOwner:
         start_s = self._clock.monotonic_s()
         self._expected_count = 0
         for writer, group in groups.items():
-            self._appender.guarded(partial(self._commit, writer, group))
+            self._appender.guarded(self._commit, writer, group)
         end_s = self._clock.monotonic_s()
         if end_s - start_s > HELD_UP_S:
             self._held_up_s = end_s
