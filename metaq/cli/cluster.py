@@ -8,8 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import click
 
 from metaq.client import AsyncClient, Client
-from metaq.client.admin.cluster_admin import know_topics
-from metaq.client.cluster.catalog import read_whole
+from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.cluster.presence import missing_topics, name_away
@@ -179,7 +178,7 @@ def find_topic(
     """
 
     async def find(context: ClientContext, deadline_s: float) -> Found:
-        snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
         if kind == "puts":
             partitions = snapshot.put_partitions(topic)
         else:
@@ -245,7 +244,7 @@ async def _find_by_pattern(
             for name in known
             if "*" in name and compile_topic_pattern(name).fullmatch(topic)
         }
-        snapshot = await know_topics(context, patterns, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, patterns, deadline_s=deadline_s)
         for pattern in patterns:
             for broker_id in snapshot.puts.get(pattern, {}):
                 copies = snapshot.brokers.get(broker_id)

@@ -25,7 +25,6 @@ from metaq.client.admin.cluster_admin import (
     Goal,
     OffsetChange,
     delete_offsets,
-    know_topics,
     plan_copy,
     plan_reset,
     read_offsets,
@@ -33,6 +32,7 @@ from metaq.client.admin.cluster_admin import (
     require_idle,
     write_offsets,
 )
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.errors import GroupInUseError
@@ -94,7 +94,7 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
         context: ClientContext, deadline_s: float
     ) -> list[list[render.Cell]]:
         found = await _committed(context, group, topic, deadline_s)
-        await know_topics(context, {p.topic for p in found}, deadline_s=deadline_s)
+        await read_cluster(context, {p.topic for p in found}, deadline_s=deadline_s)
 
         async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:
             if context.address_of(partition.broker_id) is None:
@@ -196,7 +196,7 @@ def reset_offsets(
         context: ClientContext, deadline_s: float
     ) -> tuple[tuple[OffsetChange, ...], tuple[str, ...]]:
         coordinator = require_coordinator(context)
-        snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
         served = snapshot.get_partitions(topic)
         if not served:
             raise NoBrokerError(f"no broker serves topic '{topic}'")

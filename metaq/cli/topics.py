@@ -12,9 +12,9 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, nobody_serves
 from metaq.cli.options import json_option, pairs_option, takes, target_options
 from metaq.cli.tree import ListingGroup, command
-from metaq.client.admin.cluster_admin import know_topics
 from metaq.client.admin.topic_admin import AsyncAdmin, Brokers, TopicDescription
 from metaq.client.cluster.broker_facts import read_closed
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.cluster.presence import require_all_there
@@ -56,7 +56,7 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
         target.require_brokers(context.metadata.snapshot.brokers)
         known = sorted(await context.metadata.topics(deadline_s=deadline_s))
         shown = names or known
-        snapshot = await know_topics(context, shown, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, shown, deadline_s=deadline_s)
         partitions: list[TopicPartition] = []
         for topic in shown:
             found = _partitions(snapshot, topic)

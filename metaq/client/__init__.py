@@ -1,19 +1,21 @@
 """The client library: publish to and consume from MetaQ brokers, sync and async.
 
-The names are those of `public.py`, which is imported when one of them is asked for: a
-module of this package is had without the rest of it.
+The names are those of `public.py`, which is imported when one of them is used: a module
+of this package can be imported without the rest of it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaq.client.public import *  # noqa: F403  # the list stands there
+    from metaq.client.public import *  # noqa: F403  # the list is there
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name."""
     import metaq.client.public as public  # noqa: PLC0415  # all of the package
 
+    if name == "__all__":
+        return sorted(each for each in vars(public) if not each.startswith("_"))
     return getattr(public, name)
 
 

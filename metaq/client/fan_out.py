@@ -65,14 +65,14 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
     """Return the errors among the results of `for_each`."""
-    return {
-        item: result
-        for item, result in results.items()
-        if isinstance(result, MetaqError)
-    }
+    return {i: each for i, each in results.items() if isinstance(each, MetaqError)}
 
 
-def raise_first(results: dict[K, T | MetaqError]) -> None:
-    """Raise the first failure among the results of `for_each`, if there is one."""
-    for error in failures(results).values():
-        raise error
+def raise_first(results: dict[K, T | MetaqError]) -> list[T]:
+    """Return the results of `for_each`, in order; raise the first error among them."""
+    good = []
+    for result in results.values():
+        if isinstance(result, MetaqError):
+            raise result
+        good.append(result)
+    return good

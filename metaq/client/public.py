@@ -1,202 +1,118 @@
-"""The public names of the client library; `metaq.client` has them all."""
+"""The public names of the client library; `metaq.client` has them all.
 
-from metaq.client.admin.cluster_admin import BrokerDescription
-from metaq.client.admin.topic_admin import AsyncAdmin, TopicDescription, TopicOnBroker
-from metaq.client.client_statistics import ClientStatistics
-from metaq.client.consume.browse import GetResult
-from metaq.client.consume.consumer import AsyncConsumer
-from metaq.client.consume.dead_letters import Origin, read_origin
-from metaq.client.consume.progress import ConsumerState, ConsumerStatistics, Health, Lag
-from metaq.client.consume.redelivery import Reject, RetryPolicy
-from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
-from metaq.client.errors import (
-    BehindLogEndError,
-    BrokerRegisteredError,
-    BufferFullError,
-    CannotAnswerError,
-    GivenUpError,
-    GroupInUseError,
-    HandlerFailedError,
-    HeuristicError,
-    MessageTooLargeError,
-    NoProgressError,
-    NoTopicError,
-    NotSettledError,
-    OffsetStoreError,
-    OutcomeUnknownError,
-    PartitionsAwayError,
-    PartlySentError,
-    StuckError,
-    TopicExistsError,
-    TopicRefusedError,
-    TransactionInDoubtError,
-    TransactionRolledBackError,
-    UnknownXidError,
-    XaError,
-    XaProtocolError,
-    XaRolledBackError,
-)
-from metaq.client.offsets.file_offsets import FileOffsets
-from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
-from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions, Start
-from metaq.client.partitioner import (
-    KeyHash,
-    OutgoingMessage,
-    Pinned,
-    RoundRobin,
-    Selector,
-)
-from metaq.client.produce.batches import SendFuture, SendResult
+`as` says that a name is exported.
+"""
+
+# ruff: noqa: PLC0414  # that is what the aliases are for
+
+from metaq.client.admin.cluster_admin import BrokerDescription as BrokerDescription
+from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
+from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
+from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
+from metaq.client.client_statistics import ClientStatistics as ClientStatistics
+from metaq.client.consume.browse import GetResult as GetResult
+from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
+from metaq.client.consume.dead_letters import Origin as Origin
+from metaq.client.consume.dead_letters import read_origin as read_origin
+from metaq.client.consume.progress import ConsumerState as ConsumerState
+from metaq.client.consume.progress import ConsumerStatistics as ConsumerStatistics
+from metaq.client.consume.progress import Health as Health
+from metaq.client.consume.progress import Lag as Lag
+from metaq.client.consume.redelivery import Reject as Reject
+from metaq.client.consume.redelivery import RetryPolicy as RetryPolicy
+from metaq.client.duplicate_ids import DuplicateIds as DuplicateIds
+from metaq.client.duplicate_ids import LruDuplicateIds as LruDuplicateIds
+from metaq.client.errors import BehindLogEndError as BehindLogEndError
+from metaq.client.errors import BrokerRegisteredError as BrokerRegisteredError
+from metaq.client.errors import BufferFullError as BufferFullError
+from metaq.client.errors import CannotAnswerError as CannotAnswerError
+from metaq.client.errors import GivenUpError as GivenUpError
+from metaq.client.errors import GroupInUseError as GroupInUseError
+from metaq.client.errors import HandlerFailedError as HandlerFailedError
+from metaq.client.errors import HeuristicError as HeuristicError
+from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
+from metaq.client.errors import NoProgressError as NoProgressError
+from metaq.client.errors import NoTopicError as NoTopicError
+from metaq.client.errors import NotSettledError as NotSettledError
+from metaq.client.errors import OffsetStoreError as OffsetStoreError
+from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
+from metaq.client.errors import PartitionsAwayError as PartitionsAwayError
+from metaq.client.errors import PartlySentError as PartlySentError
+from metaq.client.errors import StuckError as StuckError
+from metaq.client.errors import TopicExistsError as TopicExistsError
+from metaq.client.errors import TopicRefusedError as TopicRefusedError
+from metaq.client.errors import TransactionInDoubtError as TransactionInDoubtError
+from metaq.client.errors import TransactionRolledBackError as TransactionRolledBackError
+from metaq.client.errors import UnknownXidError as UnknownXidError
+from metaq.client.errors import XaError as XaError
+from metaq.client.errors import XaProtocolError as XaProtocolError
+from metaq.client.errors import XaRolledBackError as XaRolledBackError
+from metaq.client.offsets.file_offsets import FileOffsets as FileOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets as MemoryOffsets
+from metaq.client.offsets.offset_store import OffsetStore as OffsetStore
+from metaq.client.options import ClientOptions as ClientOptions
+from metaq.client.options import ConsumerOptions as ConsumerOptions
+from metaq.client.options import ProducerOptions as ProducerOptions
+from metaq.client.options import Start as Start
+from metaq.client.partitioner import KeyHash as KeyHash
+from metaq.client.partitioner import OutgoingMessage as OutgoingMessage
+from metaq.client.partitioner import Pinned as Pinned
+from metaq.client.partitioner import RoundRobin as RoundRobin
+from metaq.client.partitioner import Selector as Selector
+from metaq.client.produce.batches import SendFuture as SendFuture
+from metaq.client.produce.batches import SendResult as SendResult
 from metaq.client.produce.ordered_producer import (
-    AsyncOrderedProducer,
-    OrderedStatistics,
-    Spooled,
+    AsyncOrderedProducer as AsyncOrderedProducer,
 )
-from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.transaction import AsyncTransaction, TransactionState
-from metaq.client.produce.transaction_branch import PendingResult
-from metaq.client.produce.xa import AsyncXa
-from metaq.client.session import AsyncClient
-from metaq.client.sync.client import Admin, Client, Consumer
-from metaq.client.sync.producers import OrderedProducer, Producer, Transaction, Xa
-from metaq.errors import (
-    BadReplyError,
-    ClientError,
-    ClosedError,
-    ConfigError,
-    ConnectionLostError,
-    CoordinationError,
-    CorruptRecordError,
-    ForbiddenError,
-    LocalProtocolError,
-    LogDirLockedError,
-    MetaqError,
-    NoBrokerError,
-    NoDataError,
-    NoResourcesError,
-    NoRoomError,
-    NoSpaceError,
-    NotSentError,
-    OwnershipLostError,
-    RemoteProtocolError,
-    RequestTimeoutError,
-    ServerError,
-    StorageError,
-    TransactionError,
-    UnavailableError,
-    UnexpectedReplyError,
+from metaq.client.produce.ordered_producer import OrderedStatistics as OrderedStatistics
+from metaq.client.produce.ordered_producer import Spooled as Spooled
+from metaq.client.produce.producer import AsyncProducer as AsyncProducer
+from metaq.client.produce.producer_counters import (
+    ProducerStatistics as ProducerStatistics,
 )
-from metaq.model import Message, MessageId, Offset, TopicPartition, XaTransactionId
-from metaq.zk.definitions import Effect, TopicDefinition, TopicState
-from metaq.zk.errors import MemberTakenError
-
-__all__ = [
-    "Admin",
-    "AsyncAdmin",
-    "AsyncClient",
-    "AsyncConsumer",
-    "AsyncOrderedProducer",
-    "AsyncProducer",
-    "AsyncTransaction",
-    "AsyncXa",
-    "BadReplyError",
-    "BehindLogEndError",
-    "BrokerDescription",
-    "BrokerRegisteredError",
-    "BufferFullError",
-    "CannotAnswerError",
-    "Client",
-    "ClientError",
-    "ClientOptions",
-    "ClientStatistics",
-    "ClosedError",
-    "ConfigError",
-    "ConnectionLostError",
-    "Consumer",
-    "ConsumerOptions",
-    "ConsumerState",
-    "ConsumerStatistics",
-    "CoordinationError",
-    "CorruptRecordError",
-    "DuplicateIds",
-    "Effect",
-    "FileOffsets",
-    "ForbiddenError",
-    "GetResult",
-    "GivenUpError",
-    "GroupInUseError",
-    "HandlerFailedError",
-    "Health",
-    "HeuristicError",
-    "KeyHash",
-    "Lag",
-    "LocalProtocolError",
-    "LogDirLockedError",
-    "LruDuplicateIds",
-    "MemberTakenError",
-    "MemoryOffsets",
-    "Message",
-    "MessageId",
-    "MessageTooLargeError",
-    "MetaqError",
-    "NoBrokerError",
-    "NoDataError",
-    "NoProgressError",
-    "NoResourcesError",
-    "NoRoomError",
-    "NoSpaceError",
-    "NoTopicError",
-    "NotSentError",
-    "NotSettledError",
-    "Offset",
-    "OffsetStore",
-    "OffsetStoreError",
-    "OrderedProducer",
-    "OrderedStatistics",
-    "Origin",
-    "OutcomeUnknownError",
-    "OutgoingMessage",
-    "OwnershipLostError",
-    "PartitionsAwayError",
-    "PartlySentError",
-    "PendingResult",
-    "Pinned",
-    "Producer",
-    "ProducerOptions",
-    "ProducerStatistics",
-    "Reject",
-    "RemoteProtocolError",
-    "RequestTimeoutError",
-    "RetryPolicy",
-    "RoundRobin",
-    "Selector",
-    "SendFuture",
-    "SendResult",
-    "ServerError",
-    "Spooled",
-    "Start",
-    "StorageError",
-    "StuckError",
-    "TopicDefinition",
-    "TopicDescription",
-    "TopicExistsError",
-    "TopicOnBroker",
-    "TopicPartition",
-    "TopicRefusedError",
-    "TopicState",
-    "Transaction",
-    "TransactionError",
-    "TransactionInDoubtError",
-    "TransactionRolledBackError",
-    "TransactionState",
-    "UnavailableError",
-    "UnexpectedReplyError",
-    "UnknownXidError",
-    "Xa",
-    "XaError",
-    "XaProtocolError",
-    "XaRolledBackError",
-    "XaTransactionId",
-    "read_origin",
-]
+from metaq.client.produce.transaction import AsyncTransaction as AsyncTransaction
+from metaq.client.produce.transaction import TransactionState as TransactionState
+from metaq.client.produce.transaction_branch import PendingResult as PendingResult
+from metaq.client.produce.xa import AsyncXa as AsyncXa
+from metaq.client.session import AsyncClient as AsyncClient
+from metaq.client.sync.client import Admin as Admin
+from metaq.client.sync.client import Client as Client
+from metaq.client.sync.client import Consumer as Consumer
+from metaq.client.sync.producers import OrderedProducer as OrderedProducer
+from metaq.client.sync.producers import Producer as Producer
+from metaq.client.sync.producers import Transaction as Transaction
+from metaq.client.sync.producers import Xa as Xa
+from metaq.errors import BadReplyError as BadReplyError
+from metaq.errors import ClientError as ClientError
+from metaq.errors import ClosedError as ClosedError
+from metaq.errors import ConfigError as ConfigError
+from metaq.errors import ConnectionLostError as ConnectionLostError
+from metaq.errors import CoordinationError as CoordinationError
+from metaq.errors import CorruptRecordError as CorruptRecordError
+from metaq.errors import ForbiddenError as ForbiddenError
+from metaq.errors import LocalProtocolError as LocalProtocolError
+from metaq.errors import LogDirLockedError as LogDirLockedError
+from metaq.errors import MetaqError as MetaqError
+from metaq.errors import NoBrokerError as NoBrokerError
+from metaq.errors import NoDataError as NoDataError
+from metaq.errors import NoResourcesError as NoResourcesError
+from metaq.errors import NoRoomError as NoRoomError
+from metaq.errors import NoSpaceError as NoSpaceError
+from metaq.errors import NotSentError as NotSentError
+from metaq.errors import OwnershipLostError as OwnershipLostError
+from metaq.errors import RemoteProtocolError as RemoteProtocolError
+from metaq.errors import RequestTimeoutError as RequestTimeoutError
+from metaq.errors import ServerError as ServerError
+from metaq.errors import StorageError as StorageError
+from metaq.errors import TransactionError as TransactionError
+from metaq.errors import UnavailableError as UnavailableError
+from metaq.errors import UnexpectedReplyError as UnexpectedReplyError
+from metaq.model import Message as Message
+from metaq.model import MessageId as MessageId
+from metaq.model import Offset as Offset
+from metaq.model import TopicPartition as TopicPartition
+from metaq.model import XaTransactionId as XaTransactionId
+from metaq.zk.definitions import Effect as Effect
+from metaq.zk.definitions import TopicDefinition as TopicDefinition
+from metaq.zk.definitions import TopicState as TopicState
+from metaq.zk.errors import MemberTakenError as MemberTakenError

@@ -96,35 +96,6 @@ class FakeFault:
     """Body of the answer, for REFUSE."""
 
 
-class Faults:
-    """Faults that wait for their commands. Not thread-safe; its owner serialises."""
-
-    def __init__(self) -> None:
-        """Let everything pass."""
-        self.met_count = 0
-        """Faults that met their command."""
-        self._waiting: list[FakeFault] = []
-
-    def add(self, fault: FakeFault) -> None:
-        """Let a fault wait, behind those that wait already."""
-        self._waiting.append(fault)
-
-    def take(self, verb: str) -> FakeFault | None:
-        """Return the fault that a command meets; all that wait count it."""
-        taken = None
-        for fault in [f for f in self._waiting if f.verb in {"", verb}]:
-            if fault.after:
-                fault.after -= 1
-            elif taken is None:
-                taken = fault
-        if taken is not None:
-            self.met_count += 1
-            taken.count -= 1
-            if not taken.count:
-                self._waiting.remove(taken)
-        return taken
-
-
 @dataclass(frozen=True, slots=True)
 class FakeBrokerStatistics:
     """A snapshot of a fake broker's counters, all since it was made."""
@@ -201,7 +172,8 @@ class FakeBroker(ThreadOwner):
             choose=self._random.randrange,
         )
         self._registration = FakeRegistration(coordinator, root, self._clock)
-        self._faults = Faults()
+        self._faults: list[FakeFault] = []
+        self._fault_count = 0
         self._drop_after: int | None = None
         self._commands: Counter[str] = Counter()
         self._empty_gets = self._unknown = 0
@@ -443,7 +415,7 @@ class FakeBroker(ThreadOwner):
             body: of the answer, for REFUSE.
         """
         with self._lock:
-            self._faults.add(FakeFault(kind, verb, after, count, status, body))
+            self._faults.append(FakeFault(kind, verb, after, count, status, body))
 
     def drop_connections(self) -> None:
         """Cut every open connection."""
@@ -473,8 +445,23 @@ class FakeBroker(ThreadOwner):
                 open_connection_count=len(self._sessions),
                 empty_get_count=self._empty_gets,
                 unknown_count=self._unknown,
-                fault_count=self._faults.met_count,
+                fault_count=self._fault_count,
             )
+
+    def _take_fault(self, verb: str) -> FakeFault | None:
+        """Return the fault of a command; every waiting fault counts the command."""
+        taken = None
+        for fault in [f for f in self._faults if f.verb in {"", verb}]:
+            if fault.after:
+                fault.after -= 1
+            elif taken is None:
+                taken = fault
+        if taken is not None:
+            self._fault_count += 1
+            taken.count -= 1
+            if not taken.count:
+                self._faults.remove(taken)
+        return taken
 
     # -- for its connections ----------------------------------------------------------
 
@@ -527,7 +514,7 @@ class FakeBroker(ThreadOwner):
             verb = command.type.name.lower()
         with self._lock:
             self._commands[verb] += 1
-            fault = self._faults.take(verb)
+            fault = self._take_fault(verb)
             kind = None if fault is None else fault.kind
             if fault is not None and kind is FaultKind.REFUSE:
                 return Result(fault.status, fault.body, command.opaque), False

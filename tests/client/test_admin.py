@@ -13,13 +13,13 @@ from metaq.client.admin.cluster_admin import (
     OffsetChange,
     describe_group,
     find_goal,
-    know_topics,
     plan_copy,
     plan_reset,
     read_offsets,
     require_idle,
     write_offsets,
 )
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import CannotAnswerError, GroupInUseError
 from metaq.client.offsets.offset_reset import NO_MESSAGE
@@ -61,7 +61,7 @@ def with_context(
             context = client.context
             deadline_s = context.clock.monotonic_s() + PATIENCE_S
             await context.metadata.wait_newer(0, deadline_s=deadline_s)
-            await know_topics(context, {"test"}, deadline_s=deadline_s)
+            await read_cluster(context, {"test"}, deadline_s=deadline_s)
             return await work(context, deadline_s)
 
     return asyncio.run(run())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.admin.cluster_admin import know_topics
+from metaq.client.cluster.catalog import read_cluster
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, LogDirLockedError
 from metaq.fs import SystemFileSystem
@@ -75,7 +75,7 @@ def find_cluster(broker: EmbeddedBroker) -> Found:
             deadline_s = CLOCK.monotonic_s() + PATIENCE_S
             await context.metadata.wait_newer(0, deadline_s=deadline_s)
             names = await context.metadata.topics(deadline_s=deadline_s)
-            cluster = await know_topics(context, names, deadline_s=deadline_s)
+            cluster = await read_cluster(context, names, deadline_s=deadline_s)
             brokers = {n: copies.leader for n, copies in cluster.brokers.items()}
             return Found(brokers, cluster.puts, cluster.gets)
 

@@ -12,12 +12,12 @@ Source: client spec 4, 13 and 14.
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from metaq.client.cluster.catalog import recorded_addresses
+from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import count_between, log_range
 from metaq.client.consume.browse import get_at
@@ -32,7 +32,6 @@ from metaq.client.errors import (
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset
-from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
     ConfigError,
@@ -158,7 +157,7 @@ async def brokers(
     """
     metadata = context.metadata
     names = await metadata.topics(deadline_s=deadline_s)
-    snapshot = await know_topics(context, names, deadline_s=deadline_s)
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
     addresses = await recorded_addresses(context, deadline_s=deadline_s)
     counts: dict[BrokerId, dict[str, int]] = {}
     for told in (snapshot.recorded, snapshot.puts, snapshot.gets):
@@ -309,7 +308,7 @@ async def describe_group(
     wanted = set(filter(is_legal_step, named))
     stored = await offsets.topics(deadline_s=deadline_s)
     topics = sorted(wanted.union(stored, owned_topics or ()))
-    snapshot = await know_topics(context, topics, deadline_s=deadline_s)
+    snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
     owners: dict[TopicPartition, str] = {}
     partitions: set[TopicPartition] = set()
     for topic in topics:
@@ -350,23 +349,6 @@ async def describe_group(
             for partition, lag in lags.items()
         ),
     )
-
-
-async def know_topics(
-    context: ClientContext, topics: Iterable[str], *, deadline_s: float
-) -> ClusterSnapshot:
-    """Return the first snapshot of the cluster that speaks of these topics.
-
-    Raises:
-        NoBrokerError: there was none before the deadline.
-    """
-    metadata, wanted = context.metadata, frozenset(topics)
-    for topic in wanted:
-        metadata.watch_topic(topic)
-    snapshot = metadata.snapshot
-    while snapshot.version == 0 or not wanted <= snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
-    return snapshot
 
 
 def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
@@ -440,7 +422,7 @@ async def plan_reset(
         new = await find_goal(context, partition, goal, deadline_s=deadline_s)
         return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
 
-    return _all_or_first_error(await for_each(plan, sorted(partitions)))
+    return tuple(raise_first(await for_each(plan, sorted(partitions))))
 
 
 async def _read_old(
@@ -539,18 +521,7 @@ async def plan_copy(
         old = await _read_old(offsets, partition, deadline_s)
         return OffsetChange(partition, old, new)
 
-    return _all_or_first_error(await for_each(plan, found))
-
-
-def _all_or_first_error(
-    results: Mapping[TopicPartition, OffsetChange | MetaqError],
-) -> tuple[OffsetChange, ...]:
-    changes = []
-    for result in results.values():
-        if isinstance(result, MetaqError):
-            raise result
-        changes.append(result)
-    return tuple(changes)
+    return tuple(raise_first(await for_each(plan, found)))
 
 
 # -- writing --------------------------------------------------------------------------

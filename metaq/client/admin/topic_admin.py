@@ -22,9 +22,9 @@ from typing import Final, Literal
 from metaq.client.admin import cluster_admin
 from metaq.client.admin.cluster_admin import (
     BrokerDescription,
-    know_topics,
     require_idle,
 )
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import check_topics, near_topics, require_text
@@ -156,9 +156,9 @@ class AsyncAdmin:
         # Members of groups list their topics with commas between them.
         check_topics((topic,))
         coordinator, paths = _coordinator(context), context.paths
-        able = await _able_brokers(context, definition, deadline_s=deadline_s)
+        able = await _able_brokers(context, definition, deadline_s)
         exists = f"topic '{topic}' exists"
-        before = await _describe(context, topic, deadline_s=deadline_s)
+        before = await _describe(context, topic, deadline_s)
         old = before.definition
         if old is not None and old.state is TopicState.DELETING:
             raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
@@ -175,9 +175,7 @@ class AsyncAdmin:
             )
         except NodeChangedError as error:
             raise TopicExistsError(f"{exists}: it was made at this moment") from error
-        return await _wait_taken_up(
-            context, topic, definition, able, deadline_s=deadline_s
-        )
+        return await _wait_taken_up(context, topic, definition, able, deadline_s)
 
     async def alter_topic(
         self,
@@ -215,7 +213,7 @@ class AsyncAdmin:
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
         # First: what others change from here on is not overwritten.
         node = await coordinator.get(path, deadline_s=deadline_s)
-        before = await _described(context, topic, deadline_s=deadline_s)
+        before = await _described(context, topic, deadline_s)
         old = before.definition
         if before.problem:
             raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
@@ -239,11 +237,9 @@ class AsyncAdmin:
                 settings=_settled(old.settings, settings),
             ),
         )
-        able = await _able_brokers(context, definition, deadline_s=deadline_s)
-        await _replace(context, topic, definition, node, deadline_s=deadline_s)
-        return await _wait_taken_up(
-            context, topic, definition, able, deadline_s=deadline_s
-        )
+        able = await _able_brokers(context, definition, deadline_s)
+        await _replace(context, topic, definition, node, deadline_s)
+        return await _wait_taken_up(context, topic, definition, able, deadline_s)
 
     async def delete_topic(self, topic: str, timeout: float | None = None) -> None:
         """Delete a topic, its data and its groups' offsets; wait until it is gone.
@@ -272,15 +268,15 @@ class AsyncAdmin:
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
         # First, as in `alter_topic`.
         node = await coordinator.get(path, deadline_s=deadline_s)
-        before = await _described(context, topic, deadline_s=deadline_s)
+        before = await _described(context, topic, deadline_s)
         old = before.definition
         if old is None or old.state is TopicState.ACTIVE:
-            await _require_deletable(context, before, deadline_s=deadline_s)
+            await _require_deletable(context, before, deadline_s)
             counts = [each.partitions or 1 for each in before.brokers]
             old = old or TopicDefinition(partitions=max(counts, default=1))
             definition = replace(old, state=TopicState.DELETING)
-            await _replace(context, topic, definition, node, deadline_s=deadline_s)
-        await _wait_gone(context, topic, deadline_s=deadline_s)
+            await _replace(context, topic, definition, node, deadline_s)
+        await _wait_gone(context, topic, deadline_s)
 
     async def describe_topic(
         self, topic: str, timeout: float | None = None
@@ -297,7 +293,7 @@ class AsyncAdmin:
             CoordinationError: ZooKeeper cannot be asked.
         """
         deadline_s = self._context.deadline_s(timeout)
-        return await _described(self._context, topic, deadline_s=deadline_s)
+        return await _described(self._context, topic, deadline_s)
 
     async def topics(
         self, timeout: float | None = None
@@ -312,11 +308,9 @@ class AsyncAdmin:
             CoordinationError: ZooKeeper cannot be asked.
         """
         context, deadline_s = self._context, self._context.deadline_s(timeout)
-        names = sorted(await _topic_names(context, deadline_s=deadline_s))
-        await know_topics(context, names, deadline_s=deadline_s)
-        found = [
-            await _describe(context, name, deadline_s=deadline_s) for name in names
-        ]
+        names = sorted(await _topic_names(context, deadline_s))
+        await read_cluster(context, names, deadline_s=deadline_s)
+        found = [await _describe(context, name, deadline_s) for name in names]
         return tuple(each for each in found if each.definition or each.brokers)
 
     async def brokers(
@@ -373,18 +367,18 @@ class AsyncAdmin:
 
 
 async def _described(
-    context: ClientContext, topic: str, *, deadline_s: float
+    context: ClientContext, topic: str, deadline_s: float
 ) -> TopicDescription:
     """Return a description of a topic; raise NoTopicError where nothing is known."""
     require_text("topic", topic)
-    found = await _describe(context, topic, deadline_s=deadline_s)
+    found = await _describe(context, topic, deadline_s)
     if found.definition is None and not found.brokers and not found.problem:
-        known = await _topic_names(context, deadline_s=deadline_s)
+        known = await _topic_names(context, deadline_s)
         raise NoTopicError(f"there is no topic '{topic}'; {near_topics(topic, known)}")
     return found
 
 
-async def _topic_names(context: ClientContext, *, deadline_s: float) -> frozenset[str]:
+async def _topic_names(context: ClientContext, deadline_s: float) -> frozenset[str]:
     coordinator, paths = _coordinator(context), context.paths
     names = set(await context.metadata.topics(deadline_s=deadline_s))
     for parent in (paths.topic_definitions(), paths.recorded_topics()):
@@ -393,7 +387,7 @@ async def _topic_names(context: ClientContext, *, deadline_s: float) -> frozense
 
 
 async def _describe(
-    context: ClientContext, topic: str, *, deadline_s: float
+    context: ClientContext, topic: str, deadline_s: float
 ) -> TopicDescription:
     coordinator, paths = _coordinator(context), context.paths
     definition, problem = None, ""
@@ -402,8 +396,8 @@ async def _describe(
         definition = None if node is None else decode_definition(node.data)
     except PayloadError as error:
         problem = str(error)
-    snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
-    statuses = await _read_statuses(context, topic, deadline_s=deadline_s)
+    snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
+    statuses = await _read_statuses(context, topic, deadline_s)
     ids = {*statuses, *_counts(snapshot, topic), *snapshot.recorded.get(topic, {})}
     if definition is not None and definition.brokers is not None:
         ids |= set(definition.brokers)
@@ -463,7 +457,7 @@ def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
 
 
 async def _read_statuses(
-    context: ClientContext, topic: str, *, deadline_s: float
+    context: ClientContext, topic: str, deadline_s: float
 ) -> dict[BrokerId, TopicStatus]:
     path = context.paths.topic_statuses(topic)
     found = await read_values(
@@ -531,7 +525,7 @@ def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
 
 
 async def _able_brokers(
-    context: ClientContext, definition: TopicDefinition, *, deadline_s: float
+    context: ClientContext, definition: TopicDefinition, deadline_s: float
 ) -> tuple[BrokerId, ...]:
     """Return the brokers that are there and are to serve a topic.
 
@@ -544,7 +538,7 @@ async def _able_brokers(
     coordinator, paths = _coordinator(context), context.paths
     unable: NoBrokerError | None = None
     while True:
-        snapshot = await know_topics(context, (), deadline_s=deadline_s)
+        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
         try:
             recorded = await coordinator.children(
                 paths.recorded_brokers(), deadline_s=deadline_s
@@ -589,7 +583,6 @@ async def _replace(
     topic: str,
     definition: TopicDefinition,
     old: Node | None,
-    *,
     deadline_s: float,
 ) -> None:
     """Write a definition in the place of the one that was read, or of none."""
@@ -612,7 +605,6 @@ async def _wait_taken_up(
     topic: str,
     definition: TopicDefinition,
     wanted: Collection[BrokerId],
-    *,
     deadline_s: float,
 ) -> TopicDescription:
     since_s = context.clock.monotonic_s()
@@ -669,7 +661,7 @@ async def _describe_late(
 ) -> TopicDescription | None:
     """Look again while brokers work; None when ZooKeeper does not answer right now."""
     try:
-        return await _describe(context, topic, deadline_s=deadline_s)
+        return await _describe(context, topic, deadline_s)
     except (CoordinationError, NoBrokerError):
         return None
 
@@ -678,7 +670,7 @@ async def _describe_late(
 
 
 async def _require_deletable(
-    context: ClientContext, found: TopicDescription, *, deadline_s: float
+    context: ClientContext, found: TopicDescription, deadline_s: float
 ) -> None:
     topic = found.topic
     for each in found.brokers:
@@ -703,14 +695,14 @@ async def _require_deletable(
         await require_idle(context, group, {topic}, deadline_s=deadline_s)
 
 
-async def _wait_gone(context: ClientContext, topic: str, *, deadline_s: float) -> None:
+async def _wait_gone(context: ClientContext, topic: str, deadline_s: float) -> None:
     coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
     since_s = context.clock.monotonic_s()
     left, is_gone = "", False
     while True:
         try:
             is_gone = not await coordinator.exists(path, deadline_s=deadline_s)
-            found = await _describe(context, topic, deadline_s=deadline_s)
+            found = await _describe(context, topic, deadline_s)
             # This client is to know of it, too.
             if is_gone and not found.brokers:
                 return

@@ -11,16 +11,8 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Final, Self, Unpack
 
 from metaq.client.admin.topic_admin import AsyncAdmin
@@ -48,6 +40,7 @@ from metaq.client.sync.derived import (
     SyncPart,
     blocking,
     direct,
+    making,
     on_loop,
 )
 from metaq.client.sync.handler_threads import Handler, run_threads
@@ -182,40 +175,8 @@ class Client(SyncObject[AsyncClient]):
             clock=self._twin.context.clock,
         )
 
-    @takes_options(ProducerOptions)
-    def ordered_producer(
-        self,
-        topic: str,
-        partitions: str | Sequence[str],
-        directory: Path | str,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
-    ) -> OrderedProducer:
-        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
-        thread = self._require_thread()
-        work = on_loop(
-            self._twin.ordered_producer,
-            topic,
-            partitions,
-            directory,
-            selector=selector,
-            **options,
-        )
-        return OrderedProducer(thread.run(work), thread)
-
-    @takes_options(ProducerOptions)
-    def xa(
-        self,
-        qualifier: str,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
-    ) -> Xa:
-        """Return what runs XA transactions, for any thread; see `AsyncClient.xa`."""
-        thread = self._require_thread()
-        work = on_loop(self._twin.xa, qualifier, selector=selector, **options)
-        return Xa(thread.run(work), thread)
+    ordered_producer = making(AsyncClient.ordered_producer, OrderedProducer)
+    xa = making(AsyncClient.xa, Xa)
 
     @takes_options(ConsumerOptions)
     def consumer(
@@ -269,8 +230,11 @@ class Client(SyncObject[AsyncClient]):
 
         taking: set[asyncio.Task[list[Message] | None]] = set()
 
+        async def next_batch() -> list[Message] | None:
+            return await anext(batches, None)
+
         async def take() -> list[Message] | None:
-            task = asyncio.ensure_future(_next_of(batches))
+            task = asyncio.ensure_future(next_batch())
             taking.add(task)
             task.add_done_callback(taking.discard)
             return await task
@@ -302,10 +266,6 @@ class Client(SyncObject[AsyncClient]):
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counters; see `AsyncClient.statistics`."""
         return self._twin.statistics()
-
-
-async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | None:
-    return await anext(batches, None)
 
 
 class Admin(SyncPart[AsyncAdmin]):
@@ -407,12 +367,8 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        try:
-            many = self._receive(1, timeout)
-            return many[0] if many else None
-        except KeyboardInterrupt:
-            self._twin.current_batch.recover()
-            raise
+        many = self.receive_many(1, timeout)
+        return many[0] if many else None
 
     def receive_many(
         self, count_max: int, timeout: float | None = None

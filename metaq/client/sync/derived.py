@@ -20,6 +20,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
+M = TypeVar("M")
 R = TypeVar("R")
 
 SYNC_WORDS: Final = {
@@ -43,11 +44,7 @@ class SyncObject(Generic[T_co]):
                 value.__qualname__ = f"{cls.__qualname__}.{name}"
 
     def _require_thread(self) -> LoopThread:
-        """Return the twin's thread.
-
-        Raises:
-            ClosedError: there is none.
-        """
+        """Return the twin's thread; raise ClosedError when there is none."""
         raise NotImplementedError
 
 
@@ -92,6 +89,23 @@ def blocking(
         return thread.run(method(self._twin, *args, **keywords))
 
     return _named_like(method, call)
+
+
+def making(
+    method: Callable[Concatenate[T, P], M],
+    wrap: Callable[[M, LoopThread], R],
+) -> Callable[Concatenate[SyncObject[T], P], R]:
+    """Return the sync form of a method that makes an object: `wrap` is its class."""
+
+    def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> R:
+        thread = self._require_thread()
+        work = on_loop(method, self._twin, *args, **keywords)
+        return wrap(thread.run(work), thread)
+
+    _named_like(method, call)
+    made = inspect.signature(call).replace(return_annotation=wrap)
+    vars(call)["__signature__"] = made
+    return call
 
 
 def closing(
