@@ -176,7 +176,6 @@ class DiskError(StorageError):
         self.operation = operation
         """The failed operation, one word: "write", "sync", "rename" ..."""
         self.path = path
-        """The file or directory."""
         self.errno_name = errno_name
         """The symbol of the error number: "EIO", "EROFS", "ENOENT" ..."""
 
@@ -261,7 +260,6 @@ class OffsetOutOfRangeError(StorageError):
             f" {high_watermark}, got {offset}"
         )
         self.offset = offset
-        """The requested offset."""
         self.log_start = log_start
         """The first readable offset, if there is any readable byte."""
         self.high_watermark = high_watermark

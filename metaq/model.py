@@ -15,7 +15,6 @@ Position = NewType("Position", int)
 """A byte distance from the start of one file."""
 
 SizeBytes = NewType("SizeBytes", int)
-"""A number of bytes."""
 
 MessageId = NewType("MessageId", int)
 """A signed 64-bit id stamped by a broker (docs/metaq-1.4/broker.md 8)."""
@@ -36,10 +35,8 @@ RANDOM_PARTITION: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
 
 SCHEME: Final = "meta://"
-"""Scheme of a broker's address."""
 
 PORT_MAX: Final = 65535
-"""Largest TCP port."""
 
 MAX_OFFSET: Final = Offset(2**63 - 1)
 """Offset of a get that asks for the end of the log."""
@@ -63,7 +60,6 @@ class TopicPartition:
     """A partition as the whole cluster knows it: the unit of order and ownership."""
 
     topic: str
-    """Topic name."""
     broker_id: BrokerId
     """The broker that takes its puts."""
     partition: int
@@ -169,15 +165,12 @@ class Message(NamedTuple):
     """
 
     topic: str
-    """Topic it was put to."""
     data: bytes
     """Application bytes, attribute block removed."""
     attribute: str | None
     """Application attribute; None when the record has none, "" when it is empty."""
     id: MessageId
-    """Id stamped by the broker."""
     partition: TopicPartition
-    """Partition of the message."""
     offset: Offset
     """Offset of its record's first byte."""
     next_offset: Offset

@@ -28,7 +28,6 @@ from metaq.stats import (
 )
 
 Labels: TypeAlias = tuple[str, ...]
-"""Values of labels."""
 Found: TypeAlias = Iterator[tuple[Labels, Any]]
 """Numbers, histograms or snapshots, each with its labels."""
 

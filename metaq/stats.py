@@ -43,7 +43,6 @@ class HistogramSnapshot:
     """Samples per bucket, not cumulated; the one beyond the bounds is for larger
     values."""
     total: float
-    """Sum of all samples."""
 
     @property
     def count(self) -> int:
@@ -93,11 +92,8 @@ class MetricKind(enum.Enum):
     """Kind of a metric, as Prometheus has it."""
 
     COUNTER = "counter"
-    """A number that only grows."""
     GAUGE = "gauge"
-    """A number that goes up and down."""
     HISTOGRAM = "histogram"
-    """Samples in buckets, which only grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +101,10 @@ class MetricSpec:
     """One exported number."""
 
     kind: MetricKind
-    """Its kind."""
     name: str
     """As exported: base units, counters end in `_total`."""
     help: str
-    """One sentence."""
     labels: tuple[str, ...] = ()
-    """Names of its labels."""
     read: Callable[[Any], object] | None = None
     """Makes a number of the field's value, or a mapping from keys to numbers, or None
     where there is no sample; without it the value is one of these."""
@@ -126,7 +119,6 @@ class FieldSpec:
     """Declarations on one field of a snapshot."""
 
     metrics: tuple[MetricSpec, ...] = ()
-    """Numbers that its value gives."""
     labels: tuple[str, ...] = ()
     """Labels that tell the snapshots in it from each other."""
     label: Callable[[Any], tuple[str, ...]] = lambda _: ()
@@ -220,12 +212,10 @@ class Ending(Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        ...
 
     @property
     def has_ended(self) -> bool:
         """Whether it is closed and its counters are final."""
-        ...
 
 
 E = TypeVar("E", bound=Ending)

@@ -33,11 +33,8 @@ class ConsumerSnapshot:
     """One consumer."""
 
     group: str
-    """Its consumer group."""
     health: Health
-    """Its condition."""
     counters: ConsumerStatistics
-    """Its counters."""
     buffers: Mapping[TopicPartition, PartitionBufferStatistics] = part(
         default=dict, labels=("topic", "partition"), label=TopicPartition.labels
     )
@@ -53,7 +50,6 @@ class ClientStatistics:
     """A snapshot of a client and of everything made from it."""
 
     pool: PoolStatistics
-    """Its connections."""
     session: SessionStatus | None = part(
         MetricSpec(
             MetricKind.GAUGE,
@@ -82,11 +78,9 @@ class ClientStatistics:
     )
     """Its open producers, with those of dead letters and under ordered producers."""
     ordered_producers: tuple[OrderedStatistics, ...] = ()
-    """Its open ordered producers."""
     consumers: tuple[ConsumerSnapshot, ...] = part(
         default=(), labels=("group",), label=lambda consumer: (consumer.group,)
     )
-    """Its open consumers."""
     closed_producers: ProducerStatistics | None = None
     """Sums of the closed producers; nothing is buffered or in flight in them. None
     while none was closed."""
@@ -111,11 +105,8 @@ class Made:
     def __init__(self) -> None:
         """Start with nothing."""
         self.producers = Totals(AsyncProducer.statistics, total_of)
-        """Producers, with those of dead letters and under ordered producers."""
         self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)
-        """Ordered producers."""
         self.consumers = Totals(_by_group, total_of_groups)
-        """Consumers."""
 
     def snapshot(self, context: ClientContext) -> ClientStatistics:
         """Return a snapshot of the client with these parts."""

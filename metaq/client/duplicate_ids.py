@@ -35,7 +35,6 @@ class DuplicateIds(Protocol):
         Args:
             keys: one for each fetched message, in the order of the log.
         """
-        ...
 
     def add(self, keys: Sequence[str]) -> None:
         """Remember keys, for as long as the store likes; one round trip for a batch.
@@ -43,7 +42,6 @@ class DuplicateIds(Protocol):
         Args:
             keys: of messages that are handled; some may be there already.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,9 @@ class LruStatistics:
     """A snapshot of a cache's counters."""
 
     hit_count: int
-    """Keys that were asked for and there."""
     miss_count: int
-    """Keys that were asked for and not there."""
     evicted_count: int
-    """Keys dropped because newer ones needed their room."""
     key_count: int
-    """Keys that are there now."""
 
 
 class LruDuplicateIds:

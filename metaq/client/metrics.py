@@ -41,7 +41,6 @@ class Measured(Protocol):
 
     def statistics(self) -> object:
         """Return a snapshot; raises ClosedError when there is none any more."""
-        ...
 
 
 class MeasuredClient(Protocol):
@@ -49,7 +48,6 @@ class MeasuredClient(Protocol):
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot; raises ClosedError when the client is not running."""
-        ...
 
 
 class StatisticsCollector(Collector):

@@ -94,11 +94,9 @@ class Closable(Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        ...
 
     async def close(self, timeout: float | None = None) -> None:
         """Close it within so many seconds; None: in its own time."""
-        ...
 
 
 async def close_all(

@@ -29,7 +29,6 @@ from metaq.zk.session import Coordinator
 from metaq.zk.znodes import decode_registration
 
 DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
-"""Default topics of a broker."""
 
 POLL_S: Final = 0.001
 """Interval of the looks for a new topic's registration."""

@@ -83,7 +83,6 @@ class FakeFault:
     """A fault that waits for its commands; see `FakeBroker.inject`."""
 
     kind: FaultKind
-    """Kind of the fault."""
     verb: str
     """To which commands; "" is every one."""
     after: int
@@ -104,15 +103,12 @@ class FakeBrokerStatistics:
     """Commands received by verb: put, get, offset, version, stats, other; those of
     transactions by their type: begin, prepare, commit_one_phase ..."""
     connection_count: int
-    """Connections accepted."""
     open_connection_count: int
-    """Connections open now."""
     empty_get_count: int
     """Gets that were answered with 404."""
     unknown_count: int
     """Connections that were closed for a command that MetaQ does not know."""
     fault_count: int
-    """Injected faults that met their command."""
 
 
 class FakeBroker(ThreadOwner):
@@ -148,7 +144,6 @@ class FakeBroker(ThreadOwner):
         """
         super().__init__(f"fake-broker-{broker_id}")
         self.broker_id = BrokerId(broker_id)
-        """Its number."""
         self.port = 0
         """Port that clients reach it at; valid after `start`."""
         self.split_bytes = 0

@@ -65,7 +65,6 @@ UPTIME_S: Final = 3600
 """A broker that has recovered long ago."""
 
 TRANSFER_BYTES_MAX: Final = 1024 * 1024
-"""Default of `maxTransferSize`."""
 
 _COUNTERS: Final = (
     "curr_connections", "threads", "cmd_put", "cmd_get", "cmd_offset", "tx_begin",
@@ -82,7 +81,6 @@ _HELP: Final = (
 )
 
 Known: TypeAlias = Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
-"""Commands that MetaQ 1.4 answers."""
 
 
 class FakeLog:
@@ -161,9 +159,7 @@ class FakeMetaq:
             choose: returns a number in 0..n-1, for puts to any partition.
         """
         self.topics = dict(topics)
-        """Configured topics and their partitions; may grow."""
         self.closed: set[LogId] = set()
-        """Partitions that are administratively closed."""
         self.logs: dict[LogId, FakeLog] = {}
         """Partitions that have had a put."""
         self.transfer_bytes_max = TRANSFER_BYTES_MAX
@@ -181,7 +177,6 @@ class FakeMetaq:
         self._choose = choose
         self._last_id = MessageId(-(2**63))
         self.transactions = FakeTransactions(clock, self._append)
-        """Transactions under way."""
 
     # -- content ----------------------------------------------------------------------
 

@@ -53,15 +53,11 @@ class ProxyStatistics:
     """A snapshot of a proxy's counters, all since it was made."""
 
     connection_count: int
-    """Connections accepted from clients."""
     open_connection_count: int
-    """Connections open now."""
     failed_count: int
     """Connections that were reset because the server could not be reached."""
     to_server_bytes: int
-    """Bytes given to the server."""
     to_client_bytes: int
-    """Bytes given to clients."""
 
 
 @dataclass(slots=True)

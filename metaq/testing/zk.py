@@ -70,7 +70,6 @@ class MemoryZooKeeper:
         self.nodes: dict[str, Node] = {}
         """All nodes by path; changed by `put`, `write`, `remove` and `wipe` only."""
         self.is_running = True
-        """Whether clients can reach it; see `stop` and `start`."""
         self._coordinators: list[MemoryCoordinator] = []
         self._children: dict[str, list[str]] = {}
         self._session_count = 0

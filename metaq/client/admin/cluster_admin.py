@@ -66,7 +66,6 @@ class PartitionProgress:
     """Progress of a group in one partition."""
 
     partition: TopicPartition
-    """The partition."""
     owner: str | None
     """The member that owns it; None for no member."""
     is_wanted: bool
@@ -85,7 +84,6 @@ class GroupDescription:
     """A group at one moment."""
 
     group: str
-    """Name of the group."""
     members: Members
     """Member → the topics it subscribes to."""
     partitions: tuple[PartitionProgress, ...]
@@ -97,11 +95,9 @@ class OffsetChange:
     """A change of one partition's offset, and the offset it replaces."""
 
     partition: TopicPartition
-    """The partition."""
     old: GroupOffset | None
     """The committed offset; None for none, or where the node holds no offset."""
     new: GroupOffset
-    """The new offset."""
 
 
 def require_coordinator(context: ClientContext) -> Coordinator:
@@ -135,7 +131,6 @@ class BrokerDescription:
     topic_count: int
     """Topics that it serves, or has recorded."""
     partition_count: int
-    """Partitions of them."""
 
     @property
     def is_present(self) -> bool:

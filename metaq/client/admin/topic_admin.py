@@ -68,7 +68,6 @@ class TopicOnBroker:
     """A topic on one broker."""
 
     broker_id: BrokerId
-    """Id of the broker."""
     is_there: bool
     """Whether its leader is registered."""
     partitions: int | None
@@ -88,7 +87,6 @@ class TopicDescription:
     """A topic at one moment."""
 
     topic: str
-    """Name of the topic."""
     definition: TopicDefinition | None
     """Its definition; None: it was not made by command, or see `problem`."""
     brokers: tuple[TopicOnBroker, ...]

@@ -31,7 +31,6 @@ class BrokerFacts:
     """Facts that one broker told at one moment."""
 
     broker_id: BrokerId
-    """Its id."""
     is_follower: bool
     """It copies another broker's partitions, and takes no puts."""
     counts: Mapping[str, int]

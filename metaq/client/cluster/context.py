@@ -30,11 +30,9 @@ class MessageSender(Protocol):
         timeout: float | None = None,
     ) -> object:
         """Send one message and wait until it is on the broker's disk."""
-        ...
 
     async def close(self) -> None:
         """Wait for sent messages, then refuse more."""
-        ...
 
 
 ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
@@ -46,17 +44,11 @@ class ClientContext:
     """The parts of one client; owned by its session, used on its loop."""
 
     clock: Clock
-    """For every deadline."""
     options: ClientOptions
-    """Options chosen by the user."""
     pool: ConnectionPool
-    """Connections to brokers."""
     metadata: Metadata
-    """Metadata of the cluster."""
     paths: NodePaths
-    """Paths below the client's root."""
     make_producer: ProducerMaker
-    """For parts that send."""
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
     place: str = "brokers"

@@ -21,7 +21,7 @@ Source: client spec 4 and 7.6.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -71,18 +71,17 @@ class Metadata(Protocol):
     Lifecycle: `start` once, use, `stop` once.
     """
 
+    clock: Clock
+
     @property
     def snapshot(self) -> ClusterSnapshot:
         """Return the present snapshot; version 0 while nothing is known."""
-        ...
 
     async def start(self) -> None:
         """Begin to learn; does not wait for anything to be known."""
-        ...
 
     async def stop(self) -> None:
         """End all updates; waiters get a ClosedError. Bounded, idempotent."""
-        ...
 
     def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic from now on; it need not exist.
@@ -91,7 +90,6 @@ class Metadata(Protocol):
             ClosedError: stopped.
             NodeNameError: no topic can have this name.
         """
-        ...
 
     async def topic(
         self, name: str, *, deadline_s: float, takes_puts: bool = False
@@ -109,7 +107,38 @@ class Metadata(Protocol):
                 topics with a similar name.
             ClosedError, NodeNameError: as `watch_topic`.
         """
-        ...
+        self.watch_topic(name)
+        since_s = self.clock.monotonic_s()
+        snapshot, known = self.snapshot, None
+        while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
+            if snapshot.version and known is None:
+                # Asked now: at the deadline there is no time left for it.
+                known = await self._known_topics(deadline_s)
+            try:
+                snapshot = await self.wait_newer(
+                    snapshot.version, deadline_s=deadline_s
+                )
+            except NoBrokerError as error:
+                if not snapshot.version:
+                    # Whether a broker serves it is unknown.
+                    raise NoBrokerError(f"topic '{name}': {error}") from error
+                require_all_there(snapshot, [name])
+                waited_s = self.clock.monotonic_s() - since_s
+                is_read = name in snapshot.gets
+                text = "takes puts to" if is_read else "serves"
+                there = ", ".join(map(str, snapshot.brokers)) or "none"
+                hint = "" if is_read else f"; {near_topics(name, known or ())}"
+                raise NoBrokerError(
+                    f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
+                    f" the brokers that are there: {there}{hint}"
+                ) from error
+        return snapshot
+
+    async def _known_topics(self, deadline_s: float) -> frozenset[str]:
+        try:
+            return await self.topics(deadline_s=deadline_s)
+        except (CoordinationError, NoBrokerError):
+            return frozenset()
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names of all topics, also of those that are away.
@@ -119,7 +148,6 @@ class Metadata(Protocol):
             CoordinationError: ZooKeeper cannot be asked.
             ClosedError: stopped.
         """
-        ...
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
@@ -128,60 +156,19 @@ class Metadata(Protocol):
             NoBrokerError: there was no news before the deadline.
             ClosedError: stopped.
         """
-        ...
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
         """Call `on_snapshot` on the loop with each new snapshot, in order."""
-        ...
 
     def request_refresh(self) -> None:
         """Ask for news soon: a request failed with `refresh_metadata`. Never waits."""
-        ...
-
-
-async def _wait_served(
-    metadata: Metadata, name: str, *, deadline_s: float, takes_puts: bool, clock: Clock
-) -> ClusterSnapshot:
-    """Wait for a snapshot in which a watched topic has partitions."""
-    since_s = clock.monotonic_s()
-    snapshot, known = metadata.snapshot, None
-    while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
-        if snapshot.version and known is None:
-            # Asked now: at the deadline there is no time left for it.
-            known = await _known_topics(metadata, deadline_s)
-        try:
-            snapshot = await metadata.wait_newer(
-                snapshot.version, deadline_s=deadline_s
-            )
-        except NoBrokerError as error:
-            if not snapshot.version:
-                # Whether a broker serves it is unknown.
-                raise NoBrokerError(f"topic '{name}': {error}") from error
-            require_all_there(snapshot, [name])
-            waited_s = clock.monotonic_s() - since_s
-            is_read = name in snapshot.gets
-            text = "takes puts to" if is_read else "serves"
-            there = ", ".join(map(str, snapshot.brokers)) or "none"
-            hint = "" if is_read else f"; {near_topics(name, known or ())}"
-            raise NoBrokerError(
-                f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
-                f" the brokers that are there: {there}{hint}"
-            ) from error
-    return snapshot
-
-
-async def _known_topics(metadata: Metadata, deadline_s: float) -> frozenset[str]:
-    try:
-        return await metadata.topics(deadline_s=deadline_s)
-    except (CoordinationError, NoBrokerError):
-        return frozenset()
 
 
 # -- from ZooKeeper -------------------------------------------------------------------
 
 
-class ZooKeeperMetadata:
-    """The cluster below one root in ZooKeeper; `Metadata`."""
+class ZooKeeperMetadata(Metadata):
+    """The cluster below one root in ZooKeeper."""
 
     def __init__(
         self,
@@ -199,54 +186,36 @@ class ZooKeeperMetadata:
             clock: gives meaning to deadlines.
             name: of ZooKeeper in errors, with its address.
         """
-        self._clock = clock
+        self.clock = clock
         self._name = name
-        self._watch = ClusterWatch(coordinator, paths, clock=clock)
-
-    @property
-    def watch(self) -> ClusterWatch:
-        """Return the watch behind it, which also knows all names of topics."""
-        return self._watch
+        self.watch = ClusterWatch(coordinator, paths, clock=clock)
 
     @property
     def snapshot(self) -> ClusterSnapshot:
         """Return the present snapshot; it holds while ZooKeeper is out of reach."""
-        return self._watch.snapshot
+        return self.watch.snapshot
 
     async def start(self) -> None:
         """Begin to watch."""
-        self._watch.start()
+        self.watch.start()
 
     async def stop(self) -> None:
         """End all watches; waiters get a ClosedError."""
-        self._watch.close()
+        self.watch.close()
 
     def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic from now on."""
-        self._watch.watch_topic(name)
-
-    async def topic(
-        self, name: str, *, deadline_s: float, takes_puts: bool = False
-    ) -> ClusterSnapshot:
-        """Watch a topic; return the first snapshot in which it has partitions."""
-        self._watch.watch_topic(name)
-        return await _wait_served(
-            self,
-            name,
-            deadline_s=deadline_s,
-            takes_puts=takes_puts,
-            clock=self._clock,
-        )
+        self.watch.watch_topic(name)
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names of all topics there are, served or recorded, asked now."""
-        return await self._watch.topics(deadline_s=deadline_s)
+        return await self.watch.topics(deadline_s=deadline_s)
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`."""
-        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
         try:
-            return await self._watch.wait_newer(version, deadline_s=deadline_s)
+            return await self.watch.wait_newer(version, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
             raise NoBrokerError(
                 f"no news from {self._name} within {left_s:.3g} s"
@@ -254,7 +223,7 @@ class ZooKeeperMetadata:
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
         """Call `on_snapshot` on the loop with each new snapshot, in order."""
-        return self._watch.add_listener(on_snapshot)
+        return self.watch.add_listener(on_snapshot)
 
     def request_refresh(self) -> None:
         """Do nothing: ZooKeeper tells of every change by itself."""
@@ -263,21 +232,19 @@ class ZooKeeperMetadata:
 # -- from the brokers themselves ------------------------------------------------------
 
 
-class _Place:
+@dataclass(slots=True, eq=False)
+class _Asked:
     """One address, and the facts about its broker."""
 
-    __slots__ = ("address", "facts", "is_there", "wanted", "was_tried")
-
-    def __init__(self, address: BrokerAddress) -> None:
-        self.address = address
-        self.facts: BrokerFacts | None = None  # what it said last
-        self.is_there = False
-        self.was_tried = False
-        self.wanted = asyncio.Event()
+    address: BrokerAddress
+    facts: BrokerFacts | None = None
+    is_there: bool = False
+    was_tried: bool = False
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class AddressMetadata(Service):
-    """The cluster that a list of brokers tells of; `Metadata`."""
+class AddressMetadata(Service, Metadata):
+    """The cluster as a list of brokers describes it."""
 
     def __init__(
         self,
@@ -303,13 +270,13 @@ class AddressMetadata(Service):
         """
         super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
         self._pool = pool
-        self._clock = clock
+        self.clock = clock
         self._metadata_s = options.metadata_s
         self._timeout_s = options.request_timeout_s
         self._settle_s = settle_s
         self._pause_s = min(ask_pause_s, options.metadata_s)
         self._unreachable_s = unreachable_s
-        self._places = [_Place(address) for address in dict.fromkeys(addresses)]
+        self._asked = [_Asked(address) for address in dict.fromkeys(addresses)]
         self._watched: set[str] = set()
         self._is_settled = False
         self._snapshot = ClusterSnapshot()
@@ -324,8 +291,8 @@ class AddressMetadata(Service):
     async def on_start(self) -> None:
         """Begin to ask each broker."""
         self.on_way_down("waiters", self._wake_waiters)
-        for place in self._places:
-            self.spawn(self._run_place(place), name=f"ask {place.address}")
+        for asked in self._asked:
+            self.spawn(self._run_asking(asked), name=f"ask {asked.address}")
         self.spawn(self._run_settling(), name="settle")
 
     async def _wake_waiters(self) -> None:
@@ -345,19 +312,6 @@ class AddressMetadata(Service):
         if name not in self._snapshot.puts:
             self.request_refresh()
 
-    async def topic(
-        self, name: str, *, deadline_s: float, takes_puts: bool = False
-    ) -> ClusterSnapshot:
-        """Watch a topic; return the first snapshot in which it has partitions."""
-        self.watch_topic(name)
-        return await _wait_served(
-            self,
-            name,
-            deadline_s=deadline_s,
-            takes_puts=takes_puts,
-            clock=self._clock,
-        )
-
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names that the brokers told last; waits for the first time."""
         snapshot = self._snapshot
@@ -367,7 +321,7 @@ class AddressMetadata(Service):
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`."""
-        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
         try:
             async with asyncio.timeout(left_s):
                 while self._snapshot.version <= version:
@@ -375,7 +329,7 @@ class AddressMetadata(Service):
                     await self._changed.wait()
         except TimeoutError as error:
             raise NoBrokerError(
-                f"no news from {', '.join(str(p.address) for p in self._places)}"
+                f"no news from {', '.join(str(p.address) for p in self._asked)}"
                 f" within {left_s:.3g} s"
             ) from error
         return self._snapshot
@@ -392,8 +346,8 @@ class AddressMetadata(Service):
 
     def request_refresh(self) -> None:
         """Ask every broker as soon as ASK_PAUSE_S since its last answer are over."""
-        for place in self._places:
-            place.wanted.set()
+        for asked in self._asked:
+            asked.wanted.set()
 
     # -- inside -----------------------------------------------------------------------
 
@@ -406,30 +360,30 @@ class AddressMetadata(Service):
         self._is_settled = True
         self._publish()
 
-    async def _run_place(self, place: _Place) -> None:
+    async def _run_asking(self, asked: _Asked) -> None:
         """Ask one broker again and again."""
         while True:
-            place.wanted.clear()
-            was_there = place.is_there
+            asked.wanted.clear()
+            was_there = asked.is_there
             try:
-                place.facts = await self._ask(place.address)
-                place.is_there = True
+                asked.facts = await self._ask(asked.address)
+                asked.is_there = True
             except MetaqError as error:
-                place.is_there = False
-                if was_there or not place.was_tried:  # once per absence
+                asked.is_there = False
+                if was_there or not asked.was_tried:  # once per absence
                     _log.warning(
                         "broker gives no metadata: broker=%s error=%s",
-                        place.address,
+                        asked.address,
                         error,
                     )
-            place.was_tried = True
+            asked.was_tried = True
             self._publish()
             await asyncio.sleep(self._pause_s)
-            if place.is_there:
-                await wait_set(place.wanted, self._metadata_s - self._pause_s)
+            if asked.is_there:
+                await wait_set(asked.wanted, self._metadata_s - self._pause_s)
 
     async def _ask(self, address: BrokerAddress) -> BrokerFacts:
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         deadline_s = now_s + self._unreachable_s
         connection = await self._pool.get(address, deadline_s=deadline_s)
         broker, topics, offsets, config = await asyncio.gather(
@@ -449,7 +403,7 @@ class AddressMetadata(Service):
     async def _stats(self, connection: BrokerConnection, item: str) -> str:
         reply = await connection.call(
             Stats(item, connection.next_opaque()),
-            deadline_s=self._clock.monotonic_s() + self._timeout_s,
+            deadline_s=self.clock.monotonic_s() + self._timeout_s,
         )
         return require_ok(reply).text
 
@@ -461,9 +415,9 @@ class AddressMetadata(Service):
 
     def _publish(self) -> None:
         """Make the next snapshot, if anything is different from the present one."""
-        known = [place for place in self._places if place.facts is not None]
-        silent = frozenset(p.address for p in self._places if p.facts is None)
-        settled = self._is_settled or all(place.was_tried for place in self._places)
+        known = [asked for asked in self._asked if asked.facts is not None]
+        silent = frozenset(p.address for p in self._asked if p.facts is None)
+        settled = self._is_settled or all(asked.was_tried for asked in self._asked)
         if not known or not settled:
             return
         old = self._snapshot
