@@ -5,13 +5,13 @@ same members and the same partitions, computes the same plan by one of MetaQ's
 strategies, and takes its own part; so the plan is a function of two *sets*, and members
 of both kinds, MetaQ's and ours, must compute it alike to the last character. That is
 why orders are part of the format here: Java compares strings by UTF-16 code units,
-which differs from Python's order for characters above U+FFFF, and `0-10` stands before
+which differs from Python's order for characters above U+FFFF, and `0-10` is before
 `0-2`.
 
     DEFAULT   both lists in order, the partitions cut into runs whose lengths differ by
               at most one; the longer runs first. A change moves about half of all.
     CONSIST   160 points per member on a ring of 2**32; a partition belongs to the first
-              point at or behind its hash. A member that comes or goes moves only its
+              point at or after its hash. A member that comes or goes moves only its
               own partitions.
 
 Source: docs/metaq-1.4/client.md 4 and 14.7.
@@ -135,7 +135,7 @@ def hash_assignment(
 def ring_assignment(
     points: Mapping[str, Iterable[int]], hashes: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the partitions of the member at or behind each hash; the ring wraps.
+    """Return the partitions of the member at or after each hash; the ring wraps.
 
     Args:
         points: by member; of two members with an equal point the later one has it.

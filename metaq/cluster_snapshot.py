@@ -1,7 +1,7 @@
 """The brokers, and the partitions of topics, as clients see them at one moment.
 
-A client gets snapshots from ZooKeeper or from the brokers it is told; which of the two
-cannot be seen here.
+A client gets snapshots from ZooKeeper or from brokers named by address; which of the
+two cannot be seen here.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class ClusterSnapshot:
     """Named addresses that have never answered, so their topics are unknown. Empty with
     ZooKeeper."""
     seen: frozenset[BrokerId] = frozenset()
-    """Brokers that this or an earlier snapshot had, whatever ZooKeeper still knows."""
+    """Brokers of this and earlier snapshots, known to ZooKeeper or not any more."""
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 SPARE_MAX: Final = 1000
 """Places in the heap of what has no deadline any more, besides as many as there are
-deadlines; then it is made anew."""
+deadlines; then it is rebuilt."""
 
 K = TypeVar("K", bound=Hashable)
 

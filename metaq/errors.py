@@ -24,7 +24,7 @@ class MetaqError(Exception):
     """The caller's metadata on brokers and partitions is out of date."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes, with whatever a subclass has beside its text.
+        """Travel between processes, with the fields of subclasses.
 
         By default the class is called with the text alone. One that wants more fails
         then, and with it the pool of processes that its error came from.
@@ -250,7 +250,7 @@ class SequenceError(MetaqError):
 
 
 class OffsetOutOfRangeError(StorageError):
-    """The offset lies before the log start, or not below the high watermark."""
+    """The offset is before the log start, or not below the high watermark."""
 
     def __init__(
         self, offset: Offset, *, log_start: Offset, high_watermark: Offset
@@ -263,7 +263,7 @@ class OffsetOutOfRangeError(StorageError):
         self.log_start = log_start
         """The first readable offset, if there is any readable byte."""
         self.high_watermark = high_watermark
-        """The offset behind the last readable byte."""
+        """The offset after the last readable byte."""
 
 
 # -- the rest -------------------------------------------------------------------------

@@ -119,22 +119,14 @@ class Service:
         self.name: Final = name
         self._stop_timeout_s = stop_timeout_s
         self._on_failure = on_failure
-        self._state = State.NEW
-        self._failure: BaseException | None = None
+        self.state = State.NEW
+        """Set here alone."""
+        self.failure: BaseException | None = None
+        """The first error that made the service fail; set here alone."""
         # In the order of bringing up; a dict, as tasks leave from the middle.
         self._stack: dict[_Owned, None] = {}
         self._starter: asyncio.Task[None] | None = None
         self._stopper: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> State:
-        """Return the state at this moment."""
-        return self._state
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Return the error that made the service fail; None if it did not."""
-        return self._failure
 
     # -- for subclasses
 
@@ -161,9 +153,9 @@ class Service:
                 service; it is cancelled on the way down.
             name: For logs, within this service.
         """
-        if self._state not in (State.STARTING, State.RUNNING):
+        if self.state not in (State.STARTING, State.RUNNING):
             work.close()
-            raise ClosedError(f"service {self.name} is {self._state.value}")
+            raise ClosedError(f"service {self.name} is {self.state.value}")
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name=f"{self.name}.{name}")
 
@@ -195,31 +187,31 @@ class Service:
         """Bring the service up; when that fails, everything is taken down again.
 
         Raises:
-            ClosedError: `stop` was called meanwhile.
+            ClosedError: `stop` was called during the start.
             Exception: Raised by `on_start`, or by a task of ours.
 
         Cancellation: as a failed start.
         """
-        self._state = apply(self._state, Event.START)
+        self.state = apply(self.state, Event.START)
         loop = asyncio.get_running_loop()
         starter = loop.create_task(self.on_start(), name=f"{self.name}.start")
         self._starter = starter
         try:
-            # wait, not await: a cancelled caller is then told from a cancelled start.
+            # wait, not await: a cancelled caller differs from a cancelled start.
             await asyncio.wait([starter])
         except asyncio.CancelledError:
             await self.stop()
             raise
         error = None if starter.cancelled() else starter.exception()
-        if error is None and not starter.cancelled() and self._state is State.STARTING:
-            self._state = apply(self._state, Event.STARTED)
+        if error is None and not starter.cancelled() and self.state is State.STARTING:
+            self.state = apply(self.state, Event.STARTED)
             return
-        if self._state is State.STARTING:
-            self._state = apply(self._state, Event.FAIL)
-            self._failure = error
+        if self.state is State.STARTING:
+            self.state = apply(self.state, Event.FAIL)
+            self.failure = error
         await self.stop()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         raise ClosedError(f"service {self.name} was stopped while it was starting")
 
     async def stop(self) -> None:
@@ -232,10 +224,10 @@ class Service:
         Cancellation: the caller stops waiting, the way down goes on.
         """
         if self._stopper is None:
-            completed = self._state is State.RUNNING or (
-                self._state is State.FAILED and self._start_completed()
+            completed = self.state is State.RUNNING or (
+                self.state is State.FAILED and self._start_completed()
             )
-            self._state = apply(self._state, Event.STOP)
+            self.state = apply(self.state, Event.STOP)
             loop = asyncio.get_running_loop()
             way_down = self._run_way_down(completed=completed)
             self._stopper = loop.create_task(way_down, name=f"{self.name}.stop")
@@ -261,7 +253,7 @@ class Service:
         while self._stack:
             owned, _ = self._stack.popitem()
             await self._release(owned.name, owned.release, deadline_s)
-        self._state = apply(self._state, Event.STOPPED)
+        self.state = apply(self.state, Event.STOPPED)
 
     async def _release(
         self, name: str, release: Callable[[], Awaitable[None]], deadline_s: float
@@ -298,7 +290,7 @@ class Service:
             _log.error(
                 "service failed: service=%s part=%s", self.name, part, exc_info=error
             )
-        was = self._state
+        was = self.state
         self._note_failure(error)
         if was is State.STARTING and self._starter is not None:
             self._starter.cancel()
@@ -307,10 +299,10 @@ class Service:
 
     def _note_failure(self, error: BaseException) -> None:
         """Remember the first failure; a service that has ended keeps its state."""
-        if self._state is not State.STOPPED:
-            self._state = apply(self._state, Event.FAIL)
-        if self._failure is None:
-            self._failure = error
+        if self.state is not State.STOPPED:
+            self.state = apply(self.state, Event.FAIL)
+        if self.failure is None:
+            self.failure = error
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -5,7 +5,7 @@ thread hand it coroutines and wait; the thread is a daemon, so a program that fo
 close its client still ends, and a client that is open then is closed by an exit hook,
 which commits handled messages.
 
-A fork copies neither the thread nor the state behind its locks. In the child every call
+A fork copies neither the thread nor the owners of its locks. In the child every call
 says so at once in place of waiting for a thread that is not there.
 """
 
@@ -22,12 +22,11 @@ from typing import Any, Final, TypeVar
 
 from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 STOP_TIMEOUT_S: Final = 10.0
-"""Longest wait of `stop` for the end of the thread."""
 
 _all: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
@@ -50,7 +49,7 @@ class LoopThread:
         self.is_usable = True
         """False after `stop`, and in the child of a fork."""
         self._is_forked = False
-        # Its holder has the loop run its coroutine: `stop` comes behind.
+        # Its holder has the loop run its coroutine: `stop` comes later.
         self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
@@ -72,7 +71,7 @@ class LoopThread:
                 except SystemExit:
                     # A user's callback; without the loop no message would ever
                     # have an outcome.
-                    log.exception("a callback asked for the end of the program")
+                    _log.exception("a callback asked for the end of the program")
                     is_over = not self.is_usable
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
@@ -84,7 +83,7 @@ class LoopThread:
                 coroutine is cancelled.
 
         Raises:
-            ClosedError: the loop is gone, or went meanwhile, or belongs to another
+            ClosedError: the loop is closed, or is closed now, or belongs to another
                 process, or this is its own thread, which would wait for itself.
             RequestTimeoutError: the time is over.
         """
@@ -139,7 +138,7 @@ class LoopThread:
         """Raise when nothing can be asked of the loop.
 
         Raises:
-            ClosedError: stopped, or left behind by a fork.
+            ClosedError: stopped, or copied by a fork.
         """
         self.require_own()
         if not self.is_usable:

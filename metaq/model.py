@@ -93,7 +93,7 @@ class BrokerAddress:
     """Address of a broker for clients, as in `meta://host:port`."""
 
     host: str
-    """Name or address; an IPv6 address stands here without brackets."""
+    """Name or address; an IPv6 address is without brackets here."""
     port: int
     """TCP port, 1..65535."""
 
@@ -105,7 +105,7 @@ class BrokerAddress:
 def parse_broker_address(text: str) -> BrokerAddress | None:
     """Return the address that `meta://host:port` says; None where it says none.
 
-    A `?slaveId=K` behind it is dropped. The port is 1 to 65535, and the host printable.
+    A `?slaveId=K` after it is dropped. The port is 1 to 65535, and the host printable.
     """
     match = re.fullmatch(
         r"meta://(?:\[(?P<v6>[^\]/?]+)\]|(?P<host>[^\[\]/?]+)):(?P<port>\d{1,5})/?(?:\?.*)?",
@@ -154,7 +154,7 @@ NULL_TRANSACTION: Final = NullTransactionId()
 
 
 HeaderPairs: TypeAlias = tuple[tuple[str, bytes], ...]
-"""Name and value of each header, in order; a name may stand more than once."""
+"""Name and value of each header, in order; a name may come more than once."""
 
 
 class Message(NamedTuple):
@@ -182,7 +182,7 @@ class Message(NamedTuple):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """Value of each header by name; the last one, where a name stands twice."""
+        """Value of each header by name; the last one, where a name comes twice."""
         return dict(self.header_pairs)
 
     @property
@@ -201,7 +201,7 @@ def id_time(message_id: MessageId) -> Millis | None:
     """Return when a broker stamped an id; None where a Java broker did.
 
     Java brokers take a clock that counts from the machine's start: their ids are
-    negative, or tell a time in 2011, and the wall time is unknown.
+    negative, or give a time in 2011, and the wall time is unknown.
     """
     if message_id < 0:
         return None
@@ -211,7 +211,7 @@ def id_time(message_id: MessageId) -> Millis | None:
 def printable(text: str) -> str:
     """Return a text of foreign origin as errors, logs and tables may show it.
 
-    Control characters, and whatever else does not print, are escaped as Python does it:
+    Control characters, and all else that does not print, are escaped as Python does it:
     a line of the log stays one line, and a terminal gets no commands.
     """
     if text.isprintable():

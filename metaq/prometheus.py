@@ -37,7 +37,7 @@ class ExportedMetric:
     """One metric, and where its samples are found in a snapshot."""
 
     spec: MetricSpec
-    """With all of its labels, those of the parts it stands in first."""
+    """With all of its labels, those of the enclosing parts first."""
     sources: tuple[Callable[[Any], Found], ...]
     """Each yields samples of a snapshot; labels may come more than once."""
 
@@ -149,5 +149,5 @@ def _histogram_family(
 
 
 def _printable(text: str) -> str:
-    """Return a label that UTF-8 can hold, whatever bytes a path is made of."""
+    """Return a label that UTF-8 can hold, for paths of any bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

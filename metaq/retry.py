@@ -57,7 +57,7 @@ class Backoff:
 
 
 async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Wait until an event is set, and tell whether it is; or until the time is over.
+    """Wait until an event is set, and return whether it is; or until the time is over.
 
     Args:
         event: what ends the wait early.

@@ -2,7 +2,7 @@
 
 A snapshot is a dataclass. Each number of it that is exported is declared once, on its
 field: `counter`, `gauge` or `histogram` give it a name, a sentence and labels, and
-`part` says what tells snapshots inside a snapshot from each other. Metrics, the tables
+`part` says what distinguishes snapshots inside a snapshot. Metrics, the tables
 of the pages and the sums of what is closed are made from that:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class FieldSpec:
 
     metrics: tuple[MetricSpec, ...] = ()
     labels: tuple[str, ...] = ()
-    """Labels that tell the snapshots in it from each other."""
+    """Labels that distinguish the snapshots in it."""
     label: Callable[[Any], tuple[str, ...]] = lambda _: ()
     """Their values, of a member of a tuple or a key of a mapping."""
     count_max: int | None = None
@@ -138,7 +138,7 @@ def spec_of(field: "dataclasses.Field[Any]") -> FieldSpec:
     return spec
 
 
-# Like `dataclasses.field`, these return no value of the type that they stand for.
+# Like `dataclasses.field`, these return no value of the declared type.
 def counter(name: str, text: str, *, default: Any = 0, **more: Any) -> Any:
     """Declare a field that only grows; see `MetricSpec`. It begins with 0.
 
@@ -262,7 +262,7 @@ class Totals(Generic[E, S]):
         opened: list[E] = []
         closed = list(before)
         for one in known:
-            # Looked at once: it may be closed meanwhile, and is in one of the two.
+            # Looked at once: another thread may close it, and it is in one of the two.
             if one.is_closed:
                 closed.append(self._read(one))
             else:

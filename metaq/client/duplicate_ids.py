@@ -1,9 +1,9 @@
 """Ids of messages that a group has handled, in a cache that its members may share.
 
-MetaQ's cache: a key is the name of the group, and behind it the id in decimal digits.
+MetaQ's cache: a key is the name of the group, then the id in decimal digits.
 The cache of this file is shared by the consumers of one process. A store that several
 processes reach (memcached, Redis) is a class of the user's with the two methods of
-`DuplicateIds`. Source: client spec 11.3, 11.4.
+`DuplicateIds`. Source: docs/metaq-1.4/client.md 11.3, 11.4.
 """
 
 import threading

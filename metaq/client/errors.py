@@ -26,7 +26,7 @@ class CannotAnswerError(ClientError):
 
 
 class BehindLogEndError(ClientError):
-    """An offset lies behind the log end: how much was not handled is not known."""
+    """An offset is after the log end: how much was not handled is not known."""
 
 
 class StuckError(ClientError):
@@ -86,7 +86,7 @@ class PartitionsAwayError(NoBrokerError):
     def __init__(self, message: str, *, partitions: Sequence[TopicPartition]) -> None:
         super().__init__(message)
         self.partitions = tuple(partitions)
-        """Partitions away, in numeric order; () where the broker never told its own."""
+        """Partitions away, in numeric order; () where the broker never answered."""
 
 
 class NotSettledError(ClientError):
@@ -119,11 +119,11 @@ class TopicRefusedError(ClientError):
 
 
 class TransactionInDoubtError(OutcomeUnknownError, TransactionError):
-    """A verdict was sent, and no answer tells whether it was carried out.
+    """A decision was sent, and no answer says whether it was carried out.
 
     In doubt, not failed. A commit of a local transaction: its messages are readable,
-    all of them, or none ever will be. A verdict of an XA transaction: say the same
-    verdict again when the broker answers.
+    all of them, or none ever will be. A decision of an XA transaction: send the same
+    decision again when the broker answers.
     """
 
 
@@ -158,5 +158,5 @@ class HeuristicError(XaError):
     """An operator has ended the prepared transaction (5 to 8).
 
     7: committed; 6: rolled back; 5: partly this, partly that; 8: not known. The
-    broker remembers it, and answers so, until it is told to forget it.
+    broker remembers it, and answers so, until a client has it forget it.
     """

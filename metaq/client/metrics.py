@@ -25,15 +25,13 @@ from metaq.prometheus import ExportedMetric, metrics_of
 HOST: Final = "127.0.0.1"
 """Address that `serve_metrics` listens on: only this machine may ask."""
 STOP_TIMEOUT_S: Final = 2.0
-"""Time for the thread of `serve_metrics` to end, seconds."""
 
 PARTITION_SERIES_MAX: Final = 1_000
-"""Series of a metric that is told by partition, the first ones by name; metrics of a
+"""Series of a metric with a label for partitions, the first ones by name; metrics of a
 group have all of its partitions in them."""
 
 
 METRICS: Final = metrics_of(ClientStatistics)
-"""Every metric of a client, in the order of a scrape."""
 
 
 class Measured(Protocol):

@@ -2,7 +2,7 @@
 
 A name ends as a step of a ZooKeeper path, as a token of a command line and, for
 topics, in a comma-joined list, so what would break there is refused where the user can
-see it. Source: client spec 5.4, 12.3 and 15.3.
+see it. Source: docs/metaq-1.4/client.md 5.4, 12.3 and 15.3.
 """
 
 import difflib
@@ -70,7 +70,7 @@ def check_group(group: str) -> str:
 
 
 def check_topic(topic: str) -> None:
-    """Refuse a text that cannot be a topic's name (client spec 2.1).
+    """Refuse a text that cannot be a topic's name (docs/metaq-1.4/client.md 2.1).
 
     Raises:
         LocalProtocolError: it is empty, or has a space or line end.

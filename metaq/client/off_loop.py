@@ -1,6 +1,6 @@
 """Calls that block, for an event loop that may not: one thread, one call at a time.
 
-A call that hangs (a dead disk, a database behind a broken network) keeps its thread,
+A call that hangs (a dead disk, a database beyond a broken network) keeps its thread,
 and no second one starts beside it: later calls wait for their turn, and give up at
 their deadlines without having been begun. Nothing piles up.
 """

@@ -180,6 +180,7 @@ class ConsumerOptions:
         _check_order(self, "fetch_bytes", "fetch_bytes_max")
         check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
         check_start(self.start)
+        _check_choice("strategy", self.strategy, ("DEFAULT", "CONSIST"))
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
         if self.consumer_id is not None and (
             not is_legal_step(self.consumer_id)

@@ -63,8 +63,8 @@ broker and number, and at least one; any thread that sends may call."""
 class RoundRobin:
     """One partition after the other; the default for messages without a key.
 
-    The first message goes to the second partition, as with MetaQ's clients (client
-    spec 7.2). Safe in threads; all topics share the counter.
+    The first message goes to the second partition, as with MetaQ's clients
+    (docs/metaq-1.4/client.md 7.2). Safe in threads; all topics share the counter.
     """
 
     may_move: Final = True
@@ -158,7 +158,7 @@ def parse_partition(topic: str, text: str) -> TopicPartition:
     Raises:
         LocalProtocolError: the text is something else, or no text.
     """
-    # People give numbers, and the `partition` of a message: they are told, too.
+    # People give numbers, and the `partition` of a message: they get this error, too.
     found = paths.parse_partition(str(text))
     if found is None:
         raise LocalProtocolError(

@@ -2,7 +2,7 @@
 
 Everything of one client runs on one event loop. It is made by the user, starts when
 its `async with` block is entered, and closes the objects made from it, consumers first:
-they commit. Source: client spec 6.
+they commit. Source: docs/metaq-1.4/client.md 6.
 """
 
 import asyncio
@@ -126,7 +126,6 @@ class AsyncClient:
                 f" brokers=[...] or coordinator=..., got {ways} of them"
             )
         self.options = ClientOptions(**options)
-        """Options chosen by the user."""
         self._clock = clock or SystemClock()
         self._chance = chance or random.random
         self._addresses = [] if brokers is None else parse_addresses(brokers)
@@ -202,8 +201,8 @@ class AsyncClient:
         """Close producers and consumers, then the connections.
 
         Consumers leave their groups, as the `close` of each says; then producers send
-        their messages. Calling it again is harmless; who calls it meanwhile waits for
-        the first.
+        their messages. Calling it again is harmless; a call during the first one waits
+        for that.
 
         Args:
             timeout: seconds that all of it may take; everything is closed at the end,
@@ -439,14 +438,7 @@ class AsyncClient:
             context,
             group=name,
             topics=tuple(topics),
-            source=make_source(
-                context,
-                group=name,
-                topics=wanted,
-                partitions=partitions,
-                consumer_id=settings.consumer_id or member_id(own_host(), uuid.uuid4()),
-                strategy=settings.strategy,
-            ),
+            source=_make_source(context, name, wanted, partitions, settings),
             store=offsets,
             options=settings,
             marks=self._marks,
@@ -490,7 +482,7 @@ class AsyncClient:
             CorruptRecordError: a damaged record; messages before it were yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
 
-        Cancellation: ends it; begin again behind the last message.
+        Cancellation: ends it; begin again after the last message.
         """
         batches = browse_topic(
             self._require_context(),
@@ -519,7 +511,7 @@ class AsyncClient:
         Args:
             topic: topic name.
             partition: its name, like `0-1`.
-            offset: a record boundary, or any offset outside the log: the result tells
+            offset: a record boundary, or any offset outside the log: the result says
                 where the log is.
             max_bytes: how much is asked for; a larger message comes as a whole.
             timeout: seconds; None takes `request_timeout_s`.
@@ -543,7 +535,7 @@ class AsyncClient:
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            MetaqError: neither ZooKeeper nor a named broker tells any.
+            MetaqError: neither ZooKeeper nor a named broker answers.
         """
         context = self._require_context()
         return await known_topics(context, deadline_s=context.deadline_s(timeout))
@@ -615,28 +607,14 @@ BROADCAST_FILE: Final = "~/.meta_offsets"
 """File in which MetaQ's broadcast consumers of this user keep their offsets."""
 
 
-def make_source(
+def _make_source(
     context: ClientContext,
-    *,
     group: str,
     topics: tuple[str, ...],
     partitions: Collection[str] | None,
-    consumer_id: str,
-    strategy: str,
+    options: ConsumerOptions,
 ) -> PartitionSource:
-    """Return who says which partitions are read.
-
-    Args:
-        context: the client's parts; without a coordinator there are no groups.
-        group: name of the group.
-        topics: the subscribed topics.
-        partitions: names `b-p` to read without a group; None: not fixed.
-        consumer_id: of the new member, should there be a group.
-        strategy: by which a group shares; one of MetaQ's names.
-
-    Raises:
-        ConfigError: a name of a partition or a strategy that is none.
-    """
+    """Return the source of a consumer's partitions: named ones, all, or its group's."""
     if partitions is not None:
         fixed = fixed_partitions(topics, partitions)
         for topic in topics:
@@ -649,20 +627,12 @@ def make_source(
         context.paths,
         context.metadata,
         group=group,
-        consumer_id=consumer_id,
+        consumer_id=options.consumer_id or member_id(own_host(), uuid.uuid4()),
         topics=topics,
-        strategy=_check_strategy(strategy),
+        strategy=Strategy(options.strategy),
         clock=context.clock,
         options=context.options,
     )
-
-
-def _check_strategy(name: str) -> Strategy:
-    try:
-        return Strategy(name)
-    except ValueError as error:
-        known = " or ".join(strategy.value for strategy in Strategy)
-        raise ConfigError(f"strategy: expected {known}, got {name!r}") from error
 
 
 def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:

@@ -25,10 +25,10 @@ order in which they went in.
           n <= -2: -2 - n bytes, key, headers and attribute (`record/flags.py`)
     body of kind 2, messages removed:  u64 numbers
 
-Big-endian; texts are UTF-8; `crc` is the CRC-32 of the entry behind it. Each write is
+Big-endian; texts are UTF-8; `crc` is the CRC-32 of the entry after it. Each write is
 one entry, and is synced before the next one. So a crash leaves at most one entry that
 is not whole, the last one: a torn tail, which is cut when the spool is opened. An entry
-that is not whole with a whole one behind it is damage, and the spool does not open.
+that is not whole with a whole one after it is damage, and the spool does not open.
 
 Removed messages stay in the file until they are the larger part of it; then the rest is
 written to a new file, which replaces the old one.
@@ -65,23 +65,19 @@ from metaq.model import (
 from metaq.record.checksum import crc32, with_crc
 from metaq.record.flags import encode_properties, join_properties, split_properties
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "spool"
-"""The file in a spool's directory."""
 
 NEW_NAME: Final = "spool.new"
-"""Name of the file while it is written anew, without removed messages."""
+"""Name of the file while it is rewritten without removed messages."""
 
 MAGIC: Final = b"MQ-SPOOL"
 VERSION: Final = 1
 HEADER: Final = Struct(">8sII")
-"""Magic, version, crc."""
 MARKER: Final = b"\xd7MqE"
 ENTRY: Final = Struct(">4sIBIQ")
-"""Marker, crc, kind, length of the body, number."""
 MESSAGE: Final = Struct(">iiqqqIi")
-"""Broker, partition, id, offset, next offset, length of topic and text."""
 
 SPOOL_BYTES_MAX: Final = SizeBytes(1 << 30)
 """Largest file, by default."""
@@ -91,7 +87,7 @@ SPOOL_THREADS_MAX: Final = 8
 the others wait for those."""
 
 COMPACT_BYTES: Final = 1 << 20
-"""The file is written anew when removed messages take so much, and half of it."""
+"""The file is rewritten when removed messages take so much, and half of it."""
 
 _CRC_END: Final = 8
 _ADD: Final = 1
@@ -129,7 +125,6 @@ class Spool:
     ) -> None:
         """Prepare; `Spool.open` is the way in."""
         self.directory: Final = directory
-        """Directory of the spool."""
         self._fs = fs
         self._path = directory / FILE_NAME
         self._dir_lock = lock
@@ -206,7 +201,7 @@ class Spool:
                 f"{self._path}: damaged at position {self._end}; the next whole entry"
                 f" is at {good}"
             )
-        log.warning(
+        _log.warning(
             "torn tail cut: file=%s position=%d bytes=%d",
             self._path,
             self._end,
@@ -257,7 +252,7 @@ class Spool:
         return len(self._places)
 
     def append(self, message: Message) -> int:
-        """Put a message behind the others; it is on disk when this returns.
+        """Add a message after the others; it is on disk when this returns.
 
         Returns:
             Its number in the spool; numbers rise.
@@ -360,14 +355,14 @@ class Spool:
         try:
             self._write_new(path)
         except NoSpaceError as error:
-            log.warning("spool not made smaller: %s", error)
+            _log.warning("spool not made smaller: %s", error)
             return
         try:
             self._fs.rename(path, self._path)
             self._close_files()
             self._open_files()
         except StorageError as error:
-            # Which of the two files has the name now, only a restart can tell.
+            # Which of the two files has the name now, only a restart can find out.
             self._failure = error
             raise
         position = HEADER.size
@@ -483,7 +478,7 @@ def _read_entry(file: ReadFile, position: int, end: int) -> _Entry | None:
 
 
 def _find_entry(file: ReadFile, start: int, end: int) -> int | None:
-    """Return the position of the first whole entry at or behind `start`."""
+    """Return the position of the first whole entry at or after `start`."""
     for position in find_markers(file, start, end):
         if _read_entry(file, position, end) is not None:
             return position

@@ -13,10 +13,11 @@ it says none.
 
 A transaction that fails is made again as a whole, a bounded number of times: after a
 deadlock, a conflict of serializable transactions, a row that another member inserted
-meanwhile, a lost connection. What class of error tells of which is another one in each
-driver, so all are alike; and there is no savepoint, for a deadlock takes those with it.
+in between, a lost connection. Which class of error means which differs between the
+drivers, so all are alike; and there is no savepoint, for a deadlock takes those with
+it.
 
-Source: client spec 13 and 21, row 6.
+Source: docs/metaq-1.4/client.md 13 and 21, row 6.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,16 +46,13 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 TABLE: Final = "meta_topic_partition_group_offset"
-"""MetaQ's name of the table."""
 NAME_CHARS_MAX: Final = 255
 """Length of the columns of names in a table that is made here."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Bound on giving the connection back."""
 TRANSACTION_TRIES: Final = 10
 """Attempts at a transaction before its error is raised; of members that commit at once,
 each time one at least gets through."""
 BACKOFF: Final = Backoff(first_s=0.005, max_s=0.1)
-"""The pauses in between."""
 
 T = TypeVar("T")
 

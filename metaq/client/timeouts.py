@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 from metaq.clock import Clock
 from metaq.errors import ClosedError, RequestTimeoutError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SIGNAL_S: Final = 1.0
 """Interval at which a thread that waits for ever looks for signals."""
@@ -27,7 +27,7 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
 
     Raises:
         RequestTimeoutError: the time is over.
-        BaseException: whatever `work` raises.
+        BaseException: what `work` raises.
     """
     try:
         async with asyncio.timeout(timeout) as bound:
@@ -118,4 +118,4 @@ async def close_all(
     for child, end in zip(children, ends, strict=True):
         if end is not None:
             # A bug; the others and the connections are closed all the same.
-            log.error("closing failed: child=%r", child, exc_info=end)
+            _log.error("closing failed: child=%r", child, exc_info=end)

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that moves only when a test moves it."""
 
 import asyncio
 import heapq
@@ -43,7 +43,7 @@ class ManualClock:
         return self._monotonic_s + self._suspended_s
 
     def suspend_s(self, seconds: float) -> None:
-        """Suspend the machine for `seconds`: its monotonic clock stands meanwhile."""
+        """Suspend the machine for `seconds`: its monotonic clock does not move."""
         self._suspended_s += seconds
         self._wall_ms += seconds * 1000
 

@@ -31,7 +31,6 @@ from metaq.zk.znodes import decode_registration
 DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
 
 POLL_S: Final = 0.001
-"""Interval of the looks for a new topic's registration."""
 
 # Clients in the same process hear of a stop at once: a tenth of a second is plenty.
 _SETTINGS: Final = """
@@ -55,7 +54,7 @@ class EmbeddedBroker(ThreadOwner):
     """One broker. Owner: the test that made it.
 
     Lifecycle: `start`, `stop`, again and again on the same port and data;
-    `embedded_broker` does both ends. A start recovers what lies in the data directory;
+    `embedded_broker` does both ends. A start recovers what is in the data directory;
     a stop withdraws the broker and answers requests in flight. Both raise MetaqError:
     it cannot start, or a part of it had failed. Every method may be called from any
     thread but the broker's own, and waits until it is done, at most TIMEOUT_S.
@@ -77,7 +76,7 @@ class EmbeddedBroker(ThreadOwner):
             topics: topic → partitions.
             zookeeper: to register in; by default one of its own. Brokers that share
                 one need a `brokerId` each.
-            settings: key → value in place of what stands in the settings, as for
+            settings: key → value in place of those in the settings, as for
                 `metaq broker --set`.
         """
         super().__init__("embedded-broker")

@@ -11,7 +11,7 @@ MetaQ does not know closes the connection as soon as its line is there. Everythi
 on a thread of its own, so that tests with and without an event loop can use it; every
 method may be called from any thread.
 
-Source: broker spec 1.1, 1.2, 3.2.
+Source: docs/metaq-1.4/broker.md 1.1, 1.2, 3.2.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from metaq.clock import Clock, SystemClock
@@ -65,7 +65,6 @@ _VERBS: Final[Mapping[type, str]] = {
 }
 
 REGISTER_TIMEOUT_S: Final = 10.0
-"""Bound on what start and stop wait for ZooKeeper."""
 
 
 class FaultKind(enum.Enum):
@@ -151,12 +150,12 @@ class FakeBroker(ThreadOwner):
         self.splits_anywhere = False
         """Whether answers are written in pieces of any size, across their ends."""
         self.delay_s = 0.0
-        """Each answer leaves so many seconds later; commands are read meanwhile."""
+        """Each answer leaves so many seconds later; commands are still read."""
         self.reorder = False
         """Whether answers of a connection that are due together change places."""
         self.misorders_puts = False
         """Whether puts of a connection that arrive together change places before they
-        are carried out, as in MetaQ's pool of threads (broker spec 9)."""
+        are carried out, as in MetaQ's pool of threads (docs/metaq-1.4/broker.md 9)."""
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -236,7 +235,9 @@ class FakeBroker(ThreadOwner):
                 AdvertisedTopic(name, count)
                 for name, count in sorted(self._metaq.topics.items())
             )
-        return BrokerSnapshot(BrokerRole(self.broker_id), self.address, 0, topics)
+        return BrokerSnapshot(
+            BrokerRole(self.broker_id), self.address, 0, topics, has_record=False
+        )
 
     def _update(self) -> None:
         self._registration.update(self._snapshot())
@@ -255,7 +256,7 @@ class FakeBroker(ThreadOwner):
 
     @property
     def does_redirect(self) -> bool:
-        """Whether a get behind the end is sent to it (`updateConsumerOffsets`)."""
+        """Whether a get after the end is sent to it (`updateConsumerOffsets`)."""
         return self._metaq.does_redirect
 
     @does_redirect.setter
@@ -313,7 +314,7 @@ class FakeBroker(ThreadOwner):
             return self._metaq.peek(topic, partition).start
 
     def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
-        """Return the offset behind the last record."""
+        """Return the offset after the last record."""
         with self._lock:
             return self._metaq.peek(topic, partition).end
 
@@ -358,7 +359,7 @@ class FakeBroker(ThreadOwner):
 
         Args:
             start: the first of them.
-            end: behind the last of them.
+            end: the first byte after them.
             refuses: answer gets there with 500; else with 404, as at the end of the
                 log.
             topic: whose log.
@@ -422,7 +423,7 @@ class FakeBroker(ThreadOwner):
         self._running.call(cut_all)
 
     def drop_after(self, count: int | None) -> None:
-        """Cut each connection behind its next `count` commands; None: no longer.
+        """Cut each connection after its next `count` commands; None: no longer.
 
         The last of them is carried out, and its answer is lost.
         """
@@ -560,14 +561,12 @@ class FakeRegistration:
             self._coordinator, self._paths, clock=self._clock
         )
         self._registry.start()
-        await self._registry.register(
-            replace(snapshot, has_record=False), deadline_s=self._deadline_s()
-        )
+        await self._registry.register(snapshot, deadline_s=self._deadline_s())
 
     def update(self, snapshot: BrokerSnapshot) -> None:
         """Change the registration, soon."""
         if self._registry is not None:
-            self._registry.update(replace(snapshot, has_record=False))
+            self._registry.update(snapshot)
 
     async def withdraw(self) -> None:
         """Remove the nodes; the session stays."""

@@ -8,9 +8,9 @@ closed partition, and one with a wrong checksum makes the partition that it is n
 stored in.
 
 Not here: replication is refused as our own broker refuses it, puts are readable at
-once whatever their size, and nothing is counted for `stats`.
+once at any size, and nothing is counted for `stats`.
 
-Source: broker spec 1.4 to 1.7, 1.14, 2.4, 7.1, 8.
+Source: docs/metaq-1.4/broker.md 1.4 to 1.7, 1.14, 2.4, 7.1, 8.
 """
 
 import zlib
@@ -99,7 +99,7 @@ class FakeLog:
 
     @property
     def end(self) -> Offset:
-        """The offset behind the last byte."""
+        """The offset after the last byte."""
         return Offset(self._base + sum(map(len, self._segments)))
 
     def append(self, data: bytes) -> Offset:
@@ -165,11 +165,10 @@ class FakeMetaq:
         self.transfer_bytes_max = TRANSFER_BYTES_MAX
         """Largest body of a get (`maxTransferSize`)."""
         self.does_redirect = False
-        """Whether a get behind the end is sent to it (`updateConsumerOffsets`)."""
+        """Whether a get after the end is sent to it (`updateConsumerOffsets`)."""
         self.uri = ""
         """The advertised address, for the texts of refused puts."""
         self.port = 0
-        """The port, for `stats`."""
         self.uptime_s = UPTIME_S
         """Seconds that it has been up for, as `stats` says."""
         self._broker_id = broker_id
@@ -279,7 +278,7 @@ class FakeMetaq:
             detail = texts.closed_detail(self._broker_id, partition)
             raise ForbiddenError(texts.put_failed(self.uri, topic, partition, detail))
         if partition == RANDOM_PARTITION:
-            # As in MetaQ, whether it is closed or not, and whatever the topic.
+            # As in MetaQ, whether it is closed or not, and for any topic.
             partition = self._choose(count)
         if topic not in self.topics and not self._has_pattern_for(topic):
             detail = texts.topic_not_accepted(topic)
@@ -298,7 +297,7 @@ class FakeMetaq:
         return TopicRules().extended(self.topics).accepts(topic)
 
     def _get(self, get: Get) -> bytes:
-        # The rows of broker spec 1.5, in its order.
+        # The rows of docs/metaq-1.4/broker.md 1.5, in its order.
         if LogId(get.topic, get.partition) in self.closed:
             raise ForbiddenError(texts.get_closed(self._broker_id, get.partition))
         log = self._existing(get)

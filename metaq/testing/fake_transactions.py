@@ -1,10 +1,10 @@
 """The transactions of a fake MetaQ 1.4 broker, from memory; part of `fake_metaq.py`.
 
 Held to the recorded conversations of a Java broker, with what clients must live with: a
-put behind the PREPARE is acknowledged and lost, and a local transaction can be reached
+put after the PREPARE is acknowledged and lost, and a local transaction can be reached
 over its own connection alone.
 
-Source: broker spec 5.1 to 5.5, 5.8.
+Source: docs/metaq-1.4/broker.md 5.1 to 5.5, 5.8.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """A TCP proxy that stalls, trickles, cuts or refuses on command.
 
-It stands between a client and any server, a broker or ZooKeeper, and knows nothing of
+It is between a client and any server, a broker or ZooKeeper, and knows nothing of
 what they say:
 
     with Proxy("127.0.0.1", broker.port) as proxy:
@@ -14,7 +14,7 @@ what they say:
 
 Theory of operation: a connection is two flows, one per direction. A flow takes bytes
 from its source up to BUFFER_BYTES_MAX and gives them to its sink as the mode of its
-direction says. The end of a source is passed on behind its bytes, so that a stalled
+direction says. The end of a source is passed on after its bytes, so that a stalled
 flow hides that too. It runs on a thread of its own; every method may be called from
 any thread, and holds for connections that are open and for those to come.
 """
@@ -137,7 +137,7 @@ class _End(asyncio.Protocol):
             self.transport.resume_reading()
 
     def go_on(self) -> None:
-        """Pump now, whatever the next piece was waiting for."""
+        """Pump now, even if the next piece was to wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -146,7 +146,7 @@ class _End(asyncio.Protocol):
     def _pass_end(self, sink: asyncio.Transport) -> None:
         if not self.has_passed_end:
             self.has_passed_end = True
-            # Who has gone meanwhile is told to us in the next turn.
+            # A lost connection is reported in the next turn.
             with contextlib.suppress(OSError):
                 sink.write_eof()
         if self.peer.has_passed_end and self.transport is not None:
@@ -173,7 +173,7 @@ class Proxy(ThreadOwner):
         """Describe a proxy; nothing is opened before `start`.
 
         Args:
-            host: of the server behind it.
+            host: of the target server.
             port: of that server.
         """
         super().__init__("proxy")

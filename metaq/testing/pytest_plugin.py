@@ -16,7 +16,7 @@ from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 def metaq_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """Run a broker for one test, with one topic `test` of one partition.
 
-    Its data lies below the test's `tmp_path`, which pytest keeps for a while: a broken
+    Its data is below the test's `tmp_path`, which pytest keeps for a while: a broken
     test can be looked into afterwards.
     """
     with embedded_broker(data_path=tmp_path / "metaq") as broker:

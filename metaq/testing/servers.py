@@ -43,7 +43,7 @@ class BoundedLoopThread(LoopThread):
 
         Raises:
             RequestTimeoutError: it took longer; it is cancelled.
-            Exception: whatever the work raised.
+            Exception: what the work raised.
         """
         return super().run(work, timeout_s=timeout_s)
 
@@ -93,7 +93,7 @@ class ThreadOwner(ABC):
         self._thread = thread
 
     def stop(self) -> None:
-        """Stop, and end the thread, whatever fails. May be repeated."""
+        """Stop, and end the thread, even after an error. May be repeated."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None

@@ -8,7 +8,7 @@ when a test says `expire`.
 
 Concurrency: the server may be used from any thread, and its clients may live on loops
 of different threads. What belongs to the server is guarded by its lock; what belongs to
-a client is touched on the thread of its loop alone, so whatever the server tells it
+a client is touched on the thread of its loop alone, so all that the server reports
 arrives as a callback there. `MemoryZooKeeper.coordinator` can be handed out as the
 factory `(clock) -> Coordinator` that a client of the package asks for.
 
@@ -25,8 +25,7 @@ factory `(clock) -> Coordinator` that a client of the package asks for.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,11 +51,7 @@ from metaq.zk.session import (
 from metaq.zk.znodes import Node
 
 SESSION_TIMEOUT_S: Final = 20.0
-"""Time-out that sessions are told; a test ends one with `expire`."""
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
+"""Time-out of sessions; a test ends one with `expire`."""
 
 
 class MemoryZooKeeper:
@@ -115,7 +110,8 @@ class MemoryZooKeeper:
     def expire(self, coordinator: "MemoryCoordinator") -> None:
         """End a client's session; it begins a new one if the server runs."""
         with self._lock:
-            self._end_session(coordinator)
+            self.reap(coordinator.status.session_id)
+            coordinator.report(SessionEvent.EXPIRED)
             if self.is_running:
                 coordinator.connect_soon()
 
@@ -135,7 +131,9 @@ class MemoryZooKeeper:
         """Expire the session of an abandoned client."""
         with self._lock:
             self._sessions.discard(session_id)
-            self._remove([p for p, n in self.nodes.items() if _is_of(n, session_id)])
+            if session_id:
+                nodes = self.nodes.items()
+                self._remove([p for p, n in nodes if n.owner_session_id == session_id])
 
     def stop(self) -> None:
         """Become unreachable for every client; sessions and nodes stay."""
@@ -203,8 +201,8 @@ class MemoryZooKeeper:
         """Carry out the request in the block as one step, for a session that lives.
 
         Raises:
-            SessionSuspendedError: the server was stopped meanwhile.
-            SessionLostError: the session was ended meanwhile; its client hears of it.
+            SessionSuspendedError: the server was stopped before.
+            SessionLostError: the session was ended before; its client gets the report.
         """
         with self._lock:
             if not self.is_running:
@@ -214,12 +212,8 @@ class MemoryZooKeeper:
             self.calls.append((what, path))
             yield
 
-    def _end_session(self, coordinator: "MemoryCoordinator") -> None:
-        self.reap(coordinator.status.session_id)
-        coordinator.report(SessionEvent.EXPIRED)
-
     def _ensure_parents(self, path: str) -> None:
-        parent = _parent(path)
+        parent = path.rpartition("/")[0]
         if parent and parent not in self.nodes:
             self._ensure_parents(parent)
             self.nodes[parent] = Node(b"", owner_session_id=0, version=0)
@@ -245,10 +239,6 @@ class MemoryZooKeeper:
         self._children.clear()
         for coordinator in self._coordinators:
             coordinator.refresh_watches()
-
-
-def _is_of(node: Node, session_id: int) -> bool:
-    return session_id != 0 and node.owner_session_id == session_id
 
 
 @dataclass(eq=False, slots=True)
@@ -369,8 +359,11 @@ class MemoryCoordinator:
 
     # -- requests ---------------------------------------------------------------------
 
-    async def _ask(self, what: str, path: str, deadline_s: float) -> None:
-        """Let other tasks run, as a round trip would, and refuse what must fail."""
+    @contextlib.asynccontextmanager
+    async def _asking(
+        self, what: str, path: str, deadline_s: float
+    ) -> AsyncIterator[None]:
+        """Carry out the block as the server does a request, after a round trip."""
         require_legal_path(path)
         self.status.require_connected()
         session_version = self.status.session_version
@@ -384,50 +377,43 @@ class MemoryCoordinator:
         self.status.require_connected()
         if self.status.session_version != session_version:
             raise SessionSuspendedError(f"{what} {path}: connection lost")
-
-    def _serving(self, what: str, path: str) -> AbstractContextManager[None]:
-        return self._server.serving(what, path, self.status.session_id)
+        with self._server.serving(what, path, self.status.session_id):
+            yield
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""
-        await self._ask("get", path, deadline_s)
-        with self._serving("get", path):
+        async with self._asking("get", path, deadline_s):
             return self._server.nodes.get(path)
 
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
-        await self._ask("exists", path, deadline_s)
-        with self._serving("exists", path):
+        async with self._asking("exists", path, deadline_s):
             return path in self._server.nodes
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
         """Return the sorted names of a node's children, or None without the node."""
-        await self._ask("children", path, deadline_s)
-        with self._serving("children", path):
+        async with self._asking("children", path, deadline_s):
             return self._server.names(path)
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
         """Create a node that lives as long as this session; parents as needed."""
-        await self._ask("create", path, deadline_s)
-        with self._serving("create", path):
+        async with self._asking("create", path, deadline_s):
             if path in self._server.nodes:
                 raise NodeExistsError(f"create {path}")
             self._server.put(path, data, session_id=self.status.session_id)
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed."""
-        await self._ask("set", path, deadline_s)
-        with self._serving("set", path):
+        async with self._asking("set", path, deadline_s):
             self._server.write(path, data)
 
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
         """Write a persistent node, unless it was changed since it was read."""
-        await self._ask("replace", path, deadline_s)
-        with self._serving("replace", path):
+        async with self._asking("replace", path, deadline_s):
             old = self._server.nodes.get(path)
             found = None if old is None else old.version
             if found != version:
@@ -440,8 +426,7 @@ class MemoryCoordinator:
         self, path: str, *, version: int | None = None, deadline_s: float
     ) -> bool:
         """Delete a node; False when there was none."""
-        await self._ask("delete", path, deadline_s)
-        with self._serving("delete", path):
+        async with self._asking("delete", path, deadline_s):
             if self._server.names(path):
                 raise NodeNotEmptyError(f"delete {path}")
             is_there = path in self._server.nodes

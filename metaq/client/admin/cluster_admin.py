@@ -8,7 +8,7 @@ both keep the same nodes. A move is planned first, as values, and written by
 Every function takes the parts of a started client with ZooKeeper, and raises
 CoordinationError when ZooKeeper cannot be asked.
 
-Source: client spec 4, 13 and 14.
+Source: docs/metaq-1.4/client.md 4, 13 and 14.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class PartitionProgress:
     committed: Offset | None
     """The group's next offset; None when nothing was ever committed."""
     lag: Lag | None
-    """Lag behind the log end; from the log start where nothing was ever committed, for
+    """Distance to the log end; from the log start where nothing was ever committed, for
     there a group begins by default; None when it is not known."""
     problem: str | None
     """Reason for an unknown value, in one sentence."""
@@ -143,7 +143,7 @@ async def brokers(
 ) -> tuple[BrokerDescription, ...]:
     """Return the brokers that are there, and those that have left a record.
 
-    Ids ascending; behind them the named addresses that have never answered. A Java
+    Ids ascending; after them the named addresses that have never answered. A Java
     broker records nothing, so one that is away is not among them.
 
     Raises:
@@ -155,8 +155,8 @@ async def brokers(
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
     addresses = await recorded_addresses(context, deadline_s=deadline_s)
     counts: dict[BrokerId, dict[str, int]] = {}
-    for told in (snapshot.recorded, snapshot.puts, snapshot.gets):
-        for topic, by_broker in told.items():
+    for known_counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
+        for topic, by_broker in known_counts.items():
             for broker_id, count in by_broker.items():
                 known = counts.setdefault(broker_id, {})
                 known[topic] = max(known.get(topic, 0), count)
@@ -247,10 +247,12 @@ async def forget_broker(
     recorded = await coordinator.children(
         paths.recorded_topics(), deadline_s=deadline_s
     )
-    told = await coordinator.children(paths.topics_with_status(), deadline_s=deadline_s)
+    marked = await coordinator.children(
+        paths.topics_with_status(), deadline_s=deadline_s
+    )
     nodes = [
         *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
-        *(paths.topic_status(topic, broker_id) for topic in told or ()),
+        *(paths.topic_status(topic, broker_id) for topic in marked or ()),
     ]
 
     async def forget(path: str) -> None:
@@ -298,7 +300,7 @@ async def describe_group(
     owned_topics = await coordinator.children(
         paths.group_topics(NodeKind.OWNER, group), deadline_s=deadline_s
     )
-    # A member may write anything; of a topic that cannot be there is nothing to tell.
+    # A member may write anything; a topic that cannot exist is left out.
     named = {topic for topics in members.values() for topic in topics}
     wanted = set(filter(is_legal_step, named))
     stored = await offsets.topics(deadline_s=deadline_s)
@@ -453,10 +455,10 @@ async def find_goal(
             f"{partition}: expected an offset from {log_start} to {log_end}, got {goal}"
         )
     try:
-        # What lies before may be damaged, and the reason to go on here.
+        # What is before it may be damaged, and the reason to go on here.
         await count_between(context, partition, goal, goal, deadline_s=deadline_s)
     except CannotAnswerError:
-        # A MetaQ 1.4 broker does not know where its records begin; checksums tell.
+        # A MetaQ 1.4 broker does not know where its records begin; checksums show it.
         await _read_one(context, partition, goal, deadline_s)
     except NoRecordError as error:
         raise _no_message_at(partition, goal, error) from error

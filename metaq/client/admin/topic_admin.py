@@ -9,7 +9,7 @@ wrote stays, and brokers that come later do their part.
     alter    written over the version that was read
     delete   marked; the brokers remove data, records and at last the definition
 
-Brokers of MetaQ 1.4 know nothing of all this, and are told apart by the record that
+Brokers of MetaQ 1.4 know nothing of all this, and differ by the record that
 brokers of ours keep (`/catalog/brokers`).
 """
 
@@ -92,7 +92,6 @@ class TopicDescription:
     brokers: tuple[TopicOnBroker, ...]
     """Brokers that serve it or have data of it, ids ascending."""
     problem: str = ""
-    """Reason why the definition cannot be read."""
 
 
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -202,7 +201,7 @@ class AsyncAdmin:
             TopicRefusedError: a broker cannot serve it like that, or goes by its
                 `server.ini`; the change is made.
             ClientError: it is being deleted, or was altered by another client
-                meanwhile; nothing is done.
+                in between; nothing is done.
             MetaqError: as `create_topic`.
 
         Cancellation: it may be altered.
@@ -254,7 +253,7 @@ class AsyncAdmin:
             TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
                 1.4 serves it; nothing is done.
             GroupInUseError: a member reads it; nothing is done.
-            ClientError: it was altered by another client meanwhile; nothing is done.
+            ClientError: it was altered by another client in between; nothing is done.
             RequestTimeoutError: some brokers have not done their part in time; they go
                 on.
             ConfigError: the client has no ZooKeeper.
@@ -316,7 +315,7 @@ class AsyncAdmin:
     ) -> tuple[BrokerDescription, ...]:
         """Return the brokers that are there, and those that have left a record.
 
-        Ids ascending; behind them the named addresses that have never answered. A Java
+        Ids ascending; after them the named addresses that have never answered. A Java
         broker records nothing, so one that is away is not among them. Needs no
         ZooKeeper, which alone knows of brokers that are away.
 
@@ -427,9 +426,9 @@ def _on_broker(
     if status and status.effect is Effect.IN_EFFECT and is_there:
         # Puts and gets are registered one after the other.
         puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
-        told = [puts.get(broker_id)] if status.takes_puts else []
-        told += [gets.get(broker_id)] if status.gives_gets else []
-        partitions = told[0] if told and len(set(told)) == 1 else None
+        served = [puts.get(broker_id)] if status.takes_puts else []
+        served += [gets.get(broker_id)] if status.gives_gets else []
+        partitions = served[0] if served and len(set(served)) == 1 else None
     return TopicOnBroker(
         broker_id=broker_id,
         is_there=is_there,
@@ -444,8 +443,8 @@ def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
     """Return broker → partitions: served ones, else recorded ones."""
     recorded = snapshot.recorded.get(topic, {})
     counts = {i: n for i, n in recorded.items() if not _has_leader(snapshot, i)}
-    for told in (snapshot.gets, snapshot.puts):
-        counts |= told.get(topic, {})
+    for served in (snapshot.gets, snapshot.puts):
+        counts |= served.get(topic, {})
     return counts
 
 
@@ -608,16 +607,18 @@ async def _wait_taken_up(
     since_s = context.clock.monotonic_s()
     while True:
         found = await _describe_late(context, topic, deadline_s)
-        told = {each.broker_id: each for each in found.brokers} if found else {}
-        for each in told.values():
+        on_broker = {each.broker_id: each for each in found.brokers} if found else {}
+        for each in on_broker.values():
             _require_obeyed(topic, each)
-        left = [i for i in wanted if not _has_taken_up(told.get(i), definition)]
+        left = [i for i in wanted if not _has_taken_up(on_broker.get(i), definition)]
         if found is not None and not left:
             return found
         if context.clock.monotonic_s() + POLL_S >= deadline_s:
             waited_s = context.clock.monotonic_s() - since_s
             missing = ", ".join(
-                f"{i} (not there)" if i in told and not told[i].is_there else str(i)
+                f"{i} (not there)"
+                if i in on_broker and not on_broker[i].is_there
+                else str(i)
                 for i in left
             )
             raise RequestTimeoutError(

@@ -1,11 +1,11 @@
 """Facts about one broker and its topics, read from its `stats`. Pure.
 
-Nothing on the wire tells how many partitions a topic has; ZooKeeper does. A broker that
-is known by its address alone tells which topics have a log, which logs those are, and
+Nothing on the wire says how many partitions a topic has; ZooKeeper does. A broker that
+is known by its address alone says which topics have a log, which logs those are, and
 what its configuration file says, if that can be read by others. The number of a
 topic's partitions is the largest that any of these names, and one where none does.
 
-Source: broker spec 2.2 and 7.1, client spec 4.
+Source: docs/metaq-1.4/broker.md 2.2 and 7.1, docs/metaq-1.4/client.md 4.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ _DIGITS_MAX: Final = 9  # int() is never fed a megabyte of digits
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """Facts that one broker told at one moment."""
+    """Facts that one broker gave at one moment."""
 
     broker_id: BrokerId
     is_follower: bool
@@ -42,7 +42,7 @@ class BrokerFacts:
     rules: TopicRules
     """Rules for the other topics it takes."""
     config: BrokerConfig | None
-    """Its configuration; None when it told no readable one."""
+    """Its configuration; None when it gave no readable one."""
 
     def partition_count(self, topic: str) -> int:
         """Return the number of a topic's partitions; 0 where it is not served."""
@@ -76,8 +76,8 @@ def parse_facts(
     Raises:
         UnexpectedReplyError: there is no broker id in it.
     """
-    told = {words[0]: words[-1] for words in _lines(broker)}
-    broker_id = _number(told.get("broker_id", ""))
+    stats = {words[0]: words[-1] for words in _lines(broker)}
+    broker_id = _number(stats.get("broker_id", ""))
     if broker_id is None or broker_id > BROKER_ID_MAX:
         raise UnexpectedReplyError(
             f"{source}: expected a broker_id in stats, got {broker[:80]!r}"
@@ -102,7 +102,7 @@ def parse_facts(
             refused[1].update([] if topic.accept_subscribe else [name])
     return BrokerFacts(
         broker_id=BrokerId(broker_id),
-        is_follower=told.get("slave") == "true",
+        is_follower=stats.get("slave") == "true",
         counts=MappingProxyType(dict(sorted(counts.items()))),
         refused_puts=frozenset(refused[0]),
         refused_gets=frozenset(refused[1]),
@@ -111,16 +111,16 @@ def parse_facts(
     )
 
 
-def read_closed(told: Mapping[str, str]) -> frozenset[str] | None:
+def read_closed(stats: Mapping[str, str]) -> frozenset[str] | None:
     """Return which partitions a broker has closed, as `<topic>-<number>`.
 
     Args:
-        told: of its `stats`, name → value.
+        stats: of its `stats`, name → value.
 
     Returns:
-        None of a broker that does not tell, as MetaQ 1.4.
+        None for a broker that does not say, as MetaQ 1.4.
     """
-    value = told.get("closed_partitions")
+    value = stats.get("closed_partitions")
     return None if value is None else frozenset(value.split(" ")[1:])
 
 
@@ -149,10 +149,10 @@ def _read_topics(text: str) -> tuple[set[str], tuple[set[str], set[str]]]:
     refused: tuple[set[str], set[str]] = (set(), set())
     for words in _lines(text):
         names.add(words[0])
-        told = dict(zip(words[1::2], words[2::2], strict=False))
-        if told.get("accept_publish") == "false":
+        stats = dict(zip(words[1::2], words[2::2], strict=False))
+        if stats.get("accept_publish") == "false":
             refused[0].add(words[0])
-        if told.get("accept_subscribe") == "false":
+        if stats.get("accept_subscribe") == "false":
             refused[1].add(words[0])
     return names, refused
 
@@ -160,7 +160,7 @@ def _read_topics(text: str) -> tuple[set[str], tuple[set[str], set[str]]]:
 def _parse_settings(text: str | None, broker: str, source: str) -> BrokerConfig | None:
     if text is None:
         return None
-    # Brokers of this package tell overrides of the file: 'set <key>=<value>'.
+    # Brokers of this package list overrides of the file: 'set <key>=<value>'.
     lines = [
         line.split(" ", 1)[1] for line in broker.splitlines() if line[:4] == "set "
     ]

@@ -31,7 +31,7 @@ from metaq.zk.znodes import decode_address
 NAMES_SHOWN_MAX: Final = 10
 """An error names so many partitions that are there."""
 NEW_TOPIC_S: Final = 3.0
-"""Seconds in which a topic that was just made may show up, or readers be told of one
+"""Seconds in which a topic that was just made may show up, or readers see one
 that producers know."""
 
 
@@ -40,8 +40,8 @@ async def find_topics(
 ) -> tuple[str, ...]:
     """Return the topics whose whole name matches a pattern of `re`, ascending.
 
-    A section of a broker's settings that is a pattern itself stands beside the topics,
-    in ZooKeeper as well: it is none.
+    A section of a broker's settings that is a pattern itself is listed beside the
+    topics, in ZooKeeper as well: it is none.
 
     Raises:
         NoBrokerError: nothing is known of the cluster.
@@ -117,11 +117,11 @@ async def wait_for_readers(
     *,
     deadline_s: float,
 ) -> ClusterSnapshot:
-    """Return a snapshot behind the registrations that are under way.
+    """Return a snapshot after the registrations that are under way.
 
-    A broker tells producers of a topic first, and readers a moment later; until then
-    nothing that it has would be read. A topic that is closed to readers looks alike, so
-    it is waited for NEW_TOPIC_S, or half of the time, at most.
+    A broker registers a topic for producers first, and for readers a moment later;
+    until then nothing that it has would be read. A topic that is closed to readers
+    looks alike, so the wait is NEW_TOPIC_S, or half of the time, at most.
     """
     if not isinstance(context.metadata, ZooKeeperMetadata):
         return snapshot
@@ -216,7 +216,7 @@ async def require_partitions(
     *,
     deadline_s: float,
 ) -> None:
-    """Return when brokers have told of all of some partitions.
+    """Return when brokers have registered all of some partitions.
 
     One that a broker lacks that is there is refused at once; a broker that is away is
     waited for.
@@ -230,7 +230,7 @@ async def require_partitions(
     snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
     while lacking := [p for p in wanted if p not in snapshot.get_partitions(p.topic)]:
         refusal = _refusal(snapshot, lacking)
-        # A broker tells of all its partitions of a topic at once.
+        # A broker registers all its partitions of a topic at once.
         if any(p.broker_id in snapshot.gets.get(p.topic, {}) for p in lacking):
             raise refusal
         try:

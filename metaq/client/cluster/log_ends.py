@@ -1,9 +1,9 @@
 """Log starts and ends of many partitions, refreshed at little cost.
 
-Theory of operation: a reader of a log that stands still would ask for its end many
-times a second. Where brokers offer to wait, a get with a wait stands at the end of each
-watched log, also of one without a put yet: as long as it is not answered the end is
-known, and asking costs nothing. A log that grows is asked for its span only when a
+Theory of operation: a reader of a log that does not grow would ask for its end many
+times a second. Where brokers offer to wait, a get with a wait is sent for the end of
+each watched log, also of one without a put yet: as long as it is not answered the end
+is known, and asking costs nothing. A log that grows is asked for its span only when a
 caller wants it, so a busy log costs three requests for each look at it.
 
 A log that cannot be asked for a while keeps the span it had: a broker that restarts
@@ -14,7 +14,7 @@ often when there are several: all of them together cost one request in that time
 long as POLL_MAX_S allows it. The start of such a log is asked for when its end has
 moved.
 
-Source: client spec 2.4.
+Source: docs/metaq-1.4/client.md 2.4.
 """
 
 import asyncio
@@ -46,7 +46,6 @@ EARLY_PART: Final = 0.9
 """A get that ends without data before so much of its wait was refused to wait."""
 
 Span: TypeAlias = tuple[Offset, Offset]
-"""Log start and log end."""
 
 
 @dataclass(slots=True, eq=False)

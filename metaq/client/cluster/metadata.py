@@ -1,7 +1,7 @@
 """Metadata of the cluster, from ZooKeeper or from brokers.
 
 Producers and consumers read one immutable `ClusterSnapshot` and hear of the next one.
-It comes from ZooKeeper (`ZooKeeperMetadata`), which tells of each change by itself, or
+It comes from ZooKeeper (`ZooKeeperMetadata`), which reports each change by itself, or
 from brokers that were named by address (`AddressMetadata`) and are asked every
 `metadata_s`, and when a request went wrong.
 
@@ -15,7 +15,7 @@ to vanish. One that has never answered is `silent`: it may have a part of every 
 
     Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
 
-Source: client spec 4 and 7.6.
+Source: docs/metaq-1.4/client.md 4 and 7.6.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Metadata(Protocol):
         """Return the names of all topics, also of those that are away.
 
         Raises:
-            NoBrokerError: no broker has told any before the deadline.
+            NoBrokerError: no broker has named any before the deadline.
             CoordinationError: ZooKeeper cannot be asked.
             ClosedError: stopped.
         """
@@ -226,7 +226,7 @@ class ZooKeeperMetadata(Metadata):
         return self.watch.add_listener(on_snapshot)
 
     def request_refresh(self) -> None:
-        """Do nothing: ZooKeeper tells of every change by itself."""
+        """Do nothing: ZooKeeper reports every change by itself."""
 
 
 # -- from the brokers themselves ------------------------------------------------------
@@ -313,7 +313,7 @@ class AddressMetadata(Service, Metadata):
             self.request_refresh()
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names that the brokers told last; waits for the first time."""
+        """Return the names that the brokers gave last; waits for the first time."""
         snapshot = self._snapshot
         if not snapshot.version:
             snapshot = await self.wait_newer(0, deadline_s=deadline_s)
@@ -448,12 +448,12 @@ class AddressMetadata(Service, Metadata):
 
 
 def make_snapshot(
-    told: Iterable[tuple[BrokerAddress, BrokerFacts, bool]], watched: Iterable[str]
+    replies: Iterable[tuple[BrokerAddress, BrokerFacts, bool]], watched: Iterable[str]
 ) -> ClusterSnapshot:
     """Return the brokers' replies as one snapshot of version 0. Pure.
 
     Args:
-        told: address of a broker, its last reply, and whether it is there now. Of
+        replies: address of a broker, its last reply, and whether it is there now. Of
             two leaders with one id, the first counts.
         watched: topics that are looked for also where only a pattern takes them.
     """
@@ -463,7 +463,7 @@ def make_snapshot(
     puts: dict[str, dict[BrokerId, int]] = {}
     gets: dict[str, dict[BrokerId, int]] = {}
     recorded: dict[str, dict[BrokerId, int]] = {}
-    for address, facts, is_there in told:
+    for address, facts, is_there in replies:
         if is_there and facts.is_follower:
             followers.setdefault(facts.broker_id, []).append(address)
         elif is_there:

@@ -1,7 +1,9 @@
 """Metadata queries about one partition: log start and end, offsets for times.
 
 Each finds the broker by itself (its leader, or a follower when the leader is gone) and
-asks again after errors that may pass, until the deadline. Source: client spec 2.4.
+asks again after errors that may pass, until the deadline.
+
+Source: docs/metaq-1.4/client.md 2.4.
 """
 
 from collections.abc import Callable
@@ -71,7 +73,7 @@ async def ask(
         NoBrokerError: the broker is not there.
         RequestTimeoutError: it does not answer.
         RemoteProtocolError: its answer cannot be; the connection is closed.
-        CorruptRecordError: the answer to a question lies in damaged bytes.
+        CorruptRecordError: the answer to a question is in damaged bytes.
         WireError: it goes on refusing with a status that passes (503, 504); and what
             `parse` raises.
     """
@@ -105,7 +107,7 @@ async def connect(
         ClosedError: the client is closed.
     """
     if not context.metadata.snapshot.version:
-        # Whose address is wrong, or who is away, is told by name.
+        # The error names the broker whose address is wrong, or that is away.
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
     address = context.address_of(partition.broker_id)
     if address is None:
@@ -168,7 +170,7 @@ async def offset_at(
         before; the log end when there is none; None without a log.
 
     Raises:
-        CannotAnswerError: a MetaQ 1.4 broker, whose log tells no time.
+        CannotAnswerError: a MetaQ 1.4 broker, whose log has no times.
     """
     question = TimeQuestion(max(0, moment))
     return await _ask_spans(
@@ -212,7 +214,7 @@ async def boundaries_between(
         context: the client's parts.
         partition: the partition to divide.
         start: a record boundary.
-        end: a record boundary, at or behind `start`.
+        end: a record boundary, at or after `start`.
         count: offsets that are wanted, 1 or more; the broker may give fewer.
         deadline_s: when to give up.
 

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Final, Self, Unpack
 
 from metaq.client.admin.topic_admin import AsyncAdmin
@@ -40,7 +41,6 @@ from metaq.client.sync.derived import (
     SyncPart,
     blocking,
     direct,
-    making,
     on_loop,
 )
 from metaq.client.sync.handler_threads import Handler, run_threads
@@ -175,8 +175,40 @@ class Client(SyncObject[AsyncClient]):
             clock=self._twin.context.clock,
         )
 
-    ordered_producer = making(AsyncClient.ordered_producer, OrderedProducer)
-    xa = making(AsyncClient.xa, Xa)
+    @takes_options(ProducerOptions)
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> OrderedProducer:
+        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
+        thread = self._require_thread()
+        work = on_loop(
+            self._twin.ordered_producer,
+            topic,
+            partitions,
+            directory,
+            selector=selector,
+            **options,
+        )
+        return OrderedProducer(thread.run(work), thread)
+
+    @takes_options(ProducerOptions)
+    def xa(
+        self,
+        qualifier: str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> Xa:
+        """Return what runs XA transactions, for any thread; see `AsyncClient.xa`."""
+        thread = self._require_thread()
+        work = on_loop(self._twin.xa, qualifier, selector=selector, **options)
+        return Xa(thread.run(work), thread)
 
     @takes_options(ConsumerOptions)
     def consumer(
@@ -250,7 +282,7 @@ class Client(SyncObject[AsyncClient]):
             while batch := thread.run(take()):
                 yield from batch
         finally:
-            # Of a client that was closed meanwhile nothing is left to be closed.
+            # The client may be closed by now; then there is nothing to close.
             with contextlib.suppress(ClosedError):
                 thread.run(stop())
 

@@ -20,7 +20,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
-M = TypeVar("M")
 R = TypeVar("R")
 
 SYNC_WORDS: Final = {
@@ -89,23 +88,6 @@ def blocking(
         return thread.run(method(self._twin, *args, **keywords))
 
     return _named_like(method, call)
-
-
-def making(
-    method: Callable[Concatenate[T, P], M],
-    wrap: Callable[[M, LoopThread], R],
-) -> Callable[Concatenate[SyncObject[T], P], R]:
-    """Return the sync form of a method that makes an object: `wrap` is its class."""
-
-    def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> R:
-        thread = self._require_thread()
-        work = on_loop(method, self._twin, *args, **keywords)
-        return wrap(thread.run(work), thread)
-
-    _named_like(method, call)
-    made = inspect.signature(call).replace(return_annotation=wrap)
-    vars(call)["__signature__"] = made
-    return call
 
 
 def closing(

@@ -161,7 +161,7 @@ class Workers:
         """Return what the handler raised; None when it returned."""
         try:
             result = self._handler(message)
-        except Exception as error:  # noqa: BLE001  # whatever users raise is judged
+        except Exception as error:  # noqa: BLE001  # all that users raise is judged
             return error
         if isinstance(result, Coroutine):
             # A lambda around an async handler, which has not begun.

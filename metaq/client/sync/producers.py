@@ -112,7 +112,7 @@ class Producer(SyncClosable[AsyncProducer]):
             partition=partition,
             timeout=timeout,
         )
-        # The outcome comes by the deadline, whatever happens; see `Delivery`.
+        # The outcome comes by the deadline in every case; see `Delivery`.
         return future.result()
 
     def send_nowait(
@@ -246,7 +246,7 @@ class Xa(SyncClosable[AsyncXa]):
 
     @property
     def qualifier(self) -> str:
-        """The name that tells its transactions from those of other programs."""
+        """The name that marks its transactions among those of other programs."""
         return self._twin.qualifier
 
     xid = direct(AsyncXa.xid)
