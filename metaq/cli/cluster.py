@@ -201,7 +201,7 @@ def find_missing(target: Target, topics: Collection[str]) -> tuple[str, ...]:
     """
 
     async def look(context: ClientContext, deadline_s: float) -> tuple[str, ...]:
-        snapshot = await know_topics(context, topics, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
         return missing_topics(snapshot, topics)
 
     return target.run(look)

@@ -34,7 +34,7 @@ BATCH_WIDTHS: Final = {
     "time": 23, "flow": 12, "batch": 6, "rows_in": 9, "rows_out": 9, "seconds": 8,
     "lag_bytes": 12,
 }  # fmt: skip
-ONE_PARTITION: Final = Wishes(partitions=1, brokers=None, settings={})
+ONE_PARTITION: Final = Wishes(partitions=1, served_by=None, settings={})
 """Of a topic that `init` creates."""
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 

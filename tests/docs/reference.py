@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from metaq import client
 from metaq.client import public
 from metaq.client.consume.redelivery import Reject
 from metaq.client.errors import PartlySentError, XaError, XaRolledBackError
@@ -84,7 +85,7 @@ ADVICE = {
 
 def page() -> str:
     """Return the whole page."""
-    names = [name for name in public.__all__ if not _is_error(name)]
+    names = [name for name in client.__all__ if not _is_error(name)]
     twins = {f"Async{name}" for name in CALLS}
     plain = [name for name in names if name not in CALLS and name not in twins]
     parts = [HEAD, "## Calls\n\n", *map(_calls, CALLS), "## Values\n\n"]
@@ -249,7 +250,7 @@ def _parts(names: list[str]) -> list[type]:
         for hint in typing.get_type_hints(kind).values():
             for each in _classes_in(hint):
                 is_ours = each.__module__.startswith(PACKAGE)
-                if is_ours and each.__name__ not in {*found, *public.__all__}:
+                if is_ours and each.__name__ not in {*found, *client.__all__}:
                     found[each.__name__] = each
                     todo.append(each)
     shown = (dataclasses.is_dataclass, lambda k: issubclass(k, enum.Enum | tuple))
@@ -266,7 +267,7 @@ def _classes_in(hint: typing.Any) -> Iterator[type]:
 
 
 def _errors() -> str:
-    kinds = {getattr(public, n) for n in public.__all__ if _is_error(n)}
+    kinds = {getattr(public, n) for n in client.__all__ if _is_error(n)}
     head = (
         "## Errors\n\nA kind is indented below the one that it also is.\n"
         "*Stored* is about the messages of a call of a producer: *not stored* is\n"

@@ -11,7 +11,8 @@ from typing import Any, Self, get_type_hints
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions, public
+from metaq import client
+from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.metrics import METRICS, PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
 from metaq.clock import Clock
@@ -48,7 +49,7 @@ def test_the_metrics_are_those_of_the_code() -> None:
 def test_the_reference_is_that_of_the_code() -> None:
     """`python -m tests.docs.reference` writes it; advice is for errors that exist."""
     assert reference.PAGE.read_text().rstrip() == reference.page().rstrip()
-    assert reference.ADVICE.keys() <= set(public.__all__)
+    assert reference.ADVICE.keys() <= set(client.__all__)
 
 
 @pytest.mark.parametrize(
