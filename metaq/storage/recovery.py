@@ -36,8 +36,8 @@ Pass 5 writes the bytes again before it syncs them. A process that stopped becau
 failed sync leaves pages that memory shows and the disk does not have, marked clean; a
 sync alone would report success and write nothing.
 
-Only the disk raises (`StorageError`: the data directory goes offline). Source: broker
-spec 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
+Only the disk raises (`StorageError`: the data directory goes offline). Source:
+docs/metaq-1.4/broker.md 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
 """
 
 import logging

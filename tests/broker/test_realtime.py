@@ -1,4 +1,4 @@
-"""Realtime statistics as MetaQ writes them (broker spec 7.2)."""
+"""Realtime statistics as MetaQ writes them (docs/metaq-1.4/broker.md 7.2)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which topics and partitions take puts (broker spec 2.2, 2.10, 2.11)."""
+"""Which topics and partitions take puts (docs/metaq-1.4/broker.md 2.2, 2.10, 2.11)."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""The conformance checklist of MetaQ's client, item by item (client spec 24).
+"""The conformance checklist of a MetaQ client (docs/metaq-1.4/client.md 24).
 
 docs/compatibility.md says for each item where it is tested, and what differs; here is
 checked that each of those tests exists. What no other test asserts is tested here, and
-the facts of MetaQ's own integration tests (client spec 22.3).
+the facts of MetaQ's own integration tests (docs/metaq-1.4/client.md 22.3).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, object] = {
     "strategy": "DEFAULT",
     "consumer_id": None,
 }
-"""Options that MetaQ has as well (client spec 5, 16.3)."""
+"""Options that MetaQ has as well (docs/metaq-1.4/client.md 5, 16.3)."""
 
 
 # -- the page --------------------------------------------------------------------------

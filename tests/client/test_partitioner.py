@@ -30,7 +30,7 @@ def parts(*names: str) -> tuple[TopicPartition, ...]:
 
 
 def test_round_robin_begins_with_the_second_partition() -> None:
-    """As MetaQ's clients do (client spec 7.2), for all topics together."""
+    """As MetaQ's clients do (docs/metaq-1.4/client.md 7.2), for all topics together."""
     choose = RoundRobin()
     three = parts("0-0", "0-1", "1-0")
     picked = [str(choose("t", three, MESSAGE)) for _ in range(4)]

@@ -325,11 +325,8 @@ def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
     Args:
         payloads: at least one.
     """
-    sizes = list(map(len, payloads))
-    if sizes.count(sizes[0]) == len(sizes):
-        stride = HEADER_BYTES + sizes[0]
-        return range(0, stride * len(sizes) + 1, stride)
-    return list(accumulate(map(HEADER_BYTES.__add__, sizes), initial=0))
+    sizes = map(HEADER_BYTES.__add__, map(len, payloads))
+    return list(accumulate(sizes, initial=0))
 
 
 def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:
