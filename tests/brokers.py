@@ -142,7 +142,8 @@ class PythonBroker(AnyBroker):
         self._control("open_partitions", topic, partition)
 
     def _control(self, what: str, topic: str, partition: int) -> None:
-        change = getattr(running_inside(self.inner).control, what)
+        topics = running_inside(self.inner).control.context.topics
+        change = getattr(topics, what)
         call_inside(self.inner, lambda: change(topic, start=partition, end=partition))
 
     def start(self) -> None:
