@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -39,13 +38,13 @@ def test_the_flow_is_declared_and_refused_by_tables_without_merge(
 ) -> None:
     """The block of the page, unchanged; Spark refuses it before it reads."""
     block = re.search(
-        r"\n    @dp\.temporary_view\n.*?\n    \)\n\n`", PAGE.read_text(), re.DOTALL
+        r"```python\n(@dp\.temporary_view\n.*?)```", PAGE.read_text(), re.DOTALL
     )
     assert block is not None
     (tmp_path / "spark-pipeline.yml").write_text(SPEC.format(place=tmp_path))
     definitions = tmp_path / "transformations" / "latest.py"
     definitions.parent.mkdir()
-    definitions.write_text(HEAD + textwrap.dedent(block[0].rstrip("`")))
+    definitions.write_text(HEAD + block[1])
     words = ["pipeline", "run", str(tmp_path), "--once", "--master", "local[1]"]
     done = subprocess.run(
         [sys.executable, "-m", "metaq", *words],

@@ -69,7 +69,7 @@ def test_status_shows_all_groups_of_the_project(
     assert "no group errors" in done.output
     target = Target(zookeeper, "/meta", (), PATIENCE_S)
     for group in ("errors.dead", "errors", "errors2"):
-        reset_offsets(target, group, "logs", Offset(0), ("0-0",), FORCE)
+        reset_offsets(target, group, "logs", Offset(0), ("0-0",), FORCE, is_sure=True)
     done = run("pipeline", "status", str(place))
     assert done.exit_code == 0
     named = [line for line in done.output.splitlines() if line.startswith("group ")]
