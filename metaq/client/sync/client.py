@@ -399,8 +399,13 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        many = self.receive_many(1, timeout)
-        return many[0] if many else None
+        # A message that an interrupt keeps from the caller comes again: until the return.
+        try:
+            many = self._receive(1, timeout)
+            return many[0] if many else None
+        except KeyboardInterrupt:
+            self._twin.current_batch.recover()
+            raise
 
     def receive_many(
         self, count_max: int, timeout: float | None = None
