@@ -399,7 +399,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
-        # A message that an interrupt keeps from the caller comes again: until the return.
+        # What an interrupt keeps from the caller comes again, until the return.
         try:
             many = self._receive(1, timeout)
             return many[0] if many else None
