@@ -110,9 +110,12 @@ def test_a_server_whose_python_lacks_this_package_is_named_with_the_cure(
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
+    # A session of another test leaves the gateway of its JVM in the environment.
+    left = ("PYSPARK_", "SPARK_REMOTE", "SPARK_LOCAL", "SPARK_CONNECT")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(left)}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PACKAGE, str(ROOT)],
-        env={**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": str(bare)},
+        env={**clean, "PYTHONPATH": "", "PYSPARK_PYTHON": str(bare)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
