@@ -20,7 +20,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import decode_registration
-from tests.rigs.inside import call_inside, running_inside
+from tests.rigs.inside import order_inside
 from tests.rigs.waiting import wait_until
 
 PYTHON = "metaq-python"
@@ -136,15 +136,13 @@ class PythonBroker(AnyBroker):
         self.inner.create_topic(topic, partitions)
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
-        self._control("close_partitions", topic, partition)
+        self._order("close_partitions", topic, partition)
 
     def open_partition(self, topic: str = "test", partition: int = 0) -> None:
-        self._control("open_partitions", topic, partition)
+        self._order("open_partitions", topic, partition)
 
-    def _control(self, what: str, topic: str, partition: int) -> None:
-        topics = running_inside(self.inner).control.context.topics
-        change = getattr(topics, what)
-        call_inside(self.inner, lambda: change(topic, start=partition, end=partition))
+    def _order(self, command: str, topic: str, partition: int) -> None:
+        order_inside(self.inner, command, topic=topic, start=partition, end=partition)
 
     def start(self) -> None:
         self.inner.start()

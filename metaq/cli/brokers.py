@@ -205,11 +205,13 @@ def scrub(data_dir: Path, *, as_json: bool) -> bool:
     elif not reply["is_on"]:
         click.echo("the scrub is off: scrubBytesPerS is 0")
     else:
+        at = "waits for the next pass"
+        if reply["log"]:
+            at = f"now at {reply['log']}, offset {reply['offset']}"
         click.echo(
             f"pass {reply['passes'] + 1}:"
             f" {render.bytes_text(reply['checked_bytes'])} of"
-            f" {render.bytes_text(reply['total_bytes'])} checked, now at"
-            f" {reply['log'] or 'no log'}, offset {reply['offset']};"
+            f" {render.bytes_text(reply['total_bytes'])} checked, {at};"
             f" {render.count_text(reply['damage_count'], 'damaged range')}"
         )
     return not reply.get("damage_count")

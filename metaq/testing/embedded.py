@@ -45,7 +45,8 @@ unflushInterval=10000
 maxSegmentSize=1024*1024*1024
 maxTransferSize=1024*1024
 [zookeeper]
-zk.zkConnect=in-memory
+; It is in this process: a name that each machine can resolve.
+zk.zkConnect=localhost
 zk.zkSyncTimeMs=100
 """
 

@@ -153,6 +153,11 @@ SCRUB = {
         ),
         ("directories", {"ok": True, "directories": [DIRECTORY]}, ["/data\tonline\t-"]),
         ("scrub", {"ok": True, **SCRUB}, ["pass 3: 1.0 KiB of 4.0 KiB", "1 damaged"]),
+        (
+            "scrub",
+            {"ok": True, **SCRUB, "log": None, "offset": None},
+            ["4.0 KiB checked, waits for the next pass; 1 damaged"],
+        ),
     ],
 )
 def test_a_broker_here_says_how_it_is(

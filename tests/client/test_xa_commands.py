@@ -8,7 +8,12 @@ import pytest
 
 from metaq.client import TransactionInDoubtError, TransactionRolledBackError
 from metaq.client.produce.xa_commands import COMMIT, XaCommands
-from metaq.errors import ConnectionLostError, MetaqError, NoBrokerError
+from metaq.errors import (
+    ConnectionLostError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+)
 from metaq.model import BrokerId, XaTransactionId
 from metaq.protocol.commands import Result, TransactionType
 
@@ -68,3 +73,24 @@ def test_a_commit_in_one_phase_that_never_left_is_none(
     commands, _ = made({0: error})
     with pytest.raises(kind):
         asyncio.run(commands.commit_one_phase(XID, BROKERS[:1], 9.0))
+
+
+def test_a_list_that_is_no_list_ends_the_connection() -> None:
+    """Answers to later requests on it could be anything; the error names the broker."""
+    ended: list[RemoteProtocolError] = []
+
+    class Broken(Parts):
+        async def connect(self, broker_id: int, *, deadline_s: float) -> Any:
+            return SimpleNamespace(close_for=ended.append)
+
+        async def call(
+            self, broker_id: int, _xid: Any, kind: TransactionType, **_options: Any
+        ) -> Result:
+            return Result(200, b"TX:session:1", 1)
+
+    parts: Any = Broken({})
+    context: Any = None
+    commands = XaCommands(context, parts)
+    found = asyncio.run(commands.recover_each("q", BROKERS[:1], 9.0))
+    assert found == {0: ended[0]}
+    assert "broker 0" in str(ended[0])

@@ -9,6 +9,7 @@ from typing import Any
 
 from metaq.broker.app import Broker
 from metaq.broker.hot_puts import HotPuts
+from metaq.broker.orders import perform
 from metaq.broker.session import Session
 from metaq.fs import FileSystem
 from metaq.storage.commit_owner import CommitOwner
@@ -85,10 +86,11 @@ def change_settings(embedded: EmbeddedBroker, **settings: str) -> None:
     embedded._settings |= settings
 
 
-def call_inside(embedded: EmbeddedBroker, call: Callable[[], object]) -> None:
-    """Call something on the loop of an embedded broker."""
+def order_inside(embedded: EmbeddedBroker, command: str, **fields: Any) -> None:
+    """Give an embedded broker an operator's order, without a socket."""
     assert embedded._thread is not None
-    embedded._thread.call(call)
+    request = {"command": command, **fields}
+    embedded._thread.run(perform(running_inside(embedded).control, request))
 
 
 def use_disk(ordered_producer: Any, fs: FileSystem) -> None:

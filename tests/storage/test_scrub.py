@@ -11,7 +11,7 @@ from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.scrub import PASS_S_MIN, Scrub, ScrubTarget, run_step
 from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.span_index import SpanIndex, read_index, read_totals, write_index
-from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import quarter
 from tests.storage.logs import (
     DIRECTORY,
@@ -248,6 +248,36 @@ def test_segments_may_come_and_go_during_a_pass() -> None:
     assert shell.damage == []
     assert shell.scrub.state().passes == 1
     assert shell.steps[-1] == (f"{LOG}:{len(BYTES) + 60}", len(BYTES) + 60, 360)
+
+
+def test_a_list_of_names_that_omits_one_is_no_damage() -> None:
+    """A list that is read while a broker works may; what is missing twice is damage."""
+    disk = sealed_and_active()
+    last, aside = len(BYTES) + 60, DIRECTORY / "aside"
+    put_segment(disk, last, [[record(8)]])
+    middle = DIRECTORY / segment_file_name(Offset(len(BYTES)))
+    first = replace(TARGETS[0], is_first=True)
+    targets = [first, TARGETS[1], target(last, 30, sealed=False)]
+
+    def damage(omitted_count: int) -> list[tuple[LogId, Damage]]:
+        lists, shell = 0, Shell(disk)
+
+        def omit(call: Operation) -> None:
+            nonlocal lists
+            if call.name == "list":
+                lists += 1
+                if lists == 1:
+                    disk.rename(middle, aside)
+                if lists == 1 + omitted_count:
+                    disk.rename(aside, middle)
+
+        disk.on_call(omit)
+        assert shell.step(targets)
+        disk.on_call(None)
+        return shell.damage
+
+    assert damage(omitted_count=1) == []
+    assert damage(omitted_count=2) != []
 
 
 def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
