@@ -24,6 +24,7 @@ from metaq.errors import (
     NoDataError,
     OffsetOutOfRangeError,
     RemoteProtocolError,
+    RequestTimeoutError,
     ServerError,
 )
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
@@ -206,11 +207,20 @@ class LogReader:
     # -- inside -----------------------------------------------------------------------
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        cause: MetaqError | None = None
+
         async def attempt_afresh() -> T:
+            nonlocal cause
             try:
                 return await attempt()
-            except BaseException:
+            except BaseException as error:
                 await self.close()
+                if isinstance(error, RequestTimeoutError) and cause is not None:
+                    # The end of all tries cut this one short; one before knows why.
+                    if self._clock.monotonic_s() >= self._give_up_s:
+                        raise cause from error
+                elif isinstance(error, MetaqError):
+                    cause = error
                 raise
 
         self._give_up_s = self._clock.monotonic_s() + self._retry_timeout_s

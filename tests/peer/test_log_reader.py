@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from metaq.client.names import parse_address
-from metaq.errors import NoBrokerError, OffsetOutOfRangeError, RequestTimeoutError
+from metaq.errors import (
+    NoBrokerError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.record.layout import HEADER_BYTES
@@ -17,6 +22,7 @@ from tests.brokers import AnyBroker, Metaq14Broker, StartBroker
 
 ONE_BROKER = {
     "test_a_read_that_is_given_up_may_be_made_again": "a get without answer",
+    "test_a_try_that_is_cut_short_does_not_hide_the_cause": "the same",
     "test_a_silent_broker_is_waited_for_as_long_as_all_tries_may_take": "the same",
 }
 
@@ -166,6 +172,22 @@ def test_a_silent_broker_is_waited_for_as_long_as_all_tries_may_take(
             await reader.read(Offset(0), Offset(HEADER_BYTES + 1))
 
     run(broker, work, timeout_s=3600.0, retry_timeout_s=0.3)
+
+
+def test_a_try_that_is_cut_short_does_not_hide_the_cause(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """The error is that of the try before."""
+    broker: Any = start_metaq_1_4()
+    broker.put(b"m")
+    broker.inner.inject(FaultKind.REFUSE, verb="get", status=503, body=b"busy")
+    broker.inner.inject(FaultKind.SWALLOW, verb="get")
+
+    async def work(reader: LogReader) -> None:
+        with pytest.raises(UnavailableError, match="busy"):
+            await reader.read(Offset(0), Offset(HEADER_BYTES + 1))
+
+    run(broker, work, timeout_s=3600.0, retry_timeout_s=3.0)
 
 
 def test_a_read_that_is_given_up_may_be_made_again(
