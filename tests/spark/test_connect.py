@@ -113,9 +113,11 @@ def test_a_server_whose_python_lacks_this_package_is_named_with_the_cure(
     # A session of another test leaves the gateway of its JVM in the environment.
     left = ("PYSPARK_", "SPARK_REMOTE", "SPARK_LOCAL", "SPARK_CONNECT")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(left)}
+    # SPARK_TESTING: the server takes a free port, and others run beside this test.
+    own = {"PYTHONPATH": "", "PYSPARK_PYTHON": str(bare), "SPARK_TESTING": "1"}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PACKAGE, str(ROOT)],
-        env={**clean, "PYTHONPATH": "", "PYSPARK_PYTHON": str(bare)},
+        env={**clean, **own},
         cwd=tmp_path,
         capture_output=True,
         text=True,
