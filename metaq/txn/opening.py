@@ -365,7 +365,9 @@ def compact(
     for each in left:
         slot = Slot()
         data = encode_transaction(each)
-        survivors.append((slot, data, bounds_of(each.locations or (), len(data))))
+        # Where a partition could not be read, an offset may still be a torn one.
+        locations = () if each.is_unverified else each.locations or ()
+        survivors.append((slot, data, bounds_of(locations, len(data))))
         restored.append((each, slot, len(data)))
     size_bytes = sum(len(data) for _slot, data, _bounds in survivors)
     free_bytes = fs.free_bytes(journal.directory)

@@ -392,14 +392,37 @@ def test_an_opening_whose_disk_fails_loses_nothing(
     points = crash_points(fs, life.live, life.snapshot)
     for number, point in sample([*enumerate(points)], 3, rng):
         broken = point.disk.crash(keep_random(seed + number))
-        trial = broken.snapshot()
-        opened(trial)
-        for call, error in failures(trial.calls, (errno.EIO,)):
-            disk = broken.snapshot()
-            disk.fail_at(call, error)
-            with suppress(StorageError):
-                opened(disk)
-            check(disk.crash(keep_random(call)), point.progress)
+        for call, error in failures(_calls_of_opening(broken), (errno.EIO,)):
+            _open_badly(broken, call, error, point.progress)
+
+
+def _calls_of_opening(broken: FaultyFileSystem) -> int:
+    trial = broken.snapshot()
+    opened(trial)
+    return trial.calls
+
+
+def _open_badly(
+    broken: FaultyFileSystem, call: int, error: int, stories: Stories
+) -> None:
+    disk = broken.snapshot()
+    disk.fail_at(call, error)
+    with suppress(StorageError):
+        opened(disk)
+    check(disk.crash(keep_random(call)), stories)
+
+
+@pytest.mark.slow
+def test_an_offset_that_may_be_torn_is_no_bound_of_what_cannot_be_read() -> None:
+    """A start whose disk fails writes it again: taken for a bound, the next start
+    searches after the batch, and stores it twice. Of one power cut, every call.
+    """
+    fs = FaultyFileSystem()
+    life = TogetherLife(fs)
+    number, point = 34, crash_points(fs, life.live, life.snapshot)[34]
+    broken = point.disk.crash(keep_random(1249706121 + number))
+    for call in range(1, _calls_of_opening(broken) + 1):
+        _open_badly(broken, call, errno.EIO, point.progress)
 
 
 @pytest.mark.slow
