@@ -25,8 +25,8 @@ factory `(clock) -> Coordinator` that a client of the package asks for.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metaq.clock import Clock
@@ -36,17 +36,23 @@ from metaq.zk.errors import (
     NodeChangedError,
     NodeExistsError,
     NodeNotEmptyError,
+    NoNodeError,
 )
 from metaq.zk.paths import require_legal_path
 from metaq.zk.session import (
+    NO_VERSION,
     Cancel,
+    CheckNode,
     ChildrenCallback,
     DataCallback,
+    DeleteNode,
+    Operation,
     SessionEvent,
     SessionState,
     SessionStatus,
     SessionTracker,
     StatusCallback,
+    WriteNode,
 )
 from metaq.zk.znodes import Node
 
@@ -212,6 +218,20 @@ class MemoryZooKeeper:
             self.calls.append((what, path))
             yield
 
+    def transact(self, operations: Sequence[Operation]) -> tuple[int, ...]:
+        """Carry out all operations or none; watches see the tree after all of them.
+
+        Raises:
+            CoordinationError: as `Coordinator.transact`.
+        """
+        with self._lock:
+            nodes = dict(self.nodes)
+            versions = tuple(_apply(nodes, operation) for operation in operations)
+            # Other threads see the tree before, or after all of them.
+            self.nodes = nodes
+            self._touch()
+            return versions
+
     def _ensure_parents(self, path: str) -> None:
         parent = path.rpartition("/")[0]
         if parent and parent not in self.nodes:
@@ -239,6 +259,30 @@ class MemoryZooKeeper:
         self._children.clear()
         for coordinator in self._coordinators:
             coordinator.refresh_watches()
+
+
+def _apply(nodes: dict[str, Node], operation: Operation) -> int:
+    """Carry out one operation of a transaction; return the version after it."""
+    path = operation.path
+    node = nodes.get(path)
+    found = None if node is None else node.version
+    is_any = isinstance(operation, CheckNode) and operation.version is None
+    if found is None if is_any else found != operation.version:
+        raise NodeChangedError(f"transact {path}: version {found}, not {operation}")
+    match operation:
+        case WriteNode(_, data, None):
+            parent = path.rpartition("/")[0]
+            if parent and parent not in nodes:
+                raise NoNodeError(f"transact {path}: no parent")
+            nodes[path] = Node(data, owner_session_id=0, version=0)
+        case WriteNode(_, data) if node is not None:
+            nodes[path] = replace(node, data=data, version=node.version + 1)
+        case DeleteNode():
+            if any(other.startswith(f"{path}/") for other in nodes):
+                raise NodeNotEmptyError(f"transact {path}")
+            del nodes[path]
+    is_there = path in nodes and not is_any
+    return nodes[path].version if is_there else NO_VERSION
 
 
 @dataclass(eq=False, slots=True)
@@ -434,6 +478,17 @@ class MemoryCoordinator:
                 raise NodeChangedError(f"delete {path}: not version {version}")
             self._server.remove(path)
             return is_there
+
+    async def transact(
+        self, operations: Sequence[Operation], *, deadline_s: float
+    ) -> tuple[int, ...]:
+        """Carry out all operations or none, in one request."""
+        if not operations:
+            return ()
+        for operation in operations:
+            require_legal_path(operation.path)
+        async with self._asking("transact", operations[0].path, deadline_s):
+            return self._server.transact(operations)
 
     # -- watches ----------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -61,14 +61,19 @@ from metaq.zk.errors import (
 )
 from metaq.zk.paths import require_legal_path
 from metaq.zk.session import (
+    NO_VERSION,
     Cancel,
+    CheckNode,
     ChildrenCallback,
     DataCallback,
+    DeleteNode,
+    Operation,
     SessionEvent,
     SessionState,
     SessionStatus,
     SessionTracker,
     StatusCallback,
+    WriteNode,
 )
 from metaq.zk.watch import Watch
 from metaq.zk.znodes import Node
@@ -124,6 +129,46 @@ def _node(value: Any) -> Node:
 
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(sorted(value))
+
+
+def _add_operation(request: Any, operation: Operation) -> None:
+    """Add an operation to kazoo's transaction."""
+    match operation:
+        case CheckNode(path, version):
+            request.check(path, ANY_VERSION if version is None else version)
+        case WriteNode(path, data, None):
+            request.create(path, data)
+        case WriteNode(path, data, version):
+            request.set_data(path, data, version)
+        case DeleteNode(path, version):
+            request.delete(path, version)
+
+
+def _version_after(operation: Operation, result: Any) -> int:
+    """Return the version of a node after an operation that was carried out."""
+    match operation:
+        case CheckNode(_, version) if version is not None:
+            return version
+        case WriteNode(_, _, None):
+            return 0
+        case WriteNode():
+            return int(result.version)
+    return NO_VERSION
+
+
+def _raise_unfit(operations: Sequence[Operation], results: Sequence[Any]) -> None:
+    """Raise for the first operation that did not fit, if there is one."""
+    for operation, result in zip(operations, results, strict=True):
+        # Those before it are reported as rolled back, those after it as not tried.
+        if isinstance(result, kz.RolledBackError) or not isinstance(result, Exception):
+            continue
+        error = _map_error(result, f"transact {operation.path}")
+        is_create = isinstance(operation, WriteNode) and operation.version is None
+        if isinstance(error, NodeExistsError) or (
+            isinstance(error, NoNodeError) and not is_create
+        ):
+            raise NodeChangedError(f"{error}, expected {operation}") from result
+        raise error from result
 
 
 class KazooCoordinator:
@@ -476,6 +521,26 @@ class KazooCoordinator:
         except NoNodeError:
             return False
         return True
+
+    async def transact(
+        self, operations: Sequence[Operation], *, deadline_s: float
+    ) -> tuple[int, ...]:
+        """Carry out all operations or none, in one request and one write to disk."""
+        if not operations:
+            return ()
+        for operation in operations:
+            require_legal_path(operation.path)
+
+        def request() -> Any:
+            transaction = self._client.transaction()
+            for operation in operations:
+                _add_operation(transaction, operation)
+            return transaction.commit_async()
+
+        path = operations[0].path
+        results = await self._ask("transact", path, request, tuple, deadline_s)
+        _raise_unfit(operations, results)
+        return tuple(map(_version_after, operations, results))
 
     # -- watches ----------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ Keep in step: `_kazoo.py`, `metaq/testing/zk.py`.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -124,6 +124,39 @@ class SessionTracker:
         self.status = SessionStatus(state, session_version, number, timeout_s)
         return self.status if self.status != old else None
 
+
+@dataclass(frozen=True, slots=True)
+class CheckNode:
+    """Operation of `Coordinator.transact`: a node exists, with this version."""
+
+    path: str
+    version: int | None
+    """`Node.version`; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNode:
+    """Operation of `Coordinator.transact`: write a node, unless it was changed."""
+
+    path: str
+    data: bytes
+    version: int | None
+    """`Node.version` as it was read; None creates a persistent node, whose parent has
+    to exist before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Operation of `Coordinator.transact`: delete a node with this version."""
+
+    path: str
+    version: int
+
+
+Operation = CheckNode | WriteNode | DeleteNode
+
+NO_VERSION: Final = -1
+"""Version after a delete, and after a check of any version."""
 
 StatusCallback = Callable[[SessionStatus], None]
 ChildrenCallback = Callable[[tuple[str, ...] | None], None]
@@ -236,6 +269,23 @@ class Coordinator(Protocol):
         Raises:
             NodeNotEmptyError: it has children.
             NodeChangedError: it has another version.
+        """
+        ...
+
+    async def transact(
+        self, operations: Sequence[Operation], *, deadline_s: float
+    ) -> tuple[int, ...]:
+        """Carry out all operations or none, in one request and one write to disk.
+
+        Returns:
+            The version of each node after it; `NO_VERSION` of a delete, and of a check
+            of any version.
+
+        Raises:
+            NodeChangedError: an operation did not fit, the first one is named; nothing
+                was done.
+            NoNodeError: likewise, a node to create has no parent.
+            NodeNotEmptyError: likewise, a node to delete has children.
         """
         ...
 

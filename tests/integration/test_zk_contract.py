@@ -24,8 +24,18 @@ from metaq.zk.errors import (
     NodeExistsError,
     NodeNameError,
     NodeNotEmptyError,
+    NoNodeError,
 )
-from metaq.zk.session import Coordinator, SessionState, SessionStatus
+from metaq.zk.session import (
+    NO_VERSION,
+    CheckNode,
+    Coordinator,
+    DeleteNode,
+    Operation,
+    SessionState,
+    SessionStatus,
+    WriteNode,
+)
 from tests.integration.conftest import expire_session
 from tests.rigs.inside import kazoo_session
 from tests.rigs.waiting import until
@@ -296,6 +306,133 @@ def test_replace_writes_only_what_nobody_changed(world: World) -> None:
     run(scenario, world)
 
 
+def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
+    """Checks, creates, writes and deletes go together, each seeing those before it."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            for path in ("/t/old", "/t/old", "/t/gone"):
+                await one.set_or_create(path, b"0", deadline_s=in_s())
+            await one.create_ephemeral("/t/owner", b"me", deadline_s=in_s())
+            operations: list[Operation] = [
+                CheckNode("/t/owner", 0),
+                CheckNode("/t/old", None),
+                WriteNode("/t/old", b"1", 1),
+                WriteNode("/t/old", b"2", 2),
+                WriteNode("/t/new", b"3", None),
+                WriteNode("/t/new/child", b"", None),
+                DeleteNode("/t/gone", 0),
+                WriteNode("/t/owner", b"mine", 0),
+            ]
+            versions = await one.transact(operations, deadline_s=in_s())
+            assert versions == (0, NO_VERSION, 2, 3, 0, 0, NO_VERSION, 1)
+            found = await one.get("/t/old", deadline_s=in_s())
+            assert found is not None
+            assert (found.data, found.version) == (b"2", 3)
+            found = await one.get("/t/new", deadline_s=in_s())
+            assert found is not None
+            assert (found.data, found.is_ephemeral) == (b"3", False)
+            found = await one.get("/t/owner", deadline_s=in_s())
+            assert found is not None
+            assert (found.data, found.is_ephemeral) == (b"mine", True)
+            assert await one.children("/t", deadline_s=in_s()) == (
+                "new",
+                "old",
+                "owner",
+            )
+            assert await one.transact([], deadline_s=in_s()) == ()
+
+    run(scenario, world)
+
+
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        (CheckNode("/t/a", 0), NodeChangedError),
+        (CheckNode("/t/a", 2), NodeChangedError),
+        (CheckNode("/t/no", 0), NodeChangedError),
+        (CheckNode("/t/no", None), NodeChangedError),
+        (WriteNode("/t/a", b"x", 0), NodeChangedError),
+        (WriteNode("/t/a", b"x", None), NodeChangedError),
+        (WriteNode("/t/no", b"x", 0), NodeChangedError),
+        (WriteNode("/t/no/child", b"x", None), NoNodeError),
+        (DeleteNode("/t/a", 0), NodeChangedError),
+        (DeleteNode("/t/no", 0), NodeChangedError),
+        (DeleteNode("/t", 0), NodeNotEmptyError),
+    ],
+    ids=str,
+)
+def test_a_transaction_that_does_not_fit_does_nothing(
+    world: World, operation: Operation, error: type[Exception]
+) -> None:
+    """The operation that did not fit is named, wherever it is in the list."""
+    before: list[Operation] = [
+        WriteNode("/t/a", b"2", 1),
+        WriteNode("/t/b", b"", None),
+        WriteNode("/t/a", b"1", 2),
+    ]
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            await one.set_or_create("/t/a", b"0", deadline_s=in_s())
+            await one.set_or_create("/t/a", b"1", deadline_s=in_s())
+            last = WriteNode("/t/c", b"", None)
+            for operations in ([operation, last], [*before, operation, last]):
+                # What was done before it is undone: the node has version 3 by then.
+                wanted = operation
+                with pytest.raises(error, match=f"transact.* ?'?{wanted.path}"):
+                    await one.transact(operations, deadline_s=in_s())
+                node = await one.get("/t/a", deadline_s=in_s())
+                assert node is not None
+                assert (node.data, node.version) == (b"1", 1)
+                assert await one.children("/t", deadline_s=in_s()) == ("a",)
+
+    run(scenario, world)
+
+
+def test_watches_see_a_transaction_after_all_of_it(world: World) -> None:
+    """No snapshot shows one half, and none comes for one that did not fit."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            await one.set_or_create("/w/a", b"", deadline_s=in_s())
+            seen: list[tuple[str, ...] | None] = []
+            two.watch_children("/w", seen.append)
+            await until(lambda: seen == [("a",)])
+            with pytest.raises(NodeChangedError):
+                await one.transact(
+                    [WriteNode("/w/no", b"", None), DeleteNode("/w/a", 7)],
+                    deadline_s=in_s(),
+                )
+            await one.transact(
+                [
+                    WriteNode("/w/b", b"", None),
+                    WriteNode("/w/c", b"", None),
+                    DeleteNode("/w/a", 0),
+                ],
+                deadline_s=in_s(),
+            )
+            await until(lambda: seen[-1] == ("b", "c"))
+            assert seen == [("a",), ("b", "c")]
+
+    run(scenario, world)
+
+
+def test_a_transaction_needs_a_session_and_time(world: World) -> None:
+    """Without one of them nothing is asked."""
+
+    async def scenario(world: World) -> None:
+        create = WriteNode("/late", b"", None)
+        with pytest.raises(SessionLostError):
+            await world.coordinator().transact([create], deadline_s=in_s())
+        async with client_of(world) as one:
+            with pytest.raises(CoordinationTimeoutError):
+                await one.transact([create], deadline_s=in_s(-1))
+            assert not await one.exists("/late", deadline_s=in_s())
+
+    run(scenario, world)
+
+
 def test_children_are_sorted_and_keep_their_parent_alive(world: World) -> None:
     """Names come sorted; a node with children cannot be deleted."""
 
@@ -341,6 +478,7 @@ def test_paths_that_zookeeper_refuses_are_not_asked(world: World, path: str) -> 
                 one.create_ephemeral(path, b"", deadline_s=in_s()),
                 one.set_or_create(path, b"", deadline_s=in_s()),
                 one.replace(path, b"", version=None, deadline_s=in_s()),
+                one.transact([CheckNode(path, None)], deadline_s=in_s()),
             ]
             for request in requests:
                 with pytest.raises(NodeNameError):

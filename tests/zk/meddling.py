@@ -6,10 +6,10 @@ from typing import Any
 from metaq.clock import Clock
 from metaq.testing.zk import MemoryZooKeeper
 
-Meddle = Callable[[str], Awaitable[None]]
-"""Called with the path of a request."""
+Meddle = Callable[[Any], Awaitable[None]]
+"""Called with the path of a request; of a transaction, with its operations."""
 
-MEDDLED = frozenset({"get", "children", "replace"})
+MEDDLED = frozenset({"get", "children", "replace", "transact"})
 """Requests that can be meddled with."""
 
 WATCHES = frozenset({"watch_data", "watch_children"})
