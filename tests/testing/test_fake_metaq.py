@@ -4,11 +4,9 @@ import re
 from functools import cache
 from typing import cast
 
-import pytest
-
 from metaq.config.load import parse_config
 from metaq.errors import RemoteProtocolError
-from metaq.model import NULL_TRANSACTION, LogId, MessageId, XaTransactionId
+from metaq.model import LogId, MessageId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Get,
@@ -18,15 +16,12 @@ from metaq.protocol.commands import (
     Reply,
     Result,
     Stats,
-    TransactionCommand,
-    TransactionType,
     Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known
-from metaq.testing.fake_transactions import Heuristic
 from tests.cases import for_each
 from tests.protocol.golden import Case, cases
 
@@ -226,48 +221,3 @@ def test_stats_say_what_a_client_learns_from_them() -> None:
     assert lines("test")[1:3] == ["test", "resultCode 0"]
     config = parse_config(broker.config_text().encode(), "")
     assert config.topics["meta-test"].partition_count == 2
-
-
-def test_what_a_transaction_holds_is_read_when_it_is_committed() -> None:
-    """In the order of the puts; what came behind the PREPARE is lost."""
-    broker, xid = fake(), XaTransactionId(1, b"g", b"b", "q")
-
-    def tell(kind: TransactionType) -> Reply:
-        return ask(broker, TransactionCommand(xid, "s", kind, 1))
-
-    tell(TransactionType.BEGIN)
-    for data in (b"one", b"two"):
-        ask(broker, Put("test", 0, data, 0, -1, 1, xid))
-    assert tell(TransactionType.PREPARE) == Result(200, b"0", 1)
-    ask(broker, Put("test", 0, b"late", 0, -1, 1, xid))
-    assert broker.log("test", 0).records() == []
-    broker.transactions.restart()
-    assert tell(TransactionType.COMMIT_TWO_PHASE) == Result(200, b"", 1)
-    found = [record.payload for record in broker.log("test", 0).records()]
-    assert found == [b"one", b"two"]
-    assert broker.transactions.keys() == []
-
-
-@pytest.mark.parametrize("outcome", Heuristic)
-def test_a_heuristic_outcome_is_told_until_it_is_forgotten(outcome: Heuristic) -> None:
-    broker, xid = fake(), XaTransactionId(1, b"g", b"b", "q")
-
-    def tell(kind: TransactionType) -> Reply:
-        return ask(broker, TransactionCommand(xid, "s", kind, 1))
-
-    tell(TransactionType.BEGIN)
-    ask(broker, Put("test", 0, b"one", 0, -1, 1, xid))
-    tell(TransactionType.PREPARE)
-    broker.transactions.end(xid, outcome)
-    code, word = outcome.value
-    text = f"XA transaction 'XID:1:67:62:q' has been heuristically {word}."
-    answer = f"XAException:code={code},msg={text}".encode()
-    assert tell(TransactionType.ROLLBACK) == Result(500, answer, 1)
-    put = ask(broker, Put("test", 0, b"two", 0, -1, 1, xid))
-    assert put == Result(500, text.encode(), 1)
-    is_stored = outcome is Heuristic.COMMITTED
-    assert len(broker.log("test", 0).records()) == is_stored
-    recover = TransactionCommand(NULL_TRANSACTION, "s", TransactionType.RECOVER, 1)
-    assert ask(broker, recover) == Result(200, b"XID:1:67:62:q", 1)
-    tell(TransactionType.FORGET)
-    assert ask(broker, recover) == Result(200, b"", 1)
