@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 
 from metaq.client.errors import OffsetStoreError
-from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.offsets.offset_store import (
     MemoryOffsets,
@@ -21,7 +20,7 @@ from metaq.client.offsets.offset_store import (
     ZooKeeperOffsets,
 )
 from metaq.client.sql_offsets import TABLE, SqlOffsets
-from metaq.errors import ConfigError, RequestTimeoutError
+from metaq.errors import ConfigError
 from metaq.model import MAX_OFFSET, BrokerId, GroupOffset, Offset, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths, normalize_root
@@ -303,28 +302,3 @@ def test_without_sqlalchemy_one_sentence_says_what_to_install() -> None:
         "offsets in a database need SQLAlchemy, which is not installed:"
         " pip install 'metaq[sql]'"
     )
-
-
-# -- calls that block -----------------------------------------------------------------
-
-
-def test_a_call_that_hangs_costs_its_caller_the_deadline_and_no_second_thread() -> None:
-    async def scenario() -> None:
-        off_loop = OffLoop("slow disk", clock=CLOCK)
-        go_on = threading.Event()
-        begun: list[int] = []
-
-        def hang() -> None:
-            begun.append(1)
-            go_on.wait(60)
-
-        for _ in range(3):
-            late = CLOCK.monotonic_s() + 0.01
-            with pytest.raises(RequestTimeoutError, match="slow disk: no answer"):
-                await off_loop.run(hang, deadline_s=late)
-        assert begun == [1]
-        go_on.set()
-        assert await off_loop.run(lambda: 7, deadline_s=soon()) == 7
-        off_loop.close()
-
-    asyncio.run(scenario())

@@ -1,0 +1,104 @@
+"""The parts of one client: time limits, addresses, and the order of the end."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.options import ClientOptions
+from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
+from metaq.errors import ConfigError
+from metaq.model import BrokerAddress, BrokerId
+from metaq.testing.clock import ManualClock
+from metaq.zk.paths import NodePaths
+
+LEADER, FIRST, SECOND = (BrokerAddress("h", port) for port in (1, 2, 3))
+B0 = BrokerId(0)
+
+
+def context(
+    copies: BrokerCopies | None = None, **parts: Any
+) -> tuple[ClientContext, ManualClock]:
+    clock = ManualClock()
+    brokers = {} if copies is None else {B0: copies}
+    more = {"pool": None, "make_producer": None, "paths": NodePaths()}
+    metadata = SimpleNamespace(snapshot=ClusterSnapshot(1, brokers))
+    parts = {"metadata": metadata, **more, **parts}
+    options = ClientOptions(request_timeout_s=7.0, close_timeout_s=11.0)
+    return ClientContext(clock=clock, options=options, **parts), clock
+
+
+def test_a_call_without_a_timeout_has_that_of_the_client() -> None:
+    """0 is a time: an answer that is there already."""
+    parts, clock = context()
+    assert [parts.limit_s(given) for given in (None, 2.5, 0)] == [7.0, 2.5, 0]
+    assert parts.deadline_s() == clock.monotonic_s() + 7.0
+    assert parts.deadline_s(2.5) == clock.monotonic_s() + 2.5
+
+
+def test_a_timeout_that_is_no_time_is_refused() -> None:
+    """Before anything is asked."""
+    parts, _ = context()
+    for wrong in (-1.0, float("nan"), "5"):
+        with pytest.raises(ConfigError):
+            parts.deadline_s(wrong)  # type: ignore[arg-type]  # as users do
+
+
+@pytest.mark.parametrize(
+    ("copies", "address"),
+    [
+        (None, None),
+        (BrokerCopies(None, {}), None),
+        (BrokerCopies(LEADER, {1: FIRST}), LEADER),
+        (BrokerCopies(None, {1: FIRST, 2: SECOND}), FIRST),
+    ],
+)
+def test_logs_are_read_from_the_leader_or_else_a_follower(
+    copies: BrokerCopies | None, address: BrokerAddress | None
+) -> None:
+    """The follower of the smallest number; None where no copy is there."""
+    parts, _ = context(copies)
+    assert parts.address_of(B0) == address
+
+
+class Ends:
+    """Records the ends of the parts, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float | None]] = []
+
+    def part(self, name: str) -> Any:
+        async def end(deadline_s: float | None = None) -> None:
+            self.seen.append((name, deadline_s))
+
+        return SimpleNamespace(stop=end, close=end)
+
+
+@pytest.mark.parametrize("given_s", [None, 5_000.0])
+def test_the_session_ends_last_and_all_ends_have_one_deadline(
+    given_s: float | None,
+) -> None:
+    """What is closed over connections needs them, and they need the metadata no more.
+
+    Without a deadline it is `close_timeout_s` from now.
+    """
+    ends = Ends()
+    parts = {name: ends.part(name) for name in ("metadata", "pool", "coordinator")}
+    found, clock = context(**parts)
+    asyncio.run(found.disconnect(given_s))
+    deadline_s = clock.monotonic_s() + 11.0 if given_s is None else given_s
+    assert ends.seen == [
+        ("metadata", None),
+        ("pool", deadline_s),
+        ("coordinator", deadline_s),
+    ]
+
+
+def test_a_client_of_named_brokers_has_no_session_to_end() -> None:
+    """Metadata and connections are all."""
+    ends = Ends()
+    found, _ = context(metadata=ends.part("metadata"), pool=ends.part("pool"))
+    asyncio.run(found.disconnect(1.0))
+    assert [name for name, _ in ends.seen] == ["metadata", "pool"]
