@@ -69,6 +69,9 @@ class ManualClock:
     async def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end, jumping to the next sleeper when all tasks sleep.
 
+        Returns:
+            The result of the work; its error is raised.
+
         Raises:
             AssertionError: The work waits, and not for this clock.
         """

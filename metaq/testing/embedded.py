@@ -205,6 +205,9 @@ def embedded_broker(
         data_path: directory of its data; None: a temporary one, deleted at the end.
         zookeeper: to register in; by default one of its own.
         settings: key → value, as for `metaq broker --set`.
+
+    Yields:
+        The broker, which serves; it is stopped after the block.
     """
     with contextlib.ExitStack() as stack:
         if data_path is None:

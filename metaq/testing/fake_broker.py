@@ -265,7 +265,12 @@ class FakeBroker(ThreadOwner):
         self._metaq.does_redirect = does_redirect
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        """Configure a topic, or change its partitions; registered soon."""
+        """Configure a topic, or change its partitions; registered soon.
+
+        Args:
+            topic: its name.
+            partitions: how many it has, 1 or more.
+        """
         with self._lock:
             self._metaq.topics[topic] = partitions
         if self._thread is not None:
@@ -280,7 +285,18 @@ class FakeBroker(ThreadOwner):
         attribute: str | None = None,
         message_id: int | None = None,
     ) -> Offset:
-        """Append a message as a put would, with an id of choice; return its offset."""
+        """Append a message as a put would.
+
+        Args:
+            data: what the application sent.
+            topic: topic of the log.
+            partition: number of the log on this broker.
+            attribute: as the application gave it; None for none.
+            message_id: its id, any of 64 bits with a sign; None: the next one.
+
+        Returns:
+            The offset of the record.
+        """
         payload, flag = encode_payload(data, attribute)
         with self._lock:
             number = self._metaq.next_id() if message_id is None else message_id
@@ -288,12 +304,22 @@ class FakeBroker(ThreadOwner):
             return self._metaq.log(topic, partition).append(record)
 
     def records(self, topic: str = "test", partition: int = 0) -> list[Record]:
-        """Return the records of a partition, oldest first; damaged ones too."""
+        """Return the records of a partition, oldest first; damaged ones too.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             return self._metaq.peek(topic, partition).records()
 
     def payloads(self, topic: str = "test", partition: int = 0) -> list[bytes]:
-        """Return the payloads of a partition, oldest first."""
+        """Return the payloads of a partition, oldest first.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         return [record.payload for record in self.records(topic, partition)]
 
     def transactions(self) -> list[str]:
@@ -304,27 +330,52 @@ class FakeBroker(ThreadOwner):
     def end_heuristically(
         self, transaction: XaTransactionId, outcome: Heuristic
     ) -> None:
-        """End a prepared transaction as an operator does."""
+        """End a prepared transaction as an operator does.
+
+        Args:
+            transaction: its id; it is prepared.
+            outcome: what the operator decided.
+        """
         with self._lock:
             self._metaq.transactions.end(transaction, outcome)
 
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
-        """Return the first readable offset."""
+        """Return the first readable offset.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             return self._metaq.peek(topic, partition).start
 
     def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
-        """Return the offset after the last record."""
+        """Return the offset after the last record.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             return self._metaq.peek(topic, partition).end
 
     def roll(self, topic: str = "test", partition: int = 0) -> None:
-        """Begin a new segment; no answer to a get crosses into it."""
+        """Begin a new segment; no answer to a get crosses into it.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             self._metaq.log(topic, partition).roll()
 
     def trim(self, topic: str = "test", partition: int = 0) -> None:
-        """Delete the oldest segment unless it is the last; gets before it get 301."""
+        """Delete the oldest segment unless it is the last; gets before it get 301.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             self._metaq.log(topic, partition).trim()
 
@@ -336,7 +387,14 @@ class FakeBroker(ThreadOwner):
         partition: int = 0,
         length: int | None = None,
     ) -> None:
-        """Flip a bit in the payload of the record at `offset`, or set its length."""
+        """Flip a bit in the payload of a record, or set its length.
+
+        Args:
+            offset: where the record begins.
+            topic: topic of its log.
+            partition: number of its log on this broker.
+            length: what its header will say, bytes; None: it stays, a bit is flipped.
+        """
         with self._lock:
             position = offset + (HEADER_BYTES if length is None else 0)
             start, segment = self._metaq.log(topic, partition).find(position)
@@ -372,17 +430,32 @@ class FakeBroker(ThreadOwner):
             log.gaps.append((start, end, answer))
 
     def find_again(self, *, topic: str = "test", partition: int = 0) -> None:
-        """Undo every `lose` of a log."""
+        """Undo every `lose` of a log.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             self._metaq.log(topic, partition).gaps.clear()
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
-        """Refuse puts to it and gets from it with 403."""
+        """Refuse puts to a partition and gets from it with 403.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             self._metaq.closed.add(LogId(topic, partition))
 
     def open_partition(self, topic: str = "test", partition: int = 0) -> None:
-        """Take puts and gets again."""
+        """Take puts and gets of a partition again.
+
+        Args:
+            topic: its topic.
+            partition: its number on this broker.
+        """
         with self._lock:
             self._metaq.closed.discard(LogId(topic, partition))
 

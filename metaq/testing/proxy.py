@@ -237,7 +237,13 @@ class Proxy(ThreadOwner):
         interval_s: float = 0.001,
         direction: Direction = Direction.BOTH,
     ) -> None:
-        """Pass pieces of `piece_bytes` bytes, `interval_s` seconds apart."""
+        """Pass small pieces with pauses between them.
+
+        Args:
+            piece_bytes: size of a piece, 1 or more.
+            interval_s: pause after each, seconds.
+            direction: whose bytes; by default those of both sides.
+        """
         self._change(
             direction, is_stalled=False, piece_bytes=piece_bytes, interval_s=interval_s
         )
@@ -255,7 +261,12 @@ class Proxy(ThreadOwner):
         self._running.run(self._start())
 
     def retarget(self, host: str, port: int) -> None:
-        """Lead connections that are still to come to another server."""
+        """Lead connections that are still to come to another server.
+
+        Args:
+            host: its name or address.
+            port: its TCP port.
+        """
         self._target = (host, port)
 
     def statistics(self) -> ProxyStatistics:

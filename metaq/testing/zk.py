@@ -167,14 +167,25 @@ class MemoryZooKeeper:
             self._remove(list(self.nodes))
 
     def put(self, path: str, data: bytes, *, session_id: int = 0) -> None:
-        """Write a node as another client would, parents included."""
+        """Write a node as another client would, parents included.
+
+        Args:
+            path: absolute; what was there is replaced.
+            data: its payload.
+            session_id: owner of an ephemeral node; 0: it is persistent.
+        """
         with self._lock:
             self._ensure_parents(path)
             self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
             self._touch()
 
     def write(self, path: str, data: bytes) -> None:
-        """Set a node's payload, or create it as a persistent node."""
+        """Set a node's payload, or create it as a persistent node.
+
+        Args:
+            path: absolute; the owner of a node that exists stays.
+            data: its payload.
+        """
         with self._lock:
             old = self.nodes.get(path)
             self.put(path, data)
@@ -205,6 +216,14 @@ class MemoryZooKeeper:
     @contextlib.contextmanager
     def serving(self, what: str, path: str, session_id: int) -> Iterator[None]:
         """Carry out the request in the block as one step, for a session that lives.
+
+        Args:
+            what: name of the request, for errors and `calls`.
+            path: its node.
+            session_id: the session that asks.
+
+        Yields:
+            Nothing; no other request is carried out inside the block.
 
         Raises:
             SessionSuspendedError: the server was stopped before.

@@ -80,7 +80,7 @@ class Ends:
 def test_the_session_ends_last_and_all_ends_have_one_deadline(
     given_s: float | None,
 ) -> None:
-    """What is closed over connections needs them, and they need the metadata no more.
+    """Closing needs connections, and connections need the metadata no more.
 
     Without a deadline it is `close_timeout_s` from now.
     """

@@ -192,7 +192,7 @@ def test_a_refusal_that_goes_on_is_the_outcome() -> None:
 
 
 def test_an_answer_that_cannot_be_closes_the_connection() -> None:
-    """What comes next over it could be as wrong; the next question has another."""
+    """Its next answer could be as wrong; the next question has another one."""
     bodies = [b"wat", b"40"]
     found, connection_count = ask_scripted(
         lambda ask: Result(200, bodies.pop(0), ask.opaque), times=2, seconds=PATIENCE_S

@@ -36,7 +36,7 @@ def test_a_call_that_hangs_costs_its_caller_the_deadline_and_no_second_thread() 
 
 
 class Resource:
-    """What was opened; `close` is counted."""
+    """A resource; `close` is counted."""
 
     def __init__(self) -> None:
         self.close_count = 0

@@ -48,8 +48,8 @@ def test_the_journal_is_in_the_data_directory_unless_it_has_its_own() -> None:
 
 def test_data_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """MetaQ's place, where no setting names one."""
-    monkeypatch.setenv("HOME", "/home/u")
-    assert SystemConfig().data_path == "/home/u/meta"
+    monkeypatch.setenv("HOME", "/elsewhere")
+    assert SystemConfig().data_path == "/elsewhere/meta"
 
 
 def test_a_topic_without_a_section_has_every_value_of_system() -> None:

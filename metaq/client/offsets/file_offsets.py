@@ -80,6 +80,11 @@ class FileOffsets:
     ) -> GroupOffset | None:
         """Return the committed offset; None when there is none, or no file.
 
+        Args:
+            group: consumer group.
+            partition: whose offset.
+            deadline_s: absolute.
+
         Raises:
             OffsetStoreError: the file cannot be parsed.
             StorageError: it cannot be read.
@@ -98,13 +103,22 @@ class FileOffsets:
     ) -> Mapping[TopicPartition, MetaqError]:
         """Store all of them or none; durable when this returns.
 
+        Args:
+            group: consumer group.
+            offsets: the next offset of each partition.
+            fence: without effect: a file knows nothing of owners.
+            deadline_s: absolute.
+
+        Returns:
+            An empty mapping: all were stored.
+
         Raises:
             LogDirLockedError: another process kept the lock until the deadline.
             OffsetStoreError, StorageError, RequestTimeoutError: as for `load`.
 
         Cancellation: a write under way may still be done.
         """
-        del fence  # a file knows nothing of owners
+        del fence
         if offsets:
             work = partial(self._commit, group, dict(offsets))
             await self._run_unlocked(work, deadline_s)

@@ -372,6 +372,9 @@ class SendFuture:
         Args:
             timeout: seconds; None waits as long as the message's own deadline lets it.
 
+        Returns:
+            Where the message is stored.
+
         Raises:
             MetaqError: the message failed; `OutcomeUnknownError` when it may be stored.
             RequestTimeoutError: it is not known yet; the message goes on.
@@ -383,7 +386,10 @@ class SendFuture:
         raise outcome.with_traceback(None)
 
     def exception(self, timeout: float | None = None) -> MetaqError | None:
-        """Wait for the outcome; return its error, None when the message is stored.
+        """Wait for the outcome and return its error.
+
+        Returns:
+            None when the message is stored.
 
         Raises:
             As `result`, but for the message's own error.
