@@ -159,6 +159,18 @@ def test_a_planted_violation_is_caught(
     assert any(named in fault for fault in faults), faults
 
 
+def test_a_docstring_may_refer_to_another_that_says_it(tmp_path: Path) -> None:
+    """It has the sections of that one, and none besides."""
+    sections = "Add.\n\nArgs:\n a: one.\n\nRaises:\n KeyError: no.\n"
+    says = TAKES_TWO.replace("Add.", sections)
+    refers = TAKES_TWO.replace("Proxy", "Faults").replace("Add.", "Add; see `Proxy.f`.")
+    files = {"testing/proxy.py": says, "testing/fake_broker.py": refers}
+    assert rooms.section_faults(plant(tmp_path, files)) == [
+        "metaq/testing/fake_broker.py: Faults.f has no Returns",
+        "metaq/testing/proxy.py: Proxy.f has no Returns",
+    ]
+
+
 def test_two_modules_that_need_each_other_are_a_cycle(tmp_path: Path) -> None:
     """The chain is spelled out from one module back to itself."""
     tree = plant(

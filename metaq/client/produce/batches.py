@@ -386,10 +386,10 @@ class SendFuture:
         raise outcome.with_traceback(None)
 
     def exception(self, timeout: float | None = None) -> MetaqError | None:
-        """Wait for the outcome and return its error.
+        """Wait for the outcome; return its error, None when the message is stored.
 
         Returns:
-            None when the message is stored.
+            The error that `result` raises.
 
         Raises:
             As `result`, but for the message's own error.
