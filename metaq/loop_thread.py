@@ -89,12 +89,10 @@ class LoopThread:
         """
         try:
             self.require_caller()
-            with self._entry:
-                self.require_usable()
-                future = asyncio.run_coroutine_threadsafe(work, self.loop)
         except ClosedError:
             work.close()
             raise
+        future = self.begin(work)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -107,6 +105,20 @@ class LoopThread:
             raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
         except BaseException:
             future.cancel()
+            raise
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Run a coroutine on the loop; return its future, cancelled by `stop`.
+
+        Raises:
+            ClosedError: as `require_usable`; the coroutine is closed without running.
+        """
+        try:
+            with self._entry:
+                self.require_usable()
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except ClosedError:
+            work.close()
             raise
 
     def run_close(self, work: Coroutine[Any, Any, None]) -> None:

@@ -150,6 +150,35 @@ def fixed_partitions(
     return tuple(sorted(found))
 
 
+def as_partition(value: object, topics: Collection[str]) -> TopicPartition:
+    """Return the partition that a user named.
+
+    Args:
+        value: a `TopicPartition`, or `b-p`, broker id and number, of the only topic.
+        topics: topic names.
+
+    Raises:
+        ConfigError: a text that is no name, or there are several topics.
+        TypeError: it is neither.
+    """
+    if isinstance(value, TopicPartition):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(
+            "partition: expected a TopicPartition, or a text such as '0-1', got"
+            f" {type(value).__name__} {value!r:.80}"
+        )
+    parsed = parse_partition(value)
+    if parsed is None:
+        raise ConfigError(f"partition: expected a name such as '0-1', got {value!r}")
+    if len(topics) != 1:
+        raise ConfigError(
+            f"partition {value!r}: expected a TopicPartition, because there are"
+            f" {len(topics)} topics"
+        )
+    return TopicPartition(next(iter(topics)), *parsed)
+
+
 def member_id(host: str, chance: object) -> str:
     """Return a member's name as MetaQ makes it: `<host>-<pid>-<chance>`.
 

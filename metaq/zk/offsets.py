@@ -19,6 +19,7 @@ Keep in step: `groups.py`, `znodes.py`.
 Source: docs/metaq-1.4/client.md 4, 13 and 14.6.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -26,11 +27,19 @@ from metaq.errors import OwnershipLostError
 from metaq.model import GroupOffset, TopicPartition
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError, PayloadError
 from metaq.zk.paths import NodeKind, NodePaths, parse_partition
-from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.session import (
+    CheckNode,
+    Coordinator,
+    Operation,
+    SessionState,
+    WriteNode,
+)
 from metaq.zk.znodes import decode_group_offset, encode_group_offset, encode_owner
 
 # Only tools write the offset of a partition that we own.
 COMMIT_TRIES: Final = 3
+CLAIM_VERSION: Final = 0
+"""Version of an owner node: it is made, and never written."""
 
 
 class GroupOffsets:
@@ -72,7 +81,7 @@ class GroupOffsets:
         member: str,
         session_version: int,
         deadline_s: float,
-    ) -> None:
+    ) -> int:
         """Store where the group goes on, as the owner of the partition.
 
         Durability: on return ZooKeeper has it on a majority of its disks.
@@ -83,6 +92,9 @@ class GroupOffsets:
             member: our name in the group.
             session_version: session version of the claim.
             deadline_s: when to give up; whether it was stored is unknown then.
+
+        Returns:
+            The version of the node, for `commit_together`.
 
         Raises:
             OwnershipLostError: the session is another one, or the owner is not us.
@@ -102,11 +114,51 @@ class GroupOffsets:
                 )
             except NodeChangedError:
                 continue
-            return
+            return 0 if version is None else version + 1
         raise NodeChangedError(
             f"commit {path}: written by others while {member} owns it,"
             f" {COMMIT_TRIES} times"
         )
+
+    async def commit_together(
+        self,
+        offsets: Mapping[TopicPartition, tuple[GroupOffset, int]],
+        *,
+        member: str,
+        session_version: int,
+        deadline_s: float,
+    ) -> dict[TopicPartition, int]:
+        """Store the offsets of several partitions in one request, all or none.
+
+        Args:
+            offsets: the offset of each partition, and the version of its node after our
+                last commit under the present claim.
+            member: our name in the group.
+            session_version: session version of the claims.
+            deadline_s: when to give up; whether they were stored is unknown then.
+
+        Returns:
+            The versions of the nodes, for the next time.
+
+        Raises:
+            OwnershipLostError: the session is another one.
+            NodeChangedError: something else was changed; `commit_offset` of each says
+                what.
+        """
+        operations: list[Operation] = [
+            CheckNode(self._paths.member(self._group, member), None)
+        ]
+        for partition, (group_offset, version) in offsets.items():
+            self._require_session_version(partition, session_version)
+            owner = self._paths.owner(self._group, partition)
+            path = self._paths.group_offset(self._group, partition)
+            data = encode_group_offset(group_offset)
+            operations += (
+                CheckNode(owner, CLAIM_VERSION),
+                WriteNode(path, data, version),
+            )
+        versions = await self._coordinator.transact(operations, deadline_s=deadline_s)
+        return dict(zip(offsets, versions[2::2], strict=True))
 
     async def set_offset(
         self, partition: TopicPartition, group_offset: GroupOffset, *, deadline_s: float

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
-from metaq.client.offsets.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
 from metaq.clock import SystemClock
 from metaq.errors import MetaqError, SessionSuspendedError
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
@@ -31,10 +31,21 @@ class _Refusing(MemoryOffsets):
         return dict.fromkeys(offsets, SessionSuspendedError("away"))
 
 
-def make_committer() -> Committer:
-    return Committer(
-        _Refusing(), group="g", clock=SystemClock(), timeout_s=5.0, fence=lambda: None
+def make_committer(
+    store: OffsetStore | None = None,
+    *,
+    partitions: Iterable[TopicPartition] = (PARTITION,),
+) -> Committer:
+    committer = Committer(
+        store or _Refusing(),
+        group="g",
+        clock=SystemClock(),
+        timeout_s=5.0,
+        fence=lambda: None,
     )
+    for partition in partitions:
+        committer.admit(partition)
+    return committer
 
 
 def test_a_failure_is_told_until_nothing_is_missing() -> None:
@@ -59,7 +70,7 @@ def test_an_outage_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
     many = {TopicPartition("t", BrokerId(0), n): offset for n in range(1000)}
 
     async def scenario() -> None:
-        committer = make_committer()
+        committer = make_committer(partitions=many)
         for _ in range(2):
             for _ in range(3):
                 await committer.commit(many)
@@ -79,9 +90,7 @@ def test_whatever_a_store_raises_is_a_commit_that_failed() -> None:
             raise KeyError("mine")
 
     async def scenario() -> None:
-        committer = Committer(
-            Foreign(), group="g", clock=SystemClock(), timeout_s=5.0, fence=lambda: None
-        )
+        committer = make_committer(Foreign())
         failed = await committer.commit(HANDLED)
         assert str(failed[PARTITION]) == "offset store of group g: KeyError('mine')"
         assert committer.changed(HANDLED) == HANDLED

@@ -50,6 +50,7 @@ UNBOUNDED = {
     "Consumer.__enter__": "is start, by request_timeout_s and session_timeout_s",
     "Consumer.__exit__": "is close, by revoke_timeout_s and request_timeout_s",
     "Consumer.__iter__": "is receive for ever; receive has the bound",
+    "Consumer.commit_nowait": "waits for nothing; the future ends by itself",
     "Consumer.assignment": "asks no one",
     "Consumer.health": "asks no one",
     "Consumer.statistics": "asks no one",
@@ -71,6 +72,7 @@ UNBOUNDED = {
 INNER = {
     "AsyncClient.require_new",
     "AsyncConsumer.begin_handling",
+    "AsyncConsumer.commit_order",
     "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
@@ -161,7 +163,7 @@ def test_a_call_returns_what_its_twin_returns(
 ) -> None:
     """Annotations of derived methods are those of the async ones, awaited."""
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
-    of_each_world |= {"admin", "browse"}
+    of_each_world |= {"admin", "browse", "commit_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation
         twin = inspect.signature(getattr(other, name)).return_annotation

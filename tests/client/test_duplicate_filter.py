@@ -418,12 +418,12 @@ def test_what_waits_is_bounded_and_the_rest_counted() -> None:
         ids = make_filter(store, waits_for_commit=True)
         ids.on_handled(batch_of(*range(1, last + 3)).messages)
         assert ids.statistics().forgotten_count == 2
-        ids.acknowledge()
+        ids.acknowledge({ZERO: GroupOffset(Offset(3 * last))})
         await until(lambda: store.statistics().key_count == last)
         ids.on_handled(batch_of(last + 4).messages)
         ids.discard()
         ids.on_handled(batch_of(*range(last + 5, 2 * last + 5)).messages)
-        ids.acknowledge()
+        ids.acknowledge({ZERO: GroupOffset(Offset(3 * last))})
         await ids.close()
         assert ids.statistics().forgotten_count == 2
         asked = [1, last, *range(last + 1, last + 6), 2 * last + 4]

@@ -119,6 +119,7 @@ def test_what_waits_for_another_commit_keeps_its_fence() -> None:
             timeout_s=5.0,
             fence=lambda: one.source.fence,
         )
+        committer.admit(part(0))
         at_5 = GroupOffset(Offset(5), NO_MESSAGE)
         earlier = asyncio.create_task(committer.commit({part(0): at_5}))
         await asyncio.sleep(0)

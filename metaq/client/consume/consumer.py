@@ -9,8 +9,8 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any, Self
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
@@ -36,6 +36,8 @@ from metaq.client.consume.progress import (
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.group.assignments import PartitionSource
+from metaq.client.names import as_partition
+from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
 from metaq.client.timeouts import require_loop, within
@@ -423,33 +425,114 @@ class AsyncConsumer:
 
     # -- offsets ----------------------------------------------------------------------
 
-    async def commit(self, timeout: float | None = None) -> None:
-        """Commit all messages handed out, the last one included; durable on return.
+    async def commit(
+        self, what: Committable | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit what is handled, or what is named; durable on return.
 
-        In a `run`: all messages whose handlers have returned. Partitions that are not
-        ours any more are left out.
+        None: all messages handed out, the last one included; in a `run` all whose
+        handlers have returned. Partitions that are not ours any more are left out.
+
+        A message, messages or a batch: up to them, and with them. They count as
+        handled: no later commit goes back to before them, and one that is committed
+        already is no error. Offsets of partitions may go back, too; automatic commits
+        go on from there when more is handled. `seek`, `rollback` and an assignment end
+        both.
+
+        A commit during another one waits for it, and writes the newest offsets of all
+        that wait.
 
         Args:
+            what: None; a message, or messages; a batch; or the next offset of each
+                partition, a `TopicPartition`, or `"0-3"` where one topic is read.
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
-            OwnershipLostError: the partition of the message being handled belongs to
-                another member now; the others are committed.
+            OwnershipLostError: a named partition, or that of the message being
+                handled, belongs to another member now; the others are committed.
             RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again.
+            TypeError: `what` is something else.
+            ConfigError: an offset, or the name of a partition, that is none.
         """
         self._require_loop()
+        check_timeout(timeout)
+        await self.commit_order(what)(timeout)
+
+    def commit_nowait(self, what: Committable | None = None) -> asyncio.Future[None]:
+        """Begin a commit, as `commit` does, and do not wait for it.
+
+        Raises:
+            ClosedError: it belongs to another event loop.
+            TypeError, ConfigError: as for `commit`.
+
+        Returns:
+            A future that ends as `commit` would, within `request_timeout_s`, and by
+            `close` at the latest. An error that nobody asks for is logged, and
+            `health` reports it.
+        """
+        self._require_loop()
+        task = self._loop.create_task(self.commit_order(what)())
+        task.add_done_callback(_retrieve)
+        return task
+
+    def commit_order(
+        self, what: Committable | None
+    ) -> Callable[..., Coroutine[Any, Any, None]]:
+        """Return what commits, on the loop; the reader's own thread calls this.
+
+        Raises:
+            TypeError, ConfigError: as for `commit`.
+        """
+        named = None if what is None else read_committable(what, self.topics)
         lost: MetaqError | None = None
-        try:
-            self.current_batch.confirm()
-        except MetaqError as error:
-            lost = error
-        failed = await self._subscription.commit(self._context.deadline_s(timeout))
-        for failure in failed.values():
-            raise failure
-        if lost is not None:
-            raise lost
+        if named is None:
+            try:
+                self.current_batch.confirm()
+            except MetaqError as error:
+                lost = error
+
+        async def commit(timeout: float | None = None) -> None:
+            deadline_s = self._context.deadline_s(timeout)
+            failed = await self._subscription.commit(named, deadline_s)
+            for failure in failed.values():
+                raise failure
+            if lost is not None:
+                raise lost
+
+        return commit
+
+    async def committed(
+        self,
+        partitions: Collection[TopicPartition | str] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, Offset | None]:
+        """Return the committed offsets of the group, as its store has them now.
+
+        Args:
+            partitions: a list of partitions, also of others than ours, each as for
+                `commit`; None: those that are read now.
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Returns:
+            The offset of each partition; None where nothing was ever committed.
+
+        Raises:
+            RequestTimeoutError: the time is over.
+            MetaqError: the store cannot be read.
+            TypeError, ConfigError: as for `commit`.
+        """
+        self._require_loop()
+        if isinstance(partitions, str):
+            raise TypeError(f"partitions: expected a list, got str {partitions!r:.80}")
+        wanted = self.assignment()
+        if partitions is not None:
+            wanted = frozenset(as_partition(one, self.topics) for one in partitions)
+        limit_s = self._context.limit_s(timeout)
+        deadline_s = self._context.deadline_s(limit_s)
+        asking = self._subscription.committed(sorted(wanted), deadline_s)
+        return await within(limit_s, asking, f"{self}: committed")
 
     async def seek(
         self,
@@ -577,3 +660,9 @@ class AsyncConsumer:
         return self._subscription.statistics(
             handling=self._runs.total(), rebalance_count=self._source.rebalance_count
         )
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Take the error that nobody may ask for; it is logged."""
+    if not task.cancelled():
+        task.exception()

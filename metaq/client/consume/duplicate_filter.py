@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -32,7 +32,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.duplicate_ids import DuplicateIds, key_of
 from metaq.client.off_loop import OffLoop
 from metaq.clock import Clock
-from metaq.model import Message, MessageId, TopicPartition
+from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class DuplicateFilter:
         self._asking: dict[TopicPartition, asyncio.Task[None]] = {}
         self._passing: set[TopicPartition] = set()
         self._lock = threading.Lock()
-        self._handled: list[MessageId] = []
-        """Handled, and waiting for a commit."""
+        self._handled: list[tuple[TopicPartition, Offset, MessageId]] = []
+        """Handled, and waiting for a commit at or after this offset."""
         self._ready: list[MessageId] = []
         """Ids to be added."""
         self._waiting_count = 0
@@ -180,22 +180,32 @@ class DuplicateFilter:
         """Note handled messages; from any thread, never blocks."""
         with self._lock:
             limit = max(0, WAITING_COUNT_MAX - self._waiting_count)
-            taken = [message.id for message in messages[:limit]]
+            taken = messages[:limit]
             self._waiting_count += len(taken)
             self._counts.forgotten_count += len(messages) - len(taken)
             if self._waits_for_commit:
-                self._handled += taken
+                self._handled += [(m.partition, m.next_offset, m.id) for m in taken]
                 return
-            self._ready += taken
+            self._ready += [one.id for one in taken]
         # After the client's end there is no loop, and no cache to add to.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._begin_adding)
 
-    def acknowledge(self) -> None:
-        """Add the handled ids: they are committed."""
+    def acknowledge(self, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
+        """Add the handled ids before these offsets: they are committed.
+
+        The ids of partitions without an offset are dropped: others read them now.
+        """
         with self._lock:
-            self._ready += self._handled
-            self._handled.clear()
+            handled, self._handled = self._handled, []
+            for partition, next_offset, message_id in handled:
+                at = offsets.get(partition)
+                if at is None:
+                    self._waiting_count -= 1
+                elif next_offset <= at.offset:
+                    self._ready.append(message_id)
+                else:
+                    self._handled.append((partition, next_offset, message_id))
         self._begin_adding()
 
     def discard(self) -> None:

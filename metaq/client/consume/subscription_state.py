@@ -30,6 +30,7 @@ from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.named_offsets import NamedOffsets
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
@@ -38,6 +39,9 @@ from metaq.errors import MetaqError
 from metaq.model import GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
+
+NO_OFFSET: Final = GroupOffset(Offset(-1))
+"""Below every offset."""
 
 HANDLING_SHARE: Final = 0.5
 """Part of a closing consumer's time for the message being handled; the rest is for the
@@ -156,13 +160,16 @@ class SubscriptionState:
                 handled[partition] = offset
         if self._options.commit_interval_s is None:
             await self._committer.settle(deadline_s=self.end_s)
-            return
-        failed = await self._committer.commit(handled, deadline_s=self.end_s)
-        for partition in failed:
-            self._fetch_handler.mark(partition, handled[partition])
+        else:
+            failed = await self._committer.commit(handled, deadline_s=self.end_s)
+            for partition in failed:
+                self._fetch_handler.mark(partition, handled[partition])
+        # One that was fenced during the wait may be ours again.
+        self._committer.dismiss(one for one in revoked if one not in self._fetchers)
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop at once, commit nothing."""
+        self._committer.dismiss(partitions)
         for partition in partitions:
             handled = self._drop(partition)
             if handled is not None:
@@ -176,12 +183,50 @@ class SubscriptionState:
         self._fetch_handler.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
-    async def commit(self, deadline_s: float) -> Mapping[TopicPartition, MetaqError]:
-        """Commit handled offsets; return the failed partitions with their errors."""
+    async def commit(
+        self, named: NamedOffsets | None, deadline_s: float
+    ) -> Mapping[TopicPartition, MetaqError]:
+        """Commit handled offsets, or others that the user names.
+
+        Returns:
+            The failed partitions, with their errors.
+        """
         handled = self._handled()
         if self._duplicates is not None:
-            self._duplicates.acknowledge()
-        return await self._committer.commit(handled, deadline_s=deadline_s)
+            before = dict.fromkeys(handled, NO_OFFSET)
+            self._duplicates.acknowledge(before | named.offsets if named else handled)
+        if named is None:
+            return await self._committer.commit(
+                handled, is_asked=True, deadline_s=deadline_s
+            )
+        return await self._committer.commit_named(
+            named.offsets,
+            handled,
+            may_go_back=named.may_go_back,
+            deadline_s=deadline_s,
+        )
+
+    async def committed(
+        self, partitions: Collection[TopicPartition], deadline_s: float
+    ) -> dict[TopicPartition, Offset | None]:
+        """Return what the store has for each partition; None for nothing.
+
+        Raises:
+            MetaqError: the store cannot be asked, or its content cannot be parsed.
+        """
+
+        async def load(partition: TopicPartition) -> Offset | None:
+            found = await load_offset(
+                self._context,
+                self._store,
+                self._group,
+                partition,
+                deadline_s=deadline_s,
+            )
+            return None if found is None else found.offset
+
+        offsets = await all_of(load(partition) for partition in partitions)
+        return dict(zip(partitions, offsets, strict=True))
 
     async def run_commits(self, interval_s: float) -> None:
         """Commit handled offsets at intervals until cancelled."""
@@ -273,6 +318,7 @@ class SubscriptionState:
             options=options,
         )
         self.fetch_buffer.add(partition, begin)
+        self._committer.admit(partition)
         self._fetchers[partition] = fetcher
         if self.fetch_buffer.error is None:
             fetcher.step()
@@ -299,7 +345,7 @@ class SubscriptionState:
 
         Each has until `deadline_s` (absolute), or its `close_timeout_s` for None.
         """
-        closing = {"offset store": self._store.close}
+        closing = {"commits": self._committer.close, "offset store": self._store.close}
         if self._duplicates is not None:
             closing = {"duplicate ids": self._duplicates.close, **closing}
         for what, close in closing.items():

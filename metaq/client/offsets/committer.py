@@ -3,24 +3,67 @@
 Only changed offsets are written. A commit that fails is repeated with the next one: no
 offset is lost because a store was away once.
 
+Theory of operation: one write is under way at a time. Commits that come in the
+meantime gather in the next one, which takes the newest offset of each partition and
+answers all of them: a consumer that commits each message writes as often as its store
+can, and no more. A commit under another fence waits for a write of its own, so that
+messages handled under one session are not committed under the next.
+
+An offset that the user names holds until more is handled: automatic commits do not set
+it back to what is handled, nor forward after the user set it back.
+
+    user names   handled   automatic commits write
+    message 7    3         7, until more than 7 is handled
+    offset 2     5         2, until more than 5 is handled
+
 Source: docs/metaq-1.4/client.md 13.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.timeouts import within
 from metaq.clock import Clock
-from metaq.errors import MetaqError, RequestTimeoutError
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    OwnershipLostError,
+    RequestTimeoutError,
+)
 from metaq.model import GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, GroupOffset]
+Failures = Mapping[TopicPartition, MetaqError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An offset that the user has named."""
+
+    offset: GroupOffset
+    until: Offset
+    """It holds while no more than this is handled."""
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    """One write to the store, and the commits that it answers."""
+
+    fence: Fence | None
+    deadline_s: float
+    offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    is_begun: bool = False
+    failed: asyncio.Future[Failures] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Committer:
@@ -50,7 +93,11 @@ class Committer:
         self._timeout_s = timeout_s
         self._fence = fence
         self._committed: dict[TopicPartition, Offset | None] = {}
-        self._lock = asyncio.Lock()
+        self._named: dict[TopicPartition, _Named] = {}
+        self._ours: set[TopicPartition] = set()
+        self._writes: deque[_Write] = deque()
+        """The one under way, and those that wait: one for each fence."""
+        self._writing: asyncio.Task[None] | None = None
         self.written: set[TopicPartition] = set()
         """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
@@ -64,83 +111,210 @@ class Committer:
         """Note the committed offset of a newly assigned partition; None: none."""
         self._committed[partition] = None if offset is None else offset.offset
 
+    def admit(self, partition: TopicPartition) -> None:
+        """Take commits of a partition from now on; named offsets are forgotten."""
+        self._ours.add(partition)
+        self._named.pop(partition, None)
+
+    def dismiss(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take no more commits of partitions; commits that wait fail for them."""
+        for partition in partitions:
+            self._ours.discard(partition)
+            self._named.pop(partition, None)
+
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
-        """Return the entries of `handled` that differ from the committed ones."""
+        """Return what an automatic commit would write."""
+        return self._differing(
+            {partition: self._due(partition, at) for partition, at in handled.items()}
+        )
+
+    def _differing(self, offsets: Offsets) -> dict[TopicPartition, GroupOffset]:
         return {
             partition: offset
-            for partition, offset in handled.items()
+            for partition, offset in offsets.items()
             if self._committed.get(partition) != offset.offset
         }
 
+    def _due(self, partition: TopicPartition, handled: GroupOffset) -> GroupOffset:
+        named = self._named.get(partition)
+        return (
+            handled if named is None or handled.offset > named.until else named.offset
+        )
+
+    # -- commits ----------------------------------------------------------------------
+
     async def commit(
-        self, handled: Offsets, *, deadline_s: float | None = None
-    ) -> Mapping[TopicPartition, MetaqError]:
-        """Write changed offsets; commits of one consumer run one at a time.
+        self,
+        handled: Offsets,
+        *,
+        is_asked: bool = False,
+        deadline_s: float | None = None,
+    ) -> Failures:
+        """Write changed offsets; durable when it returns.
 
         Args:
             handled: the next offset of each partition.
+            is_asked: the user wants what is handled: what he set back goes forward.
             deadline_s: absolute, with the wait for earlier commits; None: the bound on
                 one commit.
 
         Returns:
             The partitions that were not written, with their errors.
 
-        Cancellation: offsets sent to the store may still be written.
+        Cancellation: offsets may still be written.
         """
-        left_s = self._left_s(deadline_s)
-        end_s = self._clock.monotonic_s() + left_s
-        # Get the fence before waiting: messages handled under one session may not be
-        # committed under the next.
-        work = self._commit(handled, self._fence(), end_s)
-        what = f"commit of group {self._group}"
-        try:
-            return await within(left_s + STORE_SLACK_S, work, what)
-        except RequestTimeoutError as error:
-            changed = self.changed(handled)
-            failed = dict.fromkeys(changed, error)
-            self._note(changed, failed)
-            return failed
+        for partition, at in handled.items():
+            named = self._named.get(partition)
+            if named is not None and at.offset > (
+                named.offset.offset if is_asked else named.until
+            ):
+                del self._named[partition]
+        due = {partition: self._due(partition, at) for partition, at in handled.items()}
+        return await self._written(due, deadline_s)
+
+    async def commit_named(
+        self,
+        offsets: Offsets,
+        handled: Offsets,
+        *,
+        may_go_back: bool,
+        deadline_s: float | None = None,
+    ) -> Failures:
+        """Write offsets that the user has named; as `commit`.
+
+        Args:
+            offsets: what he named.
+            handled: the next offset of each partition.
+            may_go_back: if not, a partition that is committed further stays so.
+            deadline_s: absolute; None: the bound on one commit.
+        """
+        due = {}
+        for partition, offset in offsets.items():
+            newest = self._newest(partition)
+            if not may_go_back and newest and offset.offset <= newest.offset:
+                # It may be under way: the answer comes when it is written.
+                due[partition] = newest
+                continue
+            at = handled.get(partition, offset) if may_go_back else offset
+            until = max(offset.offset, at.offset)
+            self._named[partition] = _Named(offset, until)
+            due[partition] = offset
+        return await self._written(due, deadline_s)
+
+    def _newest(self, partition: TopicPartition) -> GroupOffset | None:
+        """Return what is named; else what is under way; else what is committed."""
+        named = self._named.get(partition)
+        if named is not None:
+            return named.offset
+        for one in reversed(self._writes):
+            if partition in one.offsets:
+                return one.offsets[partition]
+        committed = self._committed.get(partition)
+        return None if committed is None else GroupOffset(committed)
 
     async def settle(self, *, deadline_s: float | None = None) -> None:
-        """Wait until no commit is running, at most to `deadline_s` (absolute).
+        """Wait until no commit of now is running, at most to `deadline_s` (absolute).
 
         None: the bound on one commit.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._left_s(deadline_s)), self._lock:
-                pass
+        if self._writes:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._left_s(deadline_s)):
+                    await asyncio.shield(self._writes[-1].failed)
+
+    async def close(self) -> None:
+        """Abandon the write under way; all that wait fail, the store is not used."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
 
     def _left_s(self, deadline_s: float | None) -> float:
         if deadline_s is None:
             return self._timeout_s
         return max(0.0, deadline_s - self._clock.monotonic_s())
 
-    async def _commit(
-        self, handled: Offsets, fence: Fence | None, deadline_s: float
-    ) -> Mapping[TopicPartition, MetaqError]:
-        async with self._lock:
-            changed = self.changed(handled)
-            if not changed:
-                # Offsets that failed were revoked with their partitions, or written
-                # since.
-                self.last_error = None
-                return {}
+    # -- writes -----------------------------------------------------------------------
+
+    async def _written(self, offsets: Offsets, deadline_s: float | None) -> Failures:
+        """Have offsets written by the next write, and wait for it."""
+        if not (self._writes or self._differing(offsets) or self._foreign(offsets)):
+            # Offsets that failed were revoked with their partitions, or written since.
+            self.last_error = None
+            return {}
+        left_s = self._left_s(deadline_s)
+        one = self._join(offsets, self._clock.monotonic_s() + left_s)
+        what = f"commit of group {self._group}"
+        try:
+            # The write has a bound of its own, which comes first.
+            limit_s = left_s + 2 * STORE_SLACK_S
+            failed = await within(limit_s, asyncio.shield(one.failed), what)
+        except RequestTimeoutError as error:
+            return dict.fromkeys(self._differing(offsets), error)
+        return {one: error for one, error in failed.items() if one in offsets}
+
+    def _join(self, offsets: Offsets, deadline_s: float) -> _Write:
+        fence = self._fence()
+        one = self._writes[-1] if self._writes else None
+        if one is None or one.is_begun or one.fence != fence:
+            one = _Write(fence, deadline_s)
+            self._writes.append(one)
+        one.offsets |= offsets
+        one.deadline_s = max(one.deadline_s, deadline_s)
+        if self._writing is None:
+            self._writing = asyncio.create_task(
+                self._write_all(), name=f"commits of {self._group}"
+            )
+        return one
+
+    async def _write_all(self) -> None:
+        try:
+            while self._writes:
+                one = self._writes[0]
+                one.is_begun = True
+                failed = await self._write_one(one)
+                self._writes.popleft()
+                one.failed.set_result(failed)
+        finally:
+            self._writing = None
+            for one in self._writes:
+                closed = ClosedError(f"commit of group {self._group}: closed before")
+                one.failed.set_result(dict.fromkeys(one.offsets, closed))
+            self._writes.clear()
+
+    async def _write_one(self, one: _Write) -> Failures:
+        foreign = self._foreign(one.offsets)
+        offsets = {p: at for p, at in one.offsets.items() if p not in foreign}
+        changed = self._differing(offsets)
+        failed: dict[TopicPartition, MetaqError] = {}
+        if changed:
+            limit_s = self._left_s(one.deadline_s) + STORE_SLACK_S
+            asking = self._store.commit(
+                self._group, changed, fence=one.fence, deadline_s=one.deadline_s
+            )
             try:
-                failed = await self._store.commit(
-                    self._group, changed, fence=fence, deadline_s=deadline_s
-                )
+                failed = dict(await within(limit_s, asking, f"commit of {self._group}"))
             except MetaqError as error:
                 failed = dict.fromkeys(changed, error)
             except Exception as error:  # noqa: BLE001  # users write stores too
                 failure = MetaqError(f"offset store of group {self._group}: {error!r}")
                 failed = dict.fromkeys(changed, failure)
-            self._note(changed, failed)
-            return failed
+        self._note(changed, failed)
+        return failed | foreign
 
-    def _note(
-        self, changed: Offsets, failed: Mapping[TopicPartition, MetaqError]
-    ) -> None:
-        self.commit_count += 1
+    def _foreign(self, offsets: Offsets) -> dict[TopicPartition, MetaqError]:
+        """Return an error for each partition that is not ours, or not any more."""
+        return {
+            partition: OwnershipLostError(
+                f"{partition}: not assigned to this consumer of group {self._group};"
+                f" offset {at.offset} is not committed"
+            )
+            for partition, at in offsets.items()
+            if partition not in self._ours
+        }
+
+    def _note(self, changed: Offsets, failed: Failures) -> None:
+        written = changed.keys() - failed.keys()
+        self.commit_count += bool(written)
         self.failure_count += len(failed)
         # A warning once for each outage; `health` reports it as long as it lasts.
         level = logging.WARNING if self.last_error is None else logging.DEBUG
@@ -150,7 +324,6 @@ class Committer:
             text = "commit failed: group=%s partitions=%d first=%s offset=%d: %s"
             at = changed[first].offset
             _log.log(level, text, self._group, len(failed), first, at, error)
-        for partition, offset in changed.items():
-            if partition not in failed:
-                self._committed[partition] = offset.offset
-                self.written.add(partition)
+        for partition in written:
+            self._committed[partition] = changed[partition].offset
+            self.written.add(partition)

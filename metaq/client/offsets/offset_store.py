@@ -14,10 +14,13 @@ from metaq.client.fan_out import failures, for_each
 from metaq.client.group.assignments import Fence
 from metaq.errors import MetaqError
 from metaq.model import GroupOffset, TopicPartition
+from metaq.zk.errors import NodeChangedError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 
+TOGETHER_MAX: Final = 100
+"""Partitions in one request: ZooKeeper ends the session of a request above 1 MiB."""
 STORE_SLACK_S: Final = 0.1
 """A store that has not answered so long after its deadline is abandoned."""
 
@@ -95,17 +98,20 @@ class MemoryOffsets:
 
 
 class ZooKeeperOffsets:
-    """Offsets in ZooKeeper, where MetaQ's consumers keep them; without state.
+    """Offsets in ZooKeeper, where MetaQ's consumers keep them.
 
     A commit with a fence is only written while the fence's member owns the partition
-    under the fence's session. A consumer without a group has no fence, and writes as a
-    tool does.
+    under the fence's session: the first one of a partition takes three requests, later
+    ones of all partitions one together. A consumer without a group has no fence, and
+    writes as a tool does.
     """
 
     def __init__(self, coordinator: Coordinator, paths: NodePaths) -> None:
         """Use the session that the fences belong to; it is the client's."""
         self._coordinator = coordinator
         self._paths = paths
+        self._versions: dict[tuple[str, TopicPartition], tuple[Fence, int]] = {}
+        """Version of the node after the last commit, and the fence of that commit."""
 
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
@@ -127,31 +133,75 @@ class ZooKeeperOffsets:
         fence: Fence | None,
         deadline_s: float,
     ) -> Mapping[TopicPartition, MetaqError]:
-        """Store offsets; durable when this returns, each by itself.
+        """Store offsets, each by itself or all in one request; durable on return.
 
         Returns:
             The partitions that were not stored, with their errors: OwnershipLostError
             if the partition does not belong to the fence any more.
         """
         store = self._offsets(group)
+        if fence is None:
 
-        async def write(partition: TopicPartition) -> None:
-            offset = offsets[partition]
-            if fence is None:
+            async def write(partition: TopicPartition) -> None:
+                offset = offsets[partition]
                 await store.set_offset(partition, offset, deadline_s=deadline_s)
-                return
-            await store.commit_offset(
-                partition,
-                offset,
-                member=fence.member,
-                session_version=fence.session_version,
-                deadline_s=deadline_s,
-            )
 
-        return failures(await for_each(write, offsets))
+            return failures(await for_each(write, offsets))
+        keys = {partition: (group, partition) for partition in offsets}
+        known = {
+            partition: version
+            for partition, key in keys.items()
+            for claim, version in [self._versions.pop(key, (None, 0))]
+            if claim == fence
+        }
+        ends = await _commit_fenced(store, offsets, known, fence, deadline_s)
+        for partition, end in ends.items():
+            if not isinstance(end, MetaqError):
+                self._versions[keys[partition]] = fence, end
+        return failures(ends)
 
     async def close(self) -> None:
         """Do nothing: the session is the client's."""
 
     def _offsets(self, group: str) -> GroupOffsets:
         return GroupOffsets(self._coordinator, self._paths, group=group)
+
+
+async def _commit_fenced(
+    store: GroupOffsets,
+    offsets: Mapping[TopicPartition, GroupOffset],
+    known: Mapping[TopicPartition, int],
+    fence: Fence,
+    deadline_s: float,
+) -> dict[TopicPartition, int | MetaqError]:
+    """Commit those of known version together, and by themselves what does not fit."""
+
+    async def write(partition: TopicPartition) -> int:
+        return await store.commit_offset(
+            partition,
+            offsets[partition],
+            member=fence.member,
+            session_version=fence.session_version,
+            deadline_s=deadline_s,
+        )
+
+    async def write_together(
+        some: tuple[TopicPartition, ...],
+    ) -> dict[TopicPartition, int]:
+        return await store.commit_together(
+            {partition: (offsets[partition], known[partition]) for partition in some},
+            member=fence.member,
+            session_version=fence.session_version,
+            deadline_s=deadline_s,
+        )
+
+    order = tuple(known)
+    pieces = range(0, len(order), TOGETHER_MAX)
+    some = await for_each(write_together, [order[i : i + TOGETHER_MAX] for i in pieces])
+    ends: dict[TopicPartition, int | MetaqError] = {}
+    for piece, end in some.items():
+        if not isinstance(end, MetaqError):
+            ends |= end
+        elif not isinstance(end, NodeChangedError):
+            ends |= dict.fromkeys(piece, end)
+    return ends | await for_each(write, offsets.keys() - ends.keys())

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
 from typing import Final, Self, Unpack
@@ -22,6 +23,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.offsets.named_offsets import Committable
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
@@ -465,6 +467,15 @@ class Consumer(SyncClosable[AsyncConsumer]):
         )
 
     commit = blocking(AsyncConsumer.commit)
+    committed = blocking(AsyncConsumer.committed)
+
+    def commit_nowait(self, what: Committable | None = None) -> Future[None]:
+        """Begin a commit; see `AsyncConsumer.commit_nowait`.
+
+        What is being handled is that of now, whenever the loop comes to it.
+        """
+        self._thread.require_usable()
+        return self._thread.begin(self._twin.commit_order(what)())
 
     def seek(
         self,
