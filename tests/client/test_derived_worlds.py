@@ -73,6 +73,7 @@ INNER = {
     "AsyncClient.require_new",
     "AsyncConsumer.begin_handling",
     "AsyncConsumer.commit_order",
+    "AsyncConsumer.commit_orders",
     "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",

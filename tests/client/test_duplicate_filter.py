@@ -18,7 +18,7 @@ from metaq.client.consume.duplicate_filter import WAITING_COUNT_MAX, DuplicateFi
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
-from metaq.model import MessageId, Offset
+from metaq.model import GroupOffset, MessageId, Offset
 from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import StartBroker
 from tests.client.asking import lacking

@@ -9,8 +9,8 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
-from typing import Any, Self
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Self
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
@@ -37,6 +37,8 @@ from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.names import as_partition
+from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
+from metaq.client.offsets.committer import Commit
 from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
@@ -110,6 +112,8 @@ class AsyncConsumer:
         """Fetched messages; for the sync world and for handlers."""
         self.current_batch = CurrentBatch(self.fetch_buffer)
         """Batch held by the iterator."""
+        self.commit_orders = CommitOrders(self._begin_commit)
+        """Commits that are not waited for; for the sync world."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
         self._unlisten = context.metadata.add_listener(self._on_snapshot)
@@ -458,50 +462,47 @@ class AsyncConsumer:
         """
         self._require_loop()
         check_timeout(timeout)
-        await self.commit_order(what)(timeout)
+        order = self.commit_order(what)
+        failed = await self._begin_commit(order, timeout).wait()
+        if (error := order.error(failed)) is not None:
+            raise error
 
     def commit_nowait(self, what: Committable | None = None) -> asyncio.Future[None]:
         """Begin a commit, as `commit` does, and do not wait for it.
 
+        Returns:
+            A future that ends as `commit` would: within `request_timeout_s` when no
+            other commit is under way, within twice that in every case, and with the
+            client at the latest. Cancelling it cancels no commit. An error that nobody
+            asks for is logged, and `health` reports it.
+
         Raises:
             ClosedError: it belongs to another event loop.
             TypeError, ConfigError: as for `commit`.
-
-        Returns:
-            A future that ends as `commit` would, within `request_timeout_s`, and by
-            `close` at the latest. An error that nobody asks for is logged, and
-            `health` reports it.
         """
         self._require_loop()
-        task = self._loop.create_task(self.commit_order(what)())
-        task.add_done_callback(_retrieve)
-        return task
+        future: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(_retrieve)
+        order = self.commit_order(what)
+        self.commit_orders.add(order, future, self._loop.create_task)
+        return future
 
-    def commit_order(
-        self, what: Committable | None
-    ) -> Callable[..., Coroutine[Any, Any, None]]:
-        """Return what commits, on the loop; the reader's own thread calls this.
+    def commit_order(self, what: Committable | None) -> CommitOrder:
+        """Return what a commit of now means; the reader's own thread calls this.
 
         Raises:
             TypeError, ConfigError: as for `commit`.
         """
-        named = None if what is None else read_committable(what, self.topics)
-        lost: MetaqError | None = None
-        if named is None:
-            try:
-                self.current_batch.confirm()
-            except MetaqError as error:
-                lost = error
+        if what is not None:
+            return CommitOrder(read_committable(what, self.topics))
+        try:
+            self.current_batch.confirm()
+        except MetaqError as error:
+            return CommitOrder(None, error)
+        return CommitOrder(None)
 
-        async def commit(timeout: float | None = None) -> None:
-            deadline_s = self._context.deadline_s(timeout)
-            failed = await self._subscription.commit(named, deadline_s)
-            for failure in failed.values():
-                raise failure
-            if lost is not None:
-                raise lost
-
-        return commit
+    def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
+        return self._subscription.commit(order.named, self._context.deadline_s(timeout))
 
     async def committed(
         self,
@@ -662,7 +663,7 @@ class AsyncConsumer:
         )
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve(future: asyncio.Future[None]) -> None:
     """Take the error that nobody may ask for; it is logged."""
-    if not task.cancelled():
-        task.exception()
+    if not future.cancelled():
+        future.exception()

@@ -16,7 +16,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -29,7 +29,7 @@ from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
-from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.committer import Commit, Committer
 from metaq.client.offsets.named_offsets import NamedOffsets
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
 from metaq.client.offsets.offset_store import OffsetStore
@@ -183,23 +183,17 @@ class SubscriptionState:
         self._fetch_handler.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
-    async def commit(
-        self, named: NamedOffsets | None, deadline_s: float
-    ) -> Mapping[TopicPartition, MetaqError]:
-        """Commit handled offsets, or others that the user names.
-
-        Returns:
-            The failed partitions, with their errors.
-        """
+    def commit(self, named: NamedOffsets | None, deadline_s: float) -> Commit:
+        """Have handled offsets committed, or others that the user names."""
         handled = self._handled()
         if self._duplicates is not None:
             before = dict.fromkeys(handled, NO_OFFSET)
             self._duplicates.acknowledge(before | named.offsets if named else handled)
         if named is None:
-            return await self._committer.commit(
+            return self._committer.request(
                 handled, is_asked=True, deadline_s=deadline_s
             )
-        return await self._committer.commit_named(
+        return self._committer.request_named(
             named.offsets,
             handled,
             may_go_back=named.may_go_back,

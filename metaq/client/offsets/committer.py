@@ -66,6 +66,34 @@ class _Write:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that has been asked for."""
+
+    offsets: Offsets
+    """What it commits."""
+    failed: "asyncio.Future[Failures] | None"
+    """Outcome of its write, which has a bound; None: there is nothing to write."""
+    left_s: float
+    """Seconds that its caller has."""
+    what: str
+    """Subject of the error's sentence."""
+
+    async def wait(self) -> Failures:
+        """Return the partitions that were not written, with their errors."""
+        if self.failed is None:
+            return {}
+        if not self.failed.done():
+            # The write's own bound comes first, where it is the same.
+            limit_s = self.left_s + 2 * STORE_SLACK_S
+            try:
+                await within(limit_s, asyncio.shield(self.failed), self.what)
+            except RequestTimeoutError as error:
+                return dict.fromkeys(self.offsets, error)
+        failed = self.failed.result()
+        return {one: error for one, error in failed.items() if one in self.offsets}
+
+
 class Committer:
     """The committed offsets of one consumer; on the loop's thread alone."""
 
@@ -144,17 +172,12 @@ class Committer:
     # -- commits ----------------------------------------------------------------------
 
     async def commit(
-        self,
-        handled: Offsets,
-        *,
-        is_asked: bool = False,
-        deadline_s: float | None = None,
+        self, handled: Offsets, *, deadline_s: float | None = None
     ) -> Failures:
         """Write changed offsets; durable when it returns.
 
         Args:
             handled: the next offset of each partition.
-            is_asked: the user wants what is handled: what he set back goes forward.
             deadline_s: absolute, with the wait for earlier commits; None: the bound on
                 one commit.
 
@@ -163,6 +186,22 @@ class Committer:
 
         Cancellation: offsets may still be written.
         """
+        return await self.request(handled, deadline_s=deadline_s).wait()
+
+    def request(
+        self,
+        handled: Offsets,
+        *,
+        is_asked: bool = False,
+        deadline_s: float | None = None,
+    ) -> "Commit":
+        """Have changed offsets written by the next write.
+
+        Args:
+            handled: the next offset of each partition.
+            is_asked: the user wants what is handled: what he set back goes forward.
+            deadline_s: as for `commit`.
+        """
         for partition, at in handled.items():
             named = self._named.get(partition)
             if named is not None and at.offset > (
@@ -170,23 +209,23 @@ class Committer:
             ):
                 del self._named[partition]
         due = {partition: self._due(partition, at) for partition, at in handled.items()}
-        return await self._written(due, deadline_s)
+        return self._request(due, deadline_s)
 
-    async def commit_named(
+    def request_named(
         self,
         offsets: Offsets,
         handled: Offsets,
         *,
         may_go_back: bool,
         deadline_s: float | None = None,
-    ) -> Failures:
-        """Write offsets that the user has named; as `commit`.
+    ) -> "Commit":
+        """Have offsets written that the user has named.
 
         Args:
             offsets: what he named.
             handled: the next offset of each partition.
             may_go_back: if not, a partition that is committed further stays so.
-            deadline_s: absolute; None: the bound on one commit.
+            deadline_s: as for `commit`.
         """
         due = {}
         for partition, offset in offsets.items():
@@ -199,7 +238,7 @@ class Committer:
             until = max(offset.offset, at.offset)
             self._named[partition] = _Named(offset, until)
             due[partition] = offset
-        return await self._written(due, deadline_s)
+        return self._request(due, deadline_s)
 
     def _newest(self, partition: TopicPartition) -> GroupOffset | None:
         """Return what is named; else what is under way; else what is committed."""
@@ -235,22 +274,15 @@ class Committer:
 
     # -- writes -----------------------------------------------------------------------
 
-    async def _written(self, offsets: Offsets, deadline_s: float | None) -> Failures:
-        """Have offsets written by the next write, and wait for it."""
+    def _request(self, offsets: Offsets, deadline_s: float | None) -> "Commit":
+        left_s = self._left_s(deadline_s)
+        what = f"commit of group {self._group}"
         if not (self._writes or self._differing(offsets) or self._foreign(offsets)):
             # Offsets that failed were revoked with their partitions, or written since.
             self.last_error = None
-            return {}
-        left_s = self._left_s(deadline_s)
+            return Commit(offsets, None, left_s, what)
         one = self._join(offsets, self._clock.monotonic_s() + left_s)
-        what = f"commit of group {self._group}"
-        try:
-            # The write has a bound of its own, which comes first.
-            limit_s = left_s + 2 * STORE_SLACK_S
-            failed = await within(limit_s, asyncio.shield(one.failed), what)
-        except RequestTimeoutError as error:
-            return dict.fromkeys(self._differing(offsets), error)
-        return {one: error for one, error in failed.items() if one in offsets}
+        return Commit(offsets, one.failed, left_s, what)
 
     def _join(self, offsets: Offsets, deadline_s: float) -> _Write:
         fence = self._fence()

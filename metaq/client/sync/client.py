@@ -475,7 +475,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
         What is being handled is that of now, whenever the loop comes to it.
         """
         self._thread.require_usable()
-        return self._thread.begin(self._twin.commit_order(what)())
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
+        order = self._twin.commit_order(what)
+        self._twin.commit_orders.add(order, future, self._thread.begin)
+        return future
 
     def seek(
         self,
