@@ -151,30 +151,31 @@ def fixed_partitions(
 
 
 def as_partition(value: object, topics: Collection[str]) -> TopicPartition:
-    """Return the partition that a user named.
+    """Return the partition that an argument names.
 
     Args:
-        value: a `TopicPartition`, or `b-p`, broker id and number, of the only topic.
-        topics: topic names.
+        value: a partition, or its name within the topic such as `0-3`: broker id and
+            number.
+        topics: the topics of the call; a name needs exactly one.
 
     Raises:
-        ConfigError: a text that is no name, or there are several topics.
-        TypeError: it is neither.
+        ConfigError: a text that names no partition, or there are several topics.
+        TypeError: another type.
     """
     if isinstance(value, TopicPartition):
         return value
     if not isinstance(value, str):
         raise TypeError(
-            "partition: expected a TopicPartition, or a text such as '0-1', got"
-            f" {type(value).__name__} {value!r:.80}"
+            f"partition: expected TopicPartition or str, got {type(value).__name__}"
+            f" {value!r:.80}"
         )
     parsed = parse_partition(value)
     if parsed is None:
-        raise ConfigError(f"partition: expected a name such as '0-1', got {value!r}")
+        raise ConfigError(f"partition: expected a name as '0-3', got {value!r}")
     if len(topics) != 1:
         raise ConfigError(
-            f"partition {value!r}: expected a TopicPartition, because there are"
-            f" {len(topics)} topics"
+            f"partition: {value!r} may be of any of {len(topics)} topics, expected a"
+            " TopicPartition"
         )
     return TopicPartition(next(iter(topics)), *parsed)
 

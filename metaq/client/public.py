@@ -14,6 +14,7 @@ from metaq.client.consume.browse import GetResult as GetResult
 from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
 from metaq.client.consume.dead_letters import Origin as Origin
 from metaq.client.consume.dead_letters import read_origin as read_origin
+from metaq.client.consume.message_batch import AsyncMessageBatch as AsyncMessageBatch
 from metaq.client.consume.progress import ConsumerState as ConsumerState
 from metaq.client.consume.progress import ConsumerStatistics as ConsumerStatistics
 from metaq.client.consume.progress import Health as Health
@@ -78,6 +79,7 @@ from metaq.client.session import AsyncClient as AsyncClient
 from metaq.client.sync.client import Admin as Admin
 from metaq.client.sync.client import Client as Client
 from metaq.client.sync.client import Consumer as Consumer
+from metaq.client.sync.client import MessageBatch as MessageBatch
 from metaq.client.sync.producers import OrderedProducer as OrderedProducer
 from metaq.client.sync.producers import Producer as Producer
 from metaq.client.sync.producers import Transaction as Transaction

@@ -376,15 +376,15 @@ def test_a_paused_partition_waits_until_it_is_resumed() -> None:
     buffer.put(batch(ZERO, 0, 3))
     taken = take(buffer)
     hand_out(taken, 2)  # the first is handled, the second failed
-    buffer.done(taken, is_paused=True)
+    buffer.done(taken, is_delayed=True)
     buffer.put(batch(ZERO, 3, 1))
     buffer.put(batch(ONE, 0, 1))
     assert take(buffer).partition == ONE
     assert buffer.take_nowait() is None
     assert buffer.statistics()[ZERO].is_taken
-    buffer.resume(ZERO)
+    buffer.end_delay(ZERO)
     assert numbers(take(buffer).messages) == [1, 2]
-    buffer.resume(TopicPartition("gone", BrokerId(0), 0))
+    buffer.end_delay(TopicPartition("gone", BrokerId(0), 0))
 
 
 def test_a_paused_partition_is_revoked_at_once() -> None:
@@ -393,7 +393,7 @@ def test_a_paused_partition_is_revoked_at_once() -> None:
         buffer.put(batch(ZERO, 0, 2))
         taken = take(buffer)
         hand_out(taken, 2)
-        buffer.done(taken, is_paused=True)
+        buffer.done(taken, is_delayed=True)
         handled, is_returned = await buffer.revoke(ZERO, timeout_s=1000)
         assert is_returned
         assert handled == GroupOffset(Offset(STEP), MessageId(1))

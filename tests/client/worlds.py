@@ -21,6 +21,9 @@ QUICK: dict[str, Any] = {
 IDLE: dict[str, Any] = {"idle_step_s": 0.01, "idle_max_s": 0.02}
 """The same for consumers of a broker without long poll."""
 
+PLAIN_CALLS = {"assignment", "health", "statistics", "xid", "pause", "resume", "paused"}
+"""Calls of the async world that are no coroutines."""
+
 
 class AsyncWorldPart:
     """An object made from an async client, called from outside its loop."""
@@ -43,7 +46,7 @@ class AsyncWorldPart:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.twin, name)
-        if name in {"assignment", "health", "statistics", "xid"} or not callable(value):
+        if name in PLAIN_CALLS or not callable(value):
             return value
         return lambda *args, **named: self._run(value(*args, **named))
 
@@ -64,19 +67,34 @@ class AsyncWorldConsumer(AsyncWorldPart):
     """An async consumer."""
 
     def __iter__(self) -> Iterator[Message]:
-        iterator = aiter(self.twin)
+        return self._steps(aiter(self.twin))
 
-        async def step() -> Message | None:
+    def batches(self, **bounds: Any) -> Iterator[Any]:
+        for batch in self._steps(self.twin.batches(**bounds)):
+            yield AsyncWorldBatch(batch, self._run)
+
+    def _steps(self, iterator: Any) -> Iterator[Any]:
+        async def step() -> Any:
             return await anext(iterator, None)
 
         async def close() -> None:
-            await iterator.aclose()  # type: ignore[attr-defined]  # a generator
+            await iterator.aclose()
 
         try:
-            while (message := self._run(step())) is not None:
-                yield message
+            while (one := self._run(step())) is not None:
+                yield one
         finally:
             self._run(close())
+
+
+class AsyncWorldBatch(AsyncWorldPart):
+    """A batch of an async consumer."""
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.twin)
+
+    def __len__(self) -> int:
+        return len(self.twin)
 
 
 class AsyncWorld:

@@ -9,12 +9,12 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Self
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
-from metaq.client.consume.current_batch import CurrentBatch, current_task
+from metaq.client.consume.current_batch import CurrentBatch, Filling, current_task
 from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
@@ -23,6 +23,7 @@ from metaq.client.consume.handling import (
     Handling,
     total_of_runs,
 )
+from metaq.client.consume.message_batch import AsyncMessageBatch, check_bounds
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
     ConsumerState,
@@ -327,17 +328,23 @@ class AsyncConsumer:
         return many[0] if many else None
 
     async def receive_many(
-        self, count_max: int, timeout: float | None = None
+        self, count_max: int, timeout: float | None = None, *, fill: bool = False
     ) -> list[Message]:
         """Return available messages of one partition, in order.
 
+        With `fill` it returns messages of all partitions, one partition after another,
+        each in order, and waits for more until there are `count_max`.
+
         Args:
             count_max: most messages, 1 or more.
-            timeout: seconds to wait for the first one; None waits for ever.
+            timeout: seconds to wait for the first one, with `fill` for all of them;
+                None waits for ever.
+            fill: wait for `count_max` messages.
 
         Returns:
-            1 to `count_max` messages; none when the time is over. All of them count
-            as handled when more are requested, or by `commit`.
+            1 to `count_max` messages; none, with `fill` those that came, when the time
+            is over. All of them count as handled when more are requested, or by
+            `commit`.
 
         Raises:
             ConfigError: `count_max` is below 1.
@@ -348,6 +355,12 @@ class AsyncConsumer:
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
         self.current_batch.require_free_for(current_task())
+        if fill:
+            self._require_loop()
+            with self.current_batch.taking():
+                filling = Filling(self.current_batch, count_max=count_max)
+                await self._fill(filling, timeout)
+            return filling.messages
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -359,6 +372,141 @@ class AsyncConsumer:
                         self.current_batch.hold(await self.fetch_buffer.take_async())
         except TimeoutError:
             return []
+
+    def batches(
+        self,
+        *,
+        max_count: int = 500,
+        max_bytes: int | None = None,
+        max_wait_s: float = 1.0,
+    ) -> AsyncIterator[AsyncMessageBatch]:
+        """Iterate over batches of messages, of one or more partitions, for ever.
+
+        A batch is handed out when it is full, or `max_wait_s` after its first message
+        came; never without messages. All of its messages count as handled when the next
+        batch is requested, or by `commit`. A partition that is revoked or paused while
+        a batch is being filled is left out of it.
+
+        Args:
+            max_count: most messages, 1 or more.
+            max_bytes: most bytes of the log from the first to the last message, summed
+                over partitions; one message may be larger. None: no bound.
+            max_wait_s: seconds to wait for more after the first message.
+
+        Returns:
+            An iterator that ends when the consumer is closed.
+
+        Raises:
+            ConfigError: a number is out of range.
+            ClientError: another task is reading.
+            MetaqError: the consumer has failed; raised after the fetched messages.
+        """
+        check_bounds(max_count, max_bytes, max_wait_s)
+        return self._iterate_batches(max_count, max_bytes, max_wait_s)
+
+    async def _iterate_batches(
+        self, max_count: int, max_bytes: int | None, max_wait_s: float
+    ) -> AsyncIterator[AsyncMessageBatch]:
+        self._require_loop()
+        self.require_started()
+        current = self.current_batch
+        with current.loop_of(current_task()):
+            while True:
+                try:
+                    with current.taking():
+                        filling = Filling(
+                            current, count_max=max_count, bytes_max=max_bytes
+                        )
+                        await self._fill(filling, None, wait_s=max_wait_s)
+                except ClosedError:
+                    return
+                if filling.offsets:
+                    yield AsyncMessageBatch(self, filling)
+                # As in `_iterate`.
+                await asyncio.sleep(0)
+
+    async def _fill(
+        self, filling: Filling, timeout: float | None, *, wait_s: float | None = None
+    ) -> None:
+        """Add messages until the list is full, or the time is over.
+
+        Args:
+            filling: the list.
+            timeout: seconds for all of it; None: no bound.
+            wait_s: seconds after the first message; None: no bound.
+        """
+        try:
+            async with asyncio.timeout(timeout) as bound:
+                while not filling.add_nowait():
+                    if wait_s is not None and filling.offsets and bound.when() is None:
+                        bound.reschedule(self._loop.time() + wait_s)
+                    await self.fetch_buffer.wait_async(filling.held)
+        except TimeoutError:
+            return
+        except BaseException:
+            self.current_batch.release()
+            raise
+
+    def _redeliver(self, batch: AsyncMessageBatch) -> None:
+        """Have the messages of a batch delivered again that were not committed since.
+
+        Partitions that were revoked are left out: their next owner delivers them.
+
+        Raises:
+            ClientError: the next messages were requested before, and those of this one
+                counted as handled.
+        """
+        if not batch.is_last:
+            raise ClientError(f"{batch!r}: the next messages were requested before")
+        self.current_batch.release()
+
+    # -- pause ------------------------------------------------------------------------
+
+    def pause(self, partitions: Iterable[TopicPartition | str]) -> None:
+        """Neither fetch nor hand out messages of these partitions before `resume`.
+
+        Fetched messages stay. A batch in hand ends at the next request: its messages
+        that were not handed out, or by then not handled, come after `resume`. A
+        partition that is revoked or lost is forgotten. Never waits.
+
+        Args:
+            partitions: assigned ones; as text `0-3` where one topic is read.
+
+        Raises:
+            ClosedError: one is not ours; none is paused.
+            ConfigError, TypeError: an argument is no partition.
+        """
+        chosen = self._as_partitions(partitions)
+        for partition in sorted(chosen - self.assignment()):
+            raise ClosedError(f"{partition}: not assigned to this consumer")
+        self.fetch_buffer.pause(chosen)
+
+    def resume(self, partitions: Iterable[TopicPartition | str]) -> None:
+        """Fetch and hand out messages of paused partitions again; never waits.
+
+        Those that are not paused, or not ours any more, are left as they are.
+
+        Args:
+            partitions: as for `pause`.
+
+        Raises:
+            ConfigError, TypeError: an argument is no partition.
+        """
+        self.fetch_buffer.resume(self._as_partitions(partitions))
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """Return the paused partitions."""
+        return self.fetch_buffer.paused()
+
+    def _as_partitions(
+        self, partitions: Iterable[TopicPartition | str]
+    ) -> frozenset[TopicPartition]:
+        if isinstance(partitions, str | TopicPartition):
+            raise TypeError(
+                f"partitions: expected a collection of partitions, got"
+                f" {type(partitions).__name__} {partitions!r:.80}"
+            )
+        return frozenset(as_partition(one, self.topics) for one in partitions)
 
     async def run(
         self,
@@ -563,9 +711,7 @@ class AsyncConsumer:
         check_offset("offset", offset)
         if partition not in self.assignment():
             raise ClosedError(f"{partition}: not assigned to this consumer")
-        batch = self.current_batch.batch
-        if batch is not None and batch.partition == partition:
-            self.current_batch.drop()
+        self.current_batch.drop(partition)
         self._subscription.move(partition, offset)
 
     async def rollback(self, timeout: float | None = None) -> None:

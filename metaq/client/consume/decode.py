@@ -64,6 +64,14 @@ def take_apart(messages: Sequence[Message]) -> tuple[Iterator[Any], Iterator[Any
     return zip(left, *others, strict=True), left
 
 
+def join(first: Sequence[Message], second: Sequence[Message]) -> Sequence[Message]:
+    """Return messages followed by others, as columns if both are."""
+    if isinstance(first, FetchedMessages) and isinstance(second, FetchedMessages):
+        pairs = zip(first.columns, second.columns, strict=True)
+        return FetchedMessages([a + b for a, b in pairs])
+    return [*first, *second]
+
+
 def decode_messages(
     data: bytes, partition: TopicPartition, offset: Offset
 ) -> tuple[FetchedMessages, ScanResult | CorruptRecordError]:

@@ -15,13 +15,24 @@ after the last handled message of each partition, for a commit.
 A buffer is removed in one of two ways. `revoke` stops the batch that is taken, waits
 until its worker gives it back (bounded), and returns the handled offset. `fence` does
 not wait. Then the buffer is gone: later reports of its worker change nothing, and a
-commit of its batch is refused (`is_current`). A buffer may be given back *paused*: its
-worker is free for others, and none of its messages is handed out before `resume`.
+commit of its batch is refused (`is_current`).
 
-    Invariant: a batch that is taken belongs to exactly one worker.
+A worker may hold batches of several partitions, all but the last handed out to the end.
+More of a partition that it holds is joined to what it has (`grown`): a buffer has at
+most one taken batch, and all of its messages that are being handled are in that.
+
+Two things keep a buffer's messages back. A worker gives a batch back *delayed* when a
+message failed: it is free for others, and nothing is handed out before `end_delay`. A
+user *pauses* a partition: nothing is fetched or handed out before `resume`, and a
+worker that has a batch of it gives that back when it asks for the next message. What is
+buffered of a paused partition is not counted: it would leave the others no space.
+
+    Invariant: a buffer has at most one taken batch, which belongs to one worker.
     Invariant: handled offsets of a buffer never go back.
-    Invariant: buffered bytes are those of batches that were put and not taken.
-    Invariant: a queued buffer has a batch, and no worker holds one of its batches.
+    Invariant: buffered bytes are those of batches that were put and not taken, without
+    those of paused partitions.
+    Invariant: a queued buffer has a batch, no worker holds one of its batches, and it
+    is neither paused nor delayed nor ending.
 
 Concurrency: everything may be called from any thread unless it says otherwise.
 """
@@ -29,15 +40,16 @@ Concurrency: everything may be called from any thread unless it says otherwise.
 import asyncio
 import math
 import threading
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from itertools import islice
 from operator import length_hint
 from typing import Any, Final
 
-from metaq.client.consume.decode import MAKE, take_apart
+from metaq.client.consume.decode import MAKE, join, take_apart
 from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
@@ -68,6 +80,8 @@ class FetchedBatch:
     """Number of messages that were passed to `on_handled`."""
     is_stopped: bool = False
     """Hand out no more: the partition is being revoked, or read elsewhere."""
+    is_paused: bool = False
+    """Hand out no more, and give it back: its partition is paused."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)
@@ -78,31 +92,73 @@ class FetchedBatch:
         left = self._left
         return 0 if left is None else len(self.messages) - length_hint(left)
 
+    @property
+    def is_halted(self) -> bool:
+        """Whether no more of it may be handed out."""
+        return self.is_stopped or self.is_paused
+
     def begin(self) -> Iterator[Message]:
         """Hand out the rest, one by one; messages handed out before are handled.
 
         No interpreted instruction runs per message: `_left` counts, and the iterator
         ends when its gate is emptied, by the next `begin` or from another thread.
         """
-        if self._left is None:
-            self._rows, self._left = take_apart(self.messages)
         self.confirm()
         self.held = 1
+        return self._rest()
+
+    def _rest(self) -> Iterator[Message]:
+        if self._left is None:
+            self._rows, self._left = take_apart(self.messages)
         self._gate.clear()
         self._gate = [Message] * length_hint(self._left)
-        if self.is_stopped:  # checked last: `stop` may come at any point
+        if self.is_halted:  # checked last: `stop` may come at any point
             self._gate.clear()
         return map(MAKE, self._gate, self._rows)
 
     def take(self, count_max: int) -> list[Message]:
         """Hand out up to `count_max`; messages handed out before are handled."""
-        rest = self.begin()
-        self.held = count_max
-        return list(islice(rest, count_max))
+        self.confirm()
+        self.held = 0
+        return self.take_more(count_max)
+
+    def take_more(self, count_max: int) -> list[Message]:
+        """Hand out up to `count_max`, to be handled together with those before."""
+        self.held += count_max
+        return list(islice(self._rest(), count_max))
+
+    def count_within(self, bytes_max: int) -> int:
+        """Return how many of the rest come from the next `bytes_max` of the log."""
+        at = self.handed
+        if at == len(self.messages):
+            return 0
+        end = self.messages[at].offset + bytes_max
+        return bisect_right(self.messages, end, at, key=_next_offset) - at
+
+    def grown(self, more: "FetchedBatch") -> "FetchedBatch":
+        """Return a batch of what is being handled and of `more`, which is next.
+
+        All of this one is handed out, and nothing of `more`.
+        """
+        being_handled = self.messages[self.handled :]
+        grown = FetchedBatch(
+            self.partition,
+            join(being_handled, more.messages),
+            more.next_offset,
+            more.size_bytes,
+            held=len(being_handled),
+        )
+        grown._rows, grown._left = take_apart(more.messages)
+        return grown
 
     def stop(self) -> None:
         """Hand out no more, not even to a running loop."""
         self.is_stopped = True
+        self._gate.clear()
+
+    def pause(self) -> None:
+        """Hand out no more: the worker gives it back, and the rest comes later."""
+        self.is_paused = True
         self._gate.clear()
 
     @property
@@ -115,6 +171,10 @@ class FetchedBatch:
         self.confirmed = self.handed
 
 
+def _next_offset(message: Message) -> Offset:
+    return message.next_offset
+
+
 @dataclass(slots=True, eq=False)
 class _PartitionBuffer:
     partition: TopicPartition
@@ -125,6 +185,9 @@ class _PartitionBuffer:
     taken: FetchedBatch | None = None
     is_queued: bool = False
     is_paused: bool = False
+    """By the user."""
+    is_delayed: bool = False
+    """A message of it failed, and is handed out again later."""
     is_ending: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
@@ -157,7 +220,9 @@ class PartitionBufferStatistics:
         combine=max,
     )
     is_taken: bool = False
-    """Whether a worker has one of its batches, or it is paused."""
+    """Whether a worker has one of its batches, or it is delayed."""
+    is_paused: bool = False
+    """Whether the user paused it."""
     progress_s: float = 0.0
     """Monotonic time of the last message that was fetched, handed out or handled."""
 
@@ -204,17 +269,27 @@ class FetchBuffer:
         self._buffered_count = 0
         self._is_room_wanted = False
         self._waiting_count = 0
+        self._filling_count = 0
+        """Those of the waiting workers that hold batches."""
         self.asked_s = -math.inf
         """Monotonic time of the last request for a batch; -inf before the first."""
 
     # -- the fetcher's side -----------------------------------------------------------
 
-    def add(self, partition: TopicPartition, handled: GroupOffset) -> None:
+    def add(
+        self,
+        partition: TopicPartition,
+        handled: GroupOffset,
+        *,
+        is_paused: bool = False,
+    ) -> None:
         """Open a buffer; `handled` is where reading begins."""
         with self._lock:
             assert partition not in self._buffers, partition
             now_s = self._clock.monotonic_s()
-            self._buffers[partition] = _PartitionBuffer(partition, handled, now_s)
+            self._buffers[partition] = _PartitionBuffer(
+                partition, handled, now_s, is_paused=is_paused
+            )
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether one more batch may be fetched; if not, `on_room` follows."""
@@ -224,6 +299,7 @@ class FetchBuffer:
                 return False
             has_room = (
                 not buffer.is_ending
+                and not buffer.is_paused
                 and len(buffer.ready) < PARTITION_BATCHES_MAX
                 and self.has_space
             )
@@ -243,9 +319,10 @@ class FetchBuffer:
             last = buffer.ready[-1] if buffer.ready else buffer.taken
             if batch.messages:
                 buffer.ready.append(batch)
-                self._buffered_bytes += batch.size_bytes
-                self._buffered_count += len(batch.messages)
+                self._count(buffer, batch.size_bytes, len(batch.messages))
                 self._enqueue(buffer)
+                if buffer.taken is not None:
+                    self._wake_filling()
             elif last is not None:
                 last.next_offset = batch.next_offset
             else:
@@ -256,11 +333,26 @@ class FetchBuffer:
         """Queue a buffer if it has a batch to take; the lock is held."""
         if buffer.is_queued or buffer.taken is not None or not buffer.ready:
             return
-        if buffer.is_paused or buffer.is_ending:
+        if buffer.is_paused or buffer.is_delayed or buffer.is_ending:
             return
         buffer.is_queued = True
         self._queue.append(buffer)
         self._wake()
+
+    def _count(
+        self, buffer: _PartitionBuffer, size_bytes: int, message_count: int
+    ) -> None:
+        """Count what comes into a buffer, or leaves it (below 0); the lock is held."""
+        if not buffer.is_paused:
+            self._buffered_bytes += size_bytes
+            self._buffered_count += message_count
+
+    def _recount(self) -> None:
+        """Count what is buffered; the lock is held."""
+        self._buffered_bytes = self._buffered_count = 0
+        for buffer in self._buffers.values():
+            for batch in buffer.ready:
+                self._count(buffer, batch.size_bytes, len(batch.messages))
 
     def _wake(self) -> None:
         """Wake one worker; the lock is held."""
@@ -268,16 +360,32 @@ class FetchBuffer:
         if self._sleepers:
             _finish_soon(self._sleepers.pop())
 
+    def _wake_filling(self) -> None:
+        """Wake workers that wait for more of what they hold; the lock is held."""
+        if self._filling_count:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._arrival.notify_all()
+        for sleeper in self._sleepers:
+            _finish_soon(sleeper)
+        self._sleepers.clear()
+
     # -- the worker's side ------------------------------------------------------------
 
-    def take_nowait(self) -> FetchedBatch | None:
+    def take_nowait(self, held: Sequence[FetchedBatch] = ()) -> FetchedBatch | None:
         """Return the next batch, or None when there is none now.
+
+        Args:
+            held: batches that the worker has and that are all handed out. If no other
+                partition has a batch, one of these is replaced: what is returned is of
+                the same partition and begins with its messages that are being handled.
 
         Raises:
             MetaqError: the error of `fail`, once everything fetched was taken.
         """
         with self._lock:
-            batch = self._take()
+            batch = self._take(held)
         if batch is not None:
             self._announce_room()
         return batch
@@ -303,54 +411,105 @@ class FetchBuffer:
 
     async def take_async(self) -> FetchedBatch:
         """Wait for a batch, on an event loop. Cancellation: nothing is taken."""
-        loop = asyncio.get_running_loop()
         while True:
             batch = self.take_nowait()
             if batch is not None:
                 return batch
-            sleeper: asyncio.Future[None] = loop.create_future()
-            with self._lock:
-                if self._has_something():
-                    continue
-                self._sleepers.add(sleeper)
-                self._waiting_count += 1
+            await self.wait_async()
+
+    def wait(self, timeout_s: float | None, held: Sequence[FetchedBatch]) -> bool:
+        """Wait as `wait_async` does, in a thread; return False at the end of the time.
+
+        Args:
+            timeout_s: longest wait; None waits for ever.
+            held: as for `take_nowait`.
+        """
+        with self._lock:
+            self._begin_wait(held)
             try:
-                await sleeper
-            except BaseException:
-                with self._lock:
-                    self._sleepers.discard(sleeper)
-                    if self._queue or self._asides:
-                        # The wake-up may have been meant for this one: pass it on.
-                        self._wake()
-                raise
+                return wait_for(
+                    self._arrival, lambda: self._has_something(held), timeout_s
+                )
             finally:
-                with self._lock:
-                    self._sleepers.discard(sleeper)
-                    self._waiting_count -= 1
+                self._end_wait(held)
 
-    def _has_something(self) -> bool:
-        return bool(self._queue or self._asides) or self.error is not None
+    async def wait_async(self, held: Sequence[FetchedBatch] = ()) -> None:
+        """Wait until there is something to take, or a held batch was halted.
 
-    def _take(self) -> FetchedBatch | None:
-        """Take the next batch in the queue; the lock is held."""
+        It may return too early, and another worker may be faster.
+        """
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._has_something(held):
+                return
+            self._sleepers.add(sleeper)
+            self._begin_wait(held)
+        try:
+            await sleeper
+        except BaseException:
+            with self._lock:
+                self._sleepers.discard(sleeper)
+                if self._queue or self._asides:
+                    # The wake-up may have been meant for this one: pass it on.
+                    self._wake()
+            raise
+        finally:
+            with self._lock:
+                self._sleepers.discard(sleeper)
+                self._end_wait(held)
+
+    def _begin_wait(self, held: Sequence[FetchedBatch]) -> None:
+        self._waiting_count += 1
+        self._filling_count += bool(held)
+
+    def _end_wait(self, held: Sequence[FetchedBatch]) -> None:
+        self._waiting_count -= 1
+        self._filling_count -= bool(held)
+
+    def _has_something(self, held: Sequence[FetchedBatch] = ()) -> bool:
+        return (
+            bool(self._queue or self._asides)
+            or self.error is not None
+            or any(batch.is_halted or self._has_more(batch) for batch in held)
+        )
+
+    def _has_more(self, held: FetchedBatch) -> bool:
+        """Return whether a batch was fetched that follows one that a worker holds."""
+        buffer = self._buffers.get(held.partition)
+        return buffer is not None and buffer.taken is held and bool(buffer.ready)
+
+    def _take(self, held: Sequence[FetchedBatch] = ()) -> FetchedBatch | None:
+        """Take the next batch in the queue, or more of `held`; the lock is held."""
         self.asked_s = self._clock.monotonic_s()
         if self._asides:
             return self._asides.popleft()
         if self._queue:
             buffer = self._queue.popleft()
             buffer.is_queued = False
-            # Taken before it is removed from `ready`: see `recover`.
-            batch = buffer.taken = buffer.ready[0]
-            buffer.ready.popleft()
-            buffer.progress_s = self.asked_s
-            self._buffered_bytes -= batch.size_bytes
-            self._buffered_count -= len(batch.messages)
-            return batch
+            return self._take_first(buffer, buffer.ready[0])
+        for batch in held:
+            if self._has_more(batch) and not batch.is_halted:
+                buffer = self._buffers[batch.partition]
+                grown = batch.grown(buffer.ready[0])
+                buffer.before = buffer.handled()
+                return self._take_first(buffer, grown)
         if self.error is not None:
             # Others that wait get it too.
             self._arrival.notify_all()
             raise self.error
         return None
+
+    def _take_first(
+        self, buffer: _PartitionBuffer, batch: FetchedBatch
+    ) -> FetchedBatch:
+        """Take the first ready batch of a buffer as `batch`; the lock is held."""
+        first = buffer.ready[0]
+        # Taken before it is removed from `ready`: see `recover`.
+        buffer.taken = batch
+        buffer.ready.popleft()
+        buffer.progress_s = self.asked_s
+        self._count(buffer, -first.size_bytes, -len(first.messages))
+        return batch
 
     def report_handled(self) -> None:
         """Call `on_handled` for the batches taken now, before they come back."""
@@ -374,7 +533,7 @@ class FetchBuffer:
             self._is_room_wanted = False
             self._on_room()
 
-    def done(self, batch: FetchedBatch, *, is_paused: bool = False) -> None:
+    def done(self, batch: FetchedBatch, *, is_delayed: bool = False) -> None:
         """Give a batch back; its unhandled messages are handed out again.
 
         A batch of a buffer that is gone is only counted as returned. So is a stopped
@@ -383,14 +542,14 @@ class FetchBuffer:
 
         Args:
             batch: the batch taken before.
-            is_paused: hand out nothing of its partition before `resume`.
+            is_delayed: hand out nothing of its partition before `end_delay`.
         """
         self._report_handled(batch)
         with self._lock:
             buffer = self._buffers.get(batch.partition)
             if buffer is None or buffer.taken is not batch:
                 return
-            buffer.is_paused = is_paused
+            buffer.is_delayed = is_delayed
             buffer.is_ending = batch.is_stopped
             rest = batch.messages[batch.handled :]
             if rest and not batch.is_stopped:
@@ -398,7 +557,7 @@ class FetchBuffer:
                     batch.partition, rest, batch.next_offset, size_bytes=0
                 )
                 buffer.ready.appendleft(left)
-                self._buffered_count += len(rest)
+                self._count(buffer, 0, len(rest))
             # After the rest was added: see `recover`.
             buffer.before = buffer.handled()
             buffer.taken = None
@@ -431,22 +590,55 @@ class FetchBuffer:
         for batch in taken:
             self.done(batch)
         with self._lock:
-            ready = [batch for each in self._buffers.values() for batch in each.ready]
-            self._buffered_bytes = sum(batch.size_bytes for batch in ready)
-            self._buffered_count = sum(len(batch.messages) for batch in ready)
+            self._recount()
             for buffer in self._buffers.values():
                 buffer.is_queued = buffer in self._queue
                 self._enqueue(buffer)
         self._on_room()
 
-    def resume(self, partition: TopicPartition) -> None:
-        """Hand out a paused partition again; harmless if it is not paused, or gone."""
+    def end_delay(self, partition: TopicPartition) -> None:
+        """Hand out a delayed partition again; harmless if it is not, or gone."""
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is not None:
+                buffer.is_delayed = False
+                buffer.progress_s = self._clock.monotonic_s()
+                self._enqueue(buffer)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Fetch and hand out nothing of these partitions before `resume`.
+
+        Batches that are taken come back when the next message is requested.
+        """
+        with self._lock:
+            for buffer in self._some(partitions):
+                self._unqueue(buffer)
+                buffer.is_paused = True
+                if buffer.taken is not None:
+                    buffer.taken.pause()
+            self._recount()
+            self._wake_filling()
+        self._announce_room()
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Fetch and hand out again; harmless if they are not paused, or gone."""
+        with self._lock:
+            for buffer in self._some(partitions):
                 buffer.is_paused = False
                 buffer.progress_s = self._clock.monotonic_s()
                 self._enqueue(buffer)
+            self._recount()
+        self._on_room()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """Return the partitions that a user paused."""
+        with self._lock:
+            return frozenset(
+                one for one, buffer in self._buffers.items() if buffer.is_paused
+            )
+
+    def _some(self, partitions: Collection[TopicPartition]) -> list[_PartitionBuffer]:
+        return [self._buffers[one] for one in partitions if one in self._buffers]
 
     def put_aside(self, batch: FetchedBatch) -> None:
         """Hand a batch without a buffer to the next free worker; it moves no offset."""
@@ -469,6 +661,7 @@ class FetchBuffer:
                 return None
             if buffer.taken is not None:
                 buffer.taken.stop()
+                self._wake_filling()
             handled = buffer.handled()
             self._drop_ready(buffer)
         if buffer.taken is not None:
@@ -497,27 +690,28 @@ class FetchBuffer:
             else:
                 buffer.taken.stop()
                 buffer.returned.append(partial(_finish_soon, returned))
+                self._wake_filling()
         await asyncio.wait([returned], timeout=timeout_s)
         return self.fence(partition), returned.done()
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
         """Drop a buffer's waiting batches, and unqueue it; the lock is held."""
-        if buffer.is_queued:
-            self._queue.remove(buffer)
-            buffer.is_queued = False
+        self._unqueue(buffer)
         for batch in buffer.ready:
-            self._buffered_bytes -= batch.size_bytes
-            self._buffered_count -= len(batch.messages)
+            self._count(buffer, -batch.size_bytes, -len(batch.messages))
         buffer.ready.clear()
+
+    def _unqueue(self, buffer: _PartitionBuffer) -> None:
+        """Remove a buffer from the queue; the lock is held."""
+        if buffer in self._queue:
+            self._queue.remove(buffer)
+        buffer.is_queued = False
 
     def fail(self, error: MetaqError) -> None:
         """Have every `take` raise `error` after the messages fetched before it."""
         with self._lock:
             self.error = self.error or error
-            self._arrival.notify_all()
-            for sleeper in self._sleepers:
-                _finish_soon(sleeper)
-            self._sleepers.clear()
+            self._wake_all()
 
     # -- state ------------------------------------------------------------------------
 
@@ -556,7 +750,8 @@ class FetchBuffer:
                 partition: PartitionBufferStatistics(
                     handled=buffer.handled(),
                     buffered_count=sum(len(batch.messages) for batch in buffer.ready),
-                    is_taken=buffer.taken is not None or buffer.is_paused,
+                    is_taken=buffer.taken is not None or buffer.is_delayed,
+                    is_paused=buffer.is_paused,
                     progress_s=buffer.progress_s,
                 )
                 for partition, buffer in self._buffers.items()

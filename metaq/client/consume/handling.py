@@ -204,7 +204,7 @@ class Handling:
         self.is_closed = True
         for partition, timer in self._timers.items():
             timer.cancel()
-            self._fetch_buffer.resume(partition)
+            self._fetch_buffer.end_delay(partition)
         self._timers.clear()
         try:
             if self._retry_store is not None:
@@ -319,13 +319,13 @@ class Handling:
             last = batch.messages[batch.confirmed - 1]
             if failed.message.offset <= last.offset:
                 self._failed.pop(batch.partition, None)
-        self._fetch_buffer.done(batch, is_paused=pause_s is not None)
+        self._fetch_buffer.done(batch, is_delayed=pause_s is not None)
         if pause_s is not None:
             self._loop.call_soon_threadsafe(self._pause, batch.partition, pause_s)
 
     def _pause(self, partition: TopicPartition, pause_s: float) -> None:
         if self.is_closed:
-            self._fetch_buffer.resume(partition)
+            self._fetch_buffer.end_delay(partition)
             return
         earlier = self._timers.get(partition)
         if earlier is not None:
@@ -336,7 +336,7 @@ class Handling:
 
     def _resume(self, partition: TopicPartition) -> None:
         del self._timers[partition]
-        self._fetch_buffer.resume(partition)
+        self._fetch_buffer.end_delay(partition)
 
     # -- failures ---------------------------------------------------------------------
 

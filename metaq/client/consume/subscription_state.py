@@ -178,10 +178,15 @@ class SubscriptionState:
     # -- requests of the user ---------------------------------------------------------
 
     def move(self, partition: TopicPartition, offset: Offset) -> None:
-        """Continue at another offset; fetched messages of the partition are dropped."""
+        """Continue at another offset; fetched messages of the partition are dropped.
+
+        A partition that is paused stays so.
+        """
+        is_paused = partition in self.fetch_buffer.paused()
         self._drop(partition)
         self._fetch_handler.deliver_again(partition)
-        self._begin(partition, GroupOffset(offset, NO_MESSAGE))
+        begin = GroupOffset(offset, NO_MESSAGE)
+        self._begin(partition, begin, is_paused=is_paused)
 
     def commit(self, named: NamedOffsets | None, deadline_s: float) -> Commit:
         """Have handled offsets committed, or others that the user names."""
@@ -299,7 +304,9 @@ class SubscriptionState:
             return origin
         return origin if committed is None else committed
 
-    def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
+    def _begin(
+        self, partition: TopicPartition, begin: GroupOffset, *, is_paused: bool = False
+    ) -> None:
         options = self._options
         cursor = PartitionCursor(
             partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
@@ -311,7 +318,7 @@ class SubscriptionState:
             context=self._context,
             options=options,
         )
-        self.fetch_buffer.add(partition, begin)
+        self.fetch_buffer.add(partition, begin, is_paused=is_paused)
         self._committer.admit(partition)
         self._fetchers[partition] = fetcher
         if self.fetch_buffer.error is None:

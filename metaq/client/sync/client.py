@@ -22,6 +22,12 @@ from metaq.client.client_statistics import ClientStatistics
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.current_batch import Filling
+from metaq.client.consume.message_batch import (
+    AsyncMessageBatch,
+    ListedMessages,
+    check_bounds,
+)
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.named_offsets import Committable
 from metaq.client.offsets.offset_store import OffsetStore
@@ -410,21 +416,21 @@ class Consumer(SyncClosable[AsyncConsumer]):
             raise
 
     def receive_many(
-        self, count_max: int, timeout: float | None = None
+        self, count_max: int, timeout: float | None = None, *, fill: bool = False
     ) -> list[Message]:
-        """Return messages of one partition; see `AsyncConsumer.receive_many`."""
+        """Return messages at once; see `AsyncConsumer.receive_many`."""
         try:
-            return self._receive(count_max, timeout)
+            if not fill:
+                return self._receive(count_max, timeout)
+            self._check_reader(count_max, timeout)
+            return self._fill(count_max, timeout=timeout).messages
         except KeyboardInterrupt:
             self._twin.current_batch.recover()
             raise
 
     def _receive(self, count_max: int, timeout: float | None) -> list[Message]:
         current = self._twin.current_batch
-        self._require_started()
-        check_whole("count_max", count_max, 1)
-        check_timeout(timeout)
-        current.require_free_for(threading.current_thread())
+        self._check_reader(count_max, timeout)
         many = current.some(count_max)
         if many:
             return many
@@ -439,6 +445,68 @@ class Consumer(SyncClosable[AsyncConsumer]):
                 if timeout is not None:
                     left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
         return []
+
+    def _check_reader(self, count_max: int, timeout: float | None) -> None:
+        self._require_started()
+        check_whole("count_max", count_max, 1)
+        check_timeout(timeout)
+        self._twin.current_batch.require_free_for(threading.current_thread())
+
+    def batches(
+        self,
+        *,
+        max_count: int = 500,
+        max_bytes: int | None = None,
+        max_wait_s: float = 1.0,
+    ) -> Iterator["MessageBatch"]:
+        """Iterate over batches of messages; see `AsyncConsumer.batches`."""
+        check_bounds(max_count, max_bytes, max_wait_s)
+        return self._batches(max_count, max_bytes, max_wait_s)
+
+    def _batches(
+        self, max_count: int, max_bytes: int | None, max_wait_s: float
+    ) -> Iterator["MessageBatch"]:
+        self._require_started()
+        current = self._twin.current_batch
+        with current.loop_of(threading.current_thread()):
+            try:
+                while True:
+                    self._thread.require_own()
+                    try:
+                        filling = self._fill(max_count, max_bytes, wait_s=max_wait_s)
+                    except ClosedError:
+                        return
+                    if filling.offsets:
+                        twin = AsyncMessageBatch(self._twin, filling)
+                        yield MessageBatch(twin, self._thread, self, filling)
+            except KeyboardInterrupt:
+                current.recover()
+                raise
+
+    def _fill(
+        self,
+        count_max: int,
+        bytes_max: int | None = None,
+        *,
+        timeout: float | None = None,
+        wait_s: float | None = None,
+    ) -> Filling:
+        """Return a list that is full, or whose time is over; as in `AsyncConsumer`."""
+        current, now_s = self._twin.current_batch, self._clock.monotonic_s
+        end_s = None if timeout is None else now_s() + timeout
+        with current.taking():
+            filling = Filling(current, count_max=count_max, bytes_max=bytes_max)
+            while not filling.add_nowait():
+                if wait_s is not None and filling.offsets and end_s is None:
+                    end_s = now_s() + wait_s
+                left_s = None if end_s is None else max(0.0, end_s - now_s())
+                if not self._twin.fetch_buffer.wait(left_s, filling.held):
+                    break
+        return filling
+
+    pause = direct(AsyncConsumer.pause)
+    resume = direct(AsyncConsumer.resume)
+    paused = direct(AsyncConsumer.paused)
 
     def run(
         self,
@@ -496,3 +564,27 @@ class Consumer(SyncClosable[AsyncConsumer]):
     lag = blocking(AsyncConsumer.lag)
     health = direct(AsyncConsumer.health)
     statistics = direct(AsyncConsumer.statistics)
+
+
+class MessageBatch(ListedMessages, SyncPart[AsyncMessageBatch]):
+    """Messages that are handled together; made by `Consumer.batches`."""
+
+    def __init__(
+        self,
+        twin: AsyncMessageBatch,
+        thread: LoopThread,
+        consumer: Consumer,
+        filling: Filling,
+    ) -> None:
+        """Take the messages of a list that is full, and not empty."""
+        ListedMessages.__init__(self, filling)
+        SyncPart.__init__(self, twin, thread)
+        self.consumer = consumer
+        """The consumer that it comes from."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no message was requested after those of this batch."""
+        return self._twin.is_last
+
+    commit = blocking(AsyncMessageBatch.commit)

@@ -1,0 +1,97 @@
+"""A batch of messages as users see it: a list, with the offsets of its partitions.
+
+All messages of a batch are handled together: by `commit`, or when the next batch is
+requested.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, overload
+
+from metaq.client.consume.current_batch import Filling
+from metaq.client.validation import check_seconds, check_whole
+from metaq.errors import ClientError
+from metaq.model import Message, Offset, TopicPartition
+
+if TYPE_CHECKING:
+    from metaq.client.consume.consumer import AsyncConsumer
+
+
+def check_bounds(max_count: object, max_bytes: object, max_wait_s: object) -> None:
+    """Refuse bounds of batches that mean nothing.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    check_whole("max_count", max_count, 1)
+    if max_bytes is not None:
+        check_whole("max_bytes", max_bytes, 1)
+    check_seconds("max_wait_s", max_wait_s)
+
+
+class ListedMessages(Sequence[Message]):
+    """Messages of one or more partitions, those of each in order; never changes."""
+
+    def __init__(self, filling: Filling) -> None:
+        """Take the messages of a list that is full."""
+        self._messages = filling.messages
+        self.offsets: Mapping[TopicPartition, Offset] = filling.offsets
+        """Next offset of each partition: what a commit of the batch stores."""
+        self.begins: Mapping[TopicPartition, Offset] = filling.begins
+        """Offset of the first message of each partition."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
+        """Return one message, or a list of some."""
+        return self._messages[at]
+
+    def __iter__(self) -> Iterator[Message]:
+        """Go through the messages; no frame of ours is entered for one."""
+        return iter(self._messages)
+
+    def __repr__(self) -> str:
+        ends = ", ".join(
+            f"{each} {self.begins[each]} to {offset}"
+            for each, offset in self.offsets.items()
+        )
+        return f"<{type(self).__name__} of {len(self)} messages: {ends}>"
+
+
+class AsyncMessageBatch(ListedMessages):
+    """Messages that are handled together; made by `AsyncConsumer.batches`."""
+
+    def __init__(self, consumer: "AsyncConsumer", filling: Filling) -> None:
+        """Take the messages of a list that is full, and not empty."""
+        super().__init__(filling)
+        self.consumer = consumer
+        """The consumer that it comes from."""
+        self._filling = filling
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no message was requested after those of this batch."""
+        return self._filling.is_last
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Commit all messages of the batch; durable on return.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            ClientError: the next messages were requested before; nothing is committed.
+            OwnershipLostError: a partition of it belongs to another member now; the
+                others are committed.
+            RequestTimeoutError, MetaqError: as `AsyncConsumer.commit`.
+        """
+        if not self.is_last:
+            raise ClientError(
+                f"{self!r}: commit it before the next messages are requested, or call"
+                " the consumer's `commit`"
+            )
+        await self.consumer.commit(timeout)
