@@ -12,9 +12,9 @@ from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
 from metaq.client.client_statistics import ClientStatistics as ClientStatistics
 from metaq.client.consume.browse import GetResult as GetResult
 from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
+from metaq.client.consume.consumer import AsyncMessageBatch as AsyncMessageBatch
 from metaq.client.consume.dead_letters import Origin as Origin
 from metaq.client.consume.dead_letters import read_origin as read_origin
-from metaq.client.consume.message_batch import AsyncMessageBatch as AsyncMessageBatch
 from metaq.client.consume.progress import ConsumerState as ConsumerState
 from metaq.client.consume.progress import ConsumerStatistics as ConsumerStatistics
 from metaq.client.consume.progress import Health as Health

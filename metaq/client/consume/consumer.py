@@ -10,7 +10,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from typing import Self
+from typing import Self, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
@@ -23,7 +23,7 @@ from metaq.client.consume.handling import (
     Handling,
     total_of_runs,
 )
-from metaq.client.consume.message_batch import AsyncMessageBatch, check_bounds
+from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
     ConsumerState,
@@ -33,6 +33,7 @@ from metaq.client.consume.progress import (
     Unserved,
     Watchdog,
     lags_of,
+    waiting_for,
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
@@ -52,6 +53,9 @@ from metaq.retry import wait_set
 from metaq.stats import Totals
 
 _log = logging.getLogger(__name__)
+
+Partitions: TypeAlias = TopicPartition | str | Iterable[TopicPartition | str]
+"""Partitions as users name them."""
 
 
 class AsyncConsumer:
@@ -121,6 +125,7 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
         self._handling: Handling | None = None
+        self._concurrency = 0
         self._watchdog: Watchdog | None = None
         self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
@@ -356,11 +361,7 @@ class AsyncConsumer:
         check_timeout(timeout)
         self.current_batch.require_free_for(current_task())
         if fill:
-            self._require_loop()
-            with self.current_batch.taking():
-                filling = Filling(self.current_batch, count_max=count_max)
-                await self._fill(filling, timeout)
-            return filling.messages
+            return (await self._fill(count_max, timeout=timeout)).messages
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -379,7 +380,7 @@ class AsyncConsumer:
         max_count: int = 500,
         max_bytes: int | None = None,
         max_wait_s: float = 1.0,
-    ) -> AsyncIterator[AsyncMessageBatch]:
+    ) -> AsyncIterator["AsyncMessageBatch"]:
         """Iterate over batches of messages, of one or more partitions, for ever.
 
         A batch is handed out when it is full, or `max_wait_s` after its first message
@@ -406,18 +407,12 @@ class AsyncConsumer:
 
     async def _iterate_batches(
         self, max_count: int, max_bytes: int | None, max_wait_s: float
-    ) -> AsyncIterator[AsyncMessageBatch]:
-        self._require_loop()
+    ) -> AsyncIterator["AsyncMessageBatch"]:
         self.require_started()
-        current = self.current_batch
-        with current.loop_of(current_task()):
+        with self.current_batch.loop_of(current_task()):
             while True:
                 try:
-                    with current.taking():
-                        filling = Filling(
-                            current, count_max=max_count, bytes_max=max_bytes
-                        )
-                        await self._fill(filling, None, wait_s=max_wait_s)
+                    filling = await self._fill(max_count, max_bytes, wait_s=max_wait_s)
                 except ClosedError:
                     return
                 if filling.offsets:
@@ -426,28 +421,39 @@ class AsyncConsumer:
                 await asyncio.sleep(0)
 
     async def _fill(
-        self, filling: Filling, timeout: float | None, *, wait_s: float | None = None
-    ) -> None:
-        """Add messages until the list is full, or the time is over.
+        self,
+        count_max: int,
+        bytes_max: int | None = None,
+        *,
+        timeout: float | None = None,
+        wait_s: float | None = None,
+    ) -> Filling:
+        """Return a list that is full, or whose time is over.
 
         Args:
-            filling: the list.
+            count_max: most messages.
+            bytes_max: most bytes; None: no bound.
             timeout: seconds for all of it; None: no bound.
             wait_s: seconds after the first message; None: no bound.
         """
-        try:
-            async with asyncio.timeout(timeout) as bound:
-                while not filling.add_nowait():
-                    if wait_s is not None and filling.offsets and bound.when() is None:
-                        bound.reschedule(self._loop.time() + wait_s)
-                    await self.fetch_buffer.wait_async(filling.held)
-        except TimeoutError:
-            return
-        except BaseException:
-            self.current_batch.release()
-            raise
+        self._require_loop()
+        current = self.current_batch
+        with current.taking():
+            filling = Filling(current, count_max=count_max, bytes_max=bytes_max)
+            try:
+                async with asyncio.timeout(timeout) as bound:
+                    while not filling.add_nowait():
+                        if wait_s is not None and filling.offsets and not bound.when():
+                            bound.reschedule(self._loop.time() + wait_s)
+                        await self.fetch_buffer.wait_async(current.held)
+            except TimeoutError:
+                pass
+            except BaseException:
+                current.release()
+                raise
+        return filling
 
-    def _redeliver(self, batch: AsyncMessageBatch) -> None:
+    def _redeliver(self, batch: ListedMessages[object]) -> None:
         """Have the messages of a batch delivered again that were not committed since.
 
         Partitions that were revoked are left out: their next owner delivers them.
@@ -456,13 +462,12 @@ class AsyncConsumer:
             ClientError: the next messages were requested before, and those of this one
                 counted as handled.
         """
-        if not batch.is_last:
-            raise ClientError(f"{batch!r}: the next messages were requested before")
+        batch.require_last()
         self.current_batch.release()
 
     # -- pause ------------------------------------------------------------------------
 
-    def pause(self, partitions: Iterable[TopicPartition | str]) -> None:
+    def pause(self, partitions: Partitions) -> None:
         """Neither fetch nor hand out messages of these partitions before `resume`.
 
         Fetched messages stay. A batch in hand ends at the next request: its messages
@@ -470,7 +475,8 @@ class AsyncConsumer:
         partition that is revoked or lost is forgotten. Never waits.
 
         Args:
-            partitions: assigned ones; as text `0-3` where one topic is read.
+            partitions: one or more that are assigned; as text `0-3` where one topic is
+                read.
 
         Raises:
             ClosedError: one is not ours; none is paused.
@@ -479,9 +485,9 @@ class AsyncConsumer:
         chosen = self._as_partitions(partitions)
         for partition in sorted(chosen - self.assignment()):
             raise ClosedError(f"{partition}: not assigned to this consumer")
-        self.fetch_buffer.pause(chosen)
+        self.fetch_buffer.set_paused(chosen, is_paused=True)
 
-    def resume(self, partitions: Iterable[TopicPartition | str]) -> None:
+    def resume(self, partitions: Partitions) -> None:
         """Fetch and hand out messages of paused partitions again; never waits.
 
         Those that are not paused, or not ours any more, are left as they are.
@@ -492,20 +498,16 @@ class AsyncConsumer:
         Raises:
             ConfigError, TypeError: an argument is no partition.
         """
-        self.fetch_buffer.resume(self._as_partitions(partitions))
+        chosen = self._as_partitions(partitions)
+        self.fetch_buffer.set_paused(chosen, is_paused=False)
 
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
         return self.fetch_buffer.paused()
 
-    def _as_partitions(
-        self, partitions: Iterable[TopicPartition | str]
-    ) -> frozenset[TopicPartition]:
+    def _as_partitions(self, partitions: Partitions) -> frozenset[TopicPartition]:
         if isinstance(partitions, str | TopicPartition):
-            raise TypeError(
-                f"partitions: expected a collection of partitions, got"
-                f" {type(partitions).__name__} {partitions!r:.80}"
-            )
+            partitions = [partitions]
         return frozenset(as_partition(one, self.topics) for one in partitions)
 
     async def run(
@@ -561,6 +563,7 @@ class AsyncConsumer:
             raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
             raise ClientError(f"{self} is run already")
+        self._concurrency = concurrency
         self._handling = Handling(
             self.fetch_buffer,
             group=self.group,
@@ -800,6 +803,11 @@ class AsyncConsumer:
             idle_s=now_s - last_s,
             uncommitted_count=self._subscription.uncommitted_count,
             problems=tuple(problems),
+            waiting_for=waiting_for(
+                fetch_buffer,
+                concurrency=None if self._handling is None else self._concurrency,
+                held_back=self._subscription.held_back(),
+            ),
         )
 
     def statistics(self) -> ConsumerStatistics:
@@ -807,6 +815,25 @@ class AsyncConsumer:
         return self._subscription.statistics(
             handling=self._runs.total(), rebalance_count=self._source.rebalance_count
         )
+
+
+class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
+    """Messages that are handled together; made by `AsyncConsumer.batches`."""
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Commit all messages of the batch; durable on return.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            ClientError: the next messages were requested before; nothing is committed.
+            OwnershipLostError: a partition of it belongs to another member now; the
+                others are committed.
+            RequestTimeoutError, MetaqError: as `AsyncConsumer.commit`.
+        """
+        self.require_last()
+        await self.consumer.commit(timeout=timeout)
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

@@ -16,7 +16,7 @@ requested.
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeAlias
@@ -40,10 +40,8 @@ class CurrentBatch:
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
         self.fetch_buffer = fetch_buffer
         """Where the batches come from, and go back to."""
-        self.batch: FetchedBatch | None = None
-        """The batch whose messages are handed out."""
-        self._earlier: list[FetchedBatch] = []
-        """Batches before it, of other partitions, handed out to the end."""
+        self.held: list[FetchedBatch] = []
+        """Of each partition one; all but the last are handed out to the end."""
         self.last_list: Filling | None = None
         """The list that was requested last; None after any other request."""
         self._loopers: list[Looper] = []
@@ -86,71 +84,50 @@ class CurrentBatch:
 
     # -- messages ---------------------------------------------------------------------
 
-    @property
-    def held(self) -> list[FetchedBatch]:
-        """All batches that the reader holds, of each partition one."""
-        return [*self._earlier, *([] if self.batch is None else [self.batch])]
-
     def hold(self, batch: FetchedBatch) -> None:
-        """Make a batch the current one."""
-        assert self.batch is None
-        self.batch = batch
-
-    def hold_also(self, batch: FetchedBatch) -> None:
-        """Make a batch the current one, and keep those that are handed out."""
-        is_current = self.fetch_buffer.is_current
-        same = [one for one in self.held if one.partition == batch.partition]
-        joined = [one for one in same if not is_current(one)]
-        self._earlier = [one for one in self.held if one not in joined]
-        self.batch = batch
-        for one in joined:  # its messages are in `batch`, but for those handled before
-            self.fetch_buffer.done(one)
+        """Make a batch the current one; that of its partition is part of it now."""
+        for one in self.held:
+            if one.partition == batch.partition:
+                self.give_back(one)
+        self.held.append(batch)
 
     def pieces(self) -> Iterator[Iterator[Message]]:
-        """Hand out the rest of the batch, then give it back.
+        """Hand out the rest of the current batch, then give it back.
 
         It comes in one piece, and in more if `some` hands out messages in between.
         """
-        while True:
-            self._finish_earlier()
-            batch = self.batch
-            if batch is None:
-                return
+        while (batch := self._current()) is not None:
             yield batch.begin()
-            is_over = batch.is_halted or batch.handed == len(batch.messages)
-            if is_over and self.batch is batch:
+            if batch.is_used_up and batch in self.held:
                 batch.confirm()
-                self._release_current()
+                self.give_back(batch)
 
     def some(self, count_max: int) -> list[Message]:
         """Hand out up to so many messages at once; [] when a new batch is needed."""
-        self._finish_earlier()
-        batch = self.batch
+        batch = self._current()
         if batch is None:
             return []
         many = batch.take(count_max)
         if not many:
-            self._release_current()
+            self.give_back(batch)
         return many
 
     def begin_list(self, filling: "Filling") -> None:
         """Count the messages handed out as handled: a list of more is requested."""
-        self._finish_earlier()
-        self.last_list = filling
-        batch = self.batch
+        batch = self._current()
         if batch is not None:
             batch.confirm()
-            if batch.is_halted or batch.handed == len(batch.messages):
-                self._release_current()
+            if batch.is_used_up:
+                self.give_back(batch)
+        self.last_list = filling
 
-    def _finish_earlier(self) -> None:
-        """Count the batches before the current one as handled, and give them back."""
+    def _current(self) -> FetchedBatch | None:
+        """Return the current batch; those before it are handled and given back."""
         self.last_list = None
-        while self._earlier:
-            batch = self._earlier[0]
-            batch.confirm()
-            self.fetch_buffer.done(batch)
-            del self._earlier[0]
+        while len(self.held) > 1:
+            self.held[0].confirm()
+            self.give_back(self.held[0])
+        return self.held[0] if self.held else None
 
     def confirm(self) -> None:
         """Count the messages handed out as handled.
@@ -160,7 +137,7 @@ class CurrentBatch:
                 messages. Those of the others are counted.
         """
         lost = [one for one in self.held if not self.fetch_buffer.is_current(one)]
-        self._forget(lost)
+        self.held = [one for one in self.held if one not in lost]
         self.count()
         for batch in lost:
             raise OwnershipLostError(
@@ -179,7 +156,7 @@ class CurrentBatch:
         Args:
             partition: only the batch of this one; None: all.
         """
-        for batch in self.held:
+        for batch in tuple(self.held):
             if partition in (None, batch.partition):
                 batch.stop()
                 self.give_back(batch)
@@ -190,38 +167,27 @@ class CurrentBatch:
         Messages that were about to be handed out are handed out again, and perhaps the
         message before them.
         """
-        self.batch = None
-        self._earlier = []
-        self.last_list = None
+        self.held, self.last_list = [], None
         if self._taking.locked():
             self._taking.release()
         self.fetch_buffer.recover()
 
     def release(self) -> None:
         """Give all batches back; their unhandled messages are handed out again."""
-        for batch in self.held:
-            self.give_back(batch)
+        while self.held:
+            self.give_back(self.held[-1])
 
     def give_back(self, batch: FetchedBatch) -> None:
         """Give a held batch back; its unhandled messages are handed out again."""
-        self._forget([batch])
+        self.held = [one for one in self.held if one is not batch]
         self.fetch_buffer.done(batch)
-
-    def _release_current(self) -> None:
-        assert self.batch is not None
-        self.give_back(self.batch)
-
-    def _forget(self, batches: Collection[FetchedBatch]) -> None:
-        self._earlier = [one for one in self._earlier if one not in batches]
-        if self.batch in batches:
-            self.batch = None
 
 
 class Filling:
     """Messages for one list, of several batches, up to a count and a size.
 
     Messages of a partition that is revoked or paused before the list is full are left
-    out. Owner: the reader; it calls `add_nowait`, waits for `held`, and calls it again.
+    out. Owner: the reader; it calls `add_nowait`, waits, and calls it again.
     """
 
     def __init__(
@@ -242,11 +208,6 @@ class Filling:
         self.offsets: dict[TopicPartition, Offset] = {}
         """Offset after the messages of each partition."""
         current.begin_list(self)
-
-    @property
-    def held(self) -> list[FetchedBatch]:
-        """Batches that `FetchBuffer.wait` is to know."""
-        return self._current.held
 
     @property
     def messages(self) -> list[Message]:
@@ -275,9 +236,8 @@ class Filling:
             wanted = self._count_max - sum(map(len, self._parts.values()))
             if wanted <= 0:
                 return True
-            batch = current.batch
-            if batch is not None and batch.handed < len(batch.messages):
-                if not self._add(batch, wanted) and not batch.is_halted:
+            if current.held and not current.held[-1].is_used_up:
+                if not self._add(current.held[-1], wanted):
                     return True
                 continue
             try:
@@ -289,27 +249,26 @@ class Filling:
             if batch is None:
                 return False
             self._leave_out_halted()  # `batch` may be of one that was read before
-            current.hold_also(batch)
+            current.hold(batch)
 
     def _add(self, batch: FetchedBatch, count_max: int) -> bool:
         """Add messages of a batch; return False if the next one is too large."""
         if self._bytes_max is not None:
-            used = sum(
+            sizes = (
                 part[-1].next_offset - part[0].offset for part in self._parts.values()
             )
-            fitting = batch.count_within(self._bytes_max - used)
+            fitting = batch.count_within(self._bytes_max - sum(sizes))
             count_max = min(count_max, fitting if self._parts else max(fitting, 1))
-        many = batch.take_more(count_max) if count_max > 0 else []
-        if not many:
-            return False
-        self._parts.setdefault(batch.partition, []).extend(many)
-        is_all = batch.handed == len(batch.messages)
-        end = batch.next_offset if is_all else many[-1].next_offset
-        self.offsets[batch.partition] = end
-        return True
+        many = batch.take_more(count_max)
+        if many:
+            self._parts.setdefault(batch.partition, []).extend(many)
+            is_all = batch.handed == len(batch.messages)
+            end = batch.next_offset if is_all else many[-1].next_offset
+            self.offsets[batch.partition] = end
+        return bool(many) or batch.is_halted
 
     def _leave_out_halted(self) -> None:
-        for batch in self.held:
+        for batch in tuple(self._current.held):
             if batch.is_halted:
                 self._current.give_back(batch)
                 self._parts.pop(batch.partition, None)

@@ -46,10 +46,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from itertools import islice
-from operator import length_hint
+from operator import attrgetter, length_hint
 from typing import Any, Final
 
 from metaq.client.consume.decode import MAKE, join, take_apart
+from metaq.client.names import name_some
 from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
@@ -82,6 +83,8 @@ class FetchedBatch:
     """Hand out no more: the partition is being revoked, or read elsewhere."""
     is_paused: bool = False
     """Hand out no more, and give it back: its partition is paused."""
+    is_awaited: bool = False
+    """Its worker has waited for more of it."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)
@@ -96,6 +99,11 @@ class FetchedBatch:
     def is_halted(self) -> bool:
         """Whether no more of it may be handed out."""
         return self.is_stopped or self.is_paused
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no more of it can be handed out."""
+        return self.is_halted or self.handed == len(self.messages)
 
     def begin(self) -> Iterator[Message]:
         """Hand out the rest, one by one; messages handed out before are handled.
@@ -128,12 +136,10 @@ class FetchedBatch:
         return list(islice(self._rest(), count_max))
 
     def count_within(self, bytes_max: int) -> int:
-        """Return how many of the rest come from the next `bytes_max` of the log."""
+        """Return how many of the rest, which has some, are within so many bytes."""
         at = self.handed
-        if at == len(self.messages):
-            return 0
         end = self.messages[at].offset + bytes_max
-        return bisect_right(self.messages, end, at, key=_next_offset) - at
+        return bisect_right(self.messages, end, at, key=attrgetter("next_offset")) - at
 
     def grown(self, more: "FetchedBatch") -> "FetchedBatch":
         """Return a batch of what is being handled and of `more`, which is next.
@@ -169,10 +175,6 @@ class FetchedBatch:
     def confirm(self) -> None:
         """Count the messages handed out as handled."""
         self.confirmed = self.handed
-
-
-def _next_offset(message: Message) -> Offset:
-    return message.next_offset
 
 
 @dataclass(slots=True, eq=False)
@@ -269,8 +271,6 @@ class FetchBuffer:
         self._buffered_count = 0
         self._is_room_wanted = False
         self._waiting_count = 0
-        self._filling_count = 0
-        """Those of the waiting workers that hold batches."""
         self.asked_s = -math.inf
         """Monotonic time of the last request for a batch; -inf before the first."""
 
@@ -321,8 +321,8 @@ class FetchBuffer:
                 buffer.ready.append(batch)
                 self._count(buffer, batch.size_bytes, len(batch.messages))
                 self._enqueue(buffer)
-                if buffer.taken is not None:
-                    self._wake_filling()
+                if buffer.taken is not None and buffer.taken.is_awaited:
+                    self._wake_all()
             elif last is not None:
                 last.next_offset = batch.next_offset
             else:
@@ -360,12 +360,8 @@ class FetchBuffer:
         if self._sleepers:
             _finish_soon(self._sleepers.pop())
 
-    def _wake_filling(self) -> None:
-        """Wake workers that wait for more of what they hold; the lock is held."""
-        if self._filling_count:
-            self._wake_all()
-
     def _wake_all(self) -> None:
+        """Wake every worker; the lock is held."""
         self._arrival.notify_all()
         for sleeper in self._sleepers:
             _finish_soon(sleeper)
@@ -399,11 +395,7 @@ class FetchBuffer:
         with self._lock:
             batch = self._take()
             if batch is None:
-                self._waiting_count += 1
-                try:
-                    wait_for(self._arrival, self._has_something, timeout_s)
-                finally:
-                    self._waiting_count -= 1
+                self._wait(timeout_s, ())
                 batch = self._take()
         if batch is not None:
             self._announce_room()
@@ -425,13 +417,14 @@ class FetchBuffer:
             held: as for `take_nowait`.
         """
         with self._lock:
-            self._begin_wait(held)
-            try:
-                return wait_for(
-                    self._arrival, lambda: self._has_something(held), timeout_s
-                )
-            finally:
-                self._end_wait(held)
+            return self._wait(timeout_s, held)
+
+    def _wait(self, timeout_s: float | None, held: Sequence[FetchedBatch]) -> bool:
+        self._waiting_count += 1
+        try:
+            return wait_for(self._arrival, lambda: self._has_something(held), timeout_s)
+        finally:
+            self._waiting_count -= 1
 
     async def wait_async(self, held: Sequence[FetchedBatch] = ()) -> None:
         """Wait until there is something to take, or a held batch was halted.
@@ -443,7 +436,7 @@ class FetchBuffer:
             if self._has_something(held):
                 return
             self._sleepers.add(sleeper)
-            self._begin_wait(held)
+            self._waiting_count += 1
         try:
             await sleeper
         except BaseException:
@@ -456,22 +449,14 @@ class FetchBuffer:
         finally:
             with self._lock:
                 self._sleepers.discard(sleeper)
-                self._end_wait(held)
+                self._waiting_count -= 1
 
-    def _begin_wait(self, held: Sequence[FetchedBatch]) -> None:
-        self._waiting_count += 1
-        self._filling_count += bool(held)
-
-    def _end_wait(self, held: Sequence[FetchedBatch]) -> None:
-        self._waiting_count -= 1
-        self._filling_count -= bool(held)
-
-    def _has_something(self, held: Sequence[FetchedBatch] = ()) -> bool:
-        return (
-            bool(self._queue or self._asides)
-            or self.error is not None
-            or any(batch.is_halted or self._has_more(batch) for batch in held)
-        )
+    def _has_something(self, held: Sequence[FetchedBatch]) -> bool:
+        for batch in held:
+            batch.is_awaited = True
+            if batch.is_halted or self._has_more(batch):
+                return True
+        return bool(self._queue or self._asides) or self.error is not None
 
     def _has_more(self, held: FetchedBatch) -> bool:
         """Return whether a batch was fetched that follows one that a worker holds."""
@@ -605,29 +590,26 @@ class FetchBuffer:
                 buffer.progress_s = self._clock.monotonic_s()
                 self._enqueue(buffer)
 
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Fetch and hand out nothing of these partitions before `resume`.
+    def set_paused(
+        self, partitions: Collection[TopicPartition], *, is_paused: bool
+    ) -> None:
+        """Pause partitions, or resume them; those without a buffer are left out.
 
-        Batches that are taken come back when the next message is requested.
+        Nothing of a paused one is fetched or handed out, and a batch that is taken
+        comes back when the next message is requested.
         """
         with self._lock:
-            for buffer in self._some(partitions):
+            for buffer in map(self._buffers.get, partitions):
+                if buffer is None:
+                    continue
+                buffer.is_paused = is_paused
+                buffer.progress_s = self._clock.monotonic_s()
                 self._unqueue(buffer)
-                buffer.is_paused = True
-                if buffer.taken is not None:
+                self._enqueue(buffer)
+                if is_paused and buffer.taken is not None:
                     buffer.taken.pause()
             self._recount()
-            self._wake_filling()
-        self._announce_room()
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Fetch and hand out again; harmless if they are not paused, or gone."""
-        with self._lock:
-            for buffer in self._some(partitions):
-                buffer.is_paused = False
-                buffer.progress_s = self._clock.monotonic_s()
-                self._enqueue(buffer)
-            self._recount()
+            self._wake_all()
         self._on_room()
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -636,9 +618,6 @@ class FetchBuffer:
             return frozenset(
                 one for one, buffer in self._buffers.items() if buffer.is_paused
             )
-
-    def _some(self, partitions: Collection[TopicPartition]) -> list[_PartitionBuffer]:
-        return [self._buffers[one] for one in partitions if one in self._buffers]
 
     def put_aside(self, batch: FetchedBatch) -> None:
         """Hand a batch without a buffer to the next free worker; it moves no offset."""
@@ -661,7 +640,7 @@ class FetchBuffer:
                 return None
             if buffer.taken is not None:
                 buffer.taken.stop()
-                self._wake_filling()
+                self._wake_all()
             handled = buffer.handled()
             self._drop_ready(buffer)
         if buffer.taken is not None:
@@ -690,7 +669,7 @@ class FetchBuffer:
             else:
                 buffer.taken.stop()
                 buffer.returned.append(partial(_finish_soon, returned))
-                self._wake_filling()
+                self._wake_all()
         await asyncio.wait([returned], timeout=timeout_s)
         return self.fence(partition), returned.done()
 
@@ -724,6 +703,27 @@ class FetchBuffer:
     def has_waiters(self) -> bool:
         """Whether a worker waits for a batch."""
         return self._waiting_count > 0
+
+    def reached_bounds(self) -> list[str]:
+        """Return what keeps fetching back, one text for each bound that is reached."""
+        with self._lock:
+            reached = {
+                f"buffer_bytes_max={self._bytes_max} bytes": (
+                    self._buffered_bytes >= self._bytes_max
+                ),
+                f"buffer_count_max={self._count_max} messages": (
+                    self._buffered_count >= self._count_max
+                ),
+            }
+            full = [
+                one
+                for one, buffer in self._buffers.items()
+                if len(buffer.ready) >= PARTITION_BATCHES_MAX and not buffer.is_paused
+            ]
+        reached[f"{PARTITION_BATCHES_MAX} gets of {name_some(full)}"] = bool(full)
+        return [
+            f"{what} fetched and not handed out" for what in reached if reached[what]
+        ]
 
     @property
     def has_space(self) -> bool:

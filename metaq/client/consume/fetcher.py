@@ -40,6 +40,7 @@ from metaq.errors import (
     NoBrokerError,
     RemoteProtocolError,
     ServerError,
+    UnavailableError,
 )
 from metaq.model import Offset
 from metaq.peer.connection import BrokerConnection
@@ -56,6 +57,8 @@ GET_SLACK_S: Final = 5.0
 CONNECT_NOTICE_S: Final = 2.0
 """Without a connection for so long, or for `request_timeout_s` if that is shorter, an
 error is reported; connecting goes on."""
+LATE_S: Final = 1.0
+"""An answer that is later than that is waited for: the broker holds it back."""
 EMPTY_MAX: Final = 4
 """Answers without data in a row, refusals included, after which a broker that cannot
 name damage is searched for later bytes; and again after as many."""
@@ -105,6 +108,8 @@ class PartitionFetcher:
         self._is_stopped = False
         self._is_busy = False
         """A get is in flight, a connection is being made, or a pause runs."""
+        self._is_asking = False
+        """A get is in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._forget_connection: Callable[[], None] | None = None
         self._sent_s = 0.0
@@ -123,6 +128,16 @@ class PartitionFetcher:
     def problem(self) -> MetaqError | None:
         """The last get's error, or the damage whose end is searched; None: neither."""
         return self.last_error or self.cursor.damage
+
+    @property
+    def held_back(self) -> str | None:
+        """What the broker does that keeps gets waiting; None: nothing."""
+        if isinstance(self.last_error, UnavailableError):
+            return f"refuses gets: {self.last_error}"
+        late_s = self._context.clock.monotonic_s() - self._sent_s - self._wait_s
+        if self._is_asking and late_s > LATE_S:
+            return f"has not answered a get for {late_s:.0f} s"
+        return None
 
     def statistics(self) -> FetchStatistics:
         """Return a snapshot of the counters."""
@@ -188,6 +203,7 @@ class PartitionFetcher:
         ticket = self._ticket
         self._sent_s = self._context.clock.monotonic_s()
         self._counts.get_count += 1
+        self._is_asking = True
         try:
             connection.submit(
                 encode(command),
@@ -206,6 +222,7 @@ class PartitionFetcher:
     ) -> None:
         if self._is_stopped or ticket != self._ticket:
             return
+        self._is_asking = False
         if isinstance(reply, MetaqError):
             self._on_error(reply)
             return
@@ -274,6 +291,7 @@ class PartitionFetcher:
             self.stop()
             return
         self._counts.error_count += 1
+        self._is_asking = False
         if self.last_error is None:
             self._handler.on_failure(self.partition, error)
         self.last_error = error

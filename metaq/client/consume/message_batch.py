@@ -5,15 +5,14 @@ requested.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import Generic, TypeVar, overload
 
 from metaq.client.consume.current_batch import Filling
 from metaq.client.validation import check_seconds, check_whole
 from metaq.errors import ClientError
 from metaq.model import Message, Offset, TopicPartition
 
-if TYPE_CHECKING:
-    from metaq.client.consume.consumer import AsyncConsumer
+C_co = TypeVar("C_co", covariant=True)
 
 
 def check_bounds(max_count: object, max_bytes: object, max_wait_s: object) -> None:
@@ -28,16 +27,24 @@ def check_bounds(max_count: object, max_bytes: object, max_wait_s: object) -> No
     check_seconds("max_wait_s", max_wait_s)
 
 
-class ListedMessages(Sequence[Message]):
+class ListedMessages(Sequence[Message], Generic[C_co]):
     """Messages of one or more partitions, those of each in order; never changes."""
 
-    def __init__(self, filling: Filling) -> None:
-        """Take the messages of a list that is full."""
-        self._messages = filling.messages
+    def __init__(self, consumer: C_co, filling: Filling) -> None:
+        """Take the messages of a list that is full, and not empty."""
+        self.consumer = consumer
+        """The consumer that it comes from."""
         self.offsets: Mapping[TopicPartition, Offset] = filling.offsets
         """Next offset of each partition: what a commit of the batch stores."""
         self.begins: Mapping[TopicPartition, Offset] = filling.begins
         """Offset of the first message of each partition."""
+        self._messages = filling.messages
+        self._filling = filling
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no message was requested after those of this batch."""
+        return self._filling.is_last
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -55,43 +62,15 @@ class ListedMessages(Sequence[Message]):
         return iter(self._messages)
 
     def __repr__(self) -> str:
-        ends = ", ".join(
-            f"{each} {self.begins[each]} to {offset}"
-            for each, offset in self.offsets.items()
+        ranges = (
+            f"{each} {self.begins[each]} to {end}" for each, end in self.offsets.items()
         )
-        return f"<{type(self).__name__} of {len(self)} messages: {ends}>"
+        return f"<{type(self).__name__} of {len(self)} messages: {', '.join(ranges)}>"
 
-
-class AsyncMessageBatch(ListedMessages):
-    """Messages that are handled together; made by `AsyncConsumer.batches`."""
-
-    def __init__(self, consumer: "AsyncConsumer", filling: Filling) -> None:
-        """Take the messages of a list that is full, and not empty."""
-        super().__init__(filling)
-        self.consumer = consumer
-        """The consumer that it comes from."""
-        self._filling = filling
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no message was requested after those of this batch."""
-        return self._filling.is_last
-
-    async def commit(self, timeout: float | None = None) -> None:
-        """Commit all messages of the batch; durable on return.
-
-        Args:
-            timeout: seconds; None takes the client's `request_timeout_s`.
-
-        Raises:
-            ClientError: the next messages were requested before; nothing is committed.
-            OwnershipLostError: a partition of it belongs to another member now; the
-                others are committed.
-            RequestTimeoutError, MetaqError: as `AsyncConsumer.commit`.
-        """
+    def require_last(self) -> None:
+        """Raise ClientError if the messages after this batch were requested."""
         if not self.is_last:
             raise ClientError(
-                f"{self!r}: commit it before the next messages are requested, or call"
-                " the consumer's `commit`"
+                f"{self!r}: the next messages were requested, and these count as"
+                " handled; call the consumer's `commit`"
             )
-        await self.consumer.commit(timeout)

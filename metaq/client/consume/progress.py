@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Final, TypeAlias
 
@@ -25,6 +25,7 @@ from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
+from metaq.client.names import name_some
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ConnectionLostError,
@@ -94,6 +95,10 @@ class Health:
         read=len,
     )
     """Problems, one sentence each."""
+    waiting_for: str | None = None
+    """What keeps it from fetching more: bounds that are reached, each with its number,
+    handlers that are all at work, paused partitions, a broker that does not answer.
+    None: nothing. A state, not a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,25 @@ class Lag:
 
 UNKNOWN_LAG: Final = Lag()
 """Lag of a partition whose broker is away, or that is read beyond the log end."""
+
+
+def waiting_for(
+    fetch_buffer: FetchBuffer, *, concurrency: int | None, held_back: Sequence[str]
+) -> str | None:
+    """Return what keeps a consumer from fetching more; None: nothing.
+
+    Args:
+        fetch_buffer: its messages.
+        concurrency: number of handlers of the running `run`; None: it is not run.
+        held_back: which brokers keep gets waiting, and how.
+    """
+    bounds = fetch_buffer.reached_bounds()
+    if bounds and concurrency is not None and not fetch_buffer.has_waiters:
+        bounds.append(f"handlers (concurrency={concurrency})")
+    paused = fetch_buffer.paused()
+    if paused:
+        bounds.append(f"partitions {name_some(paused)} paused")
+    return "; ".join([*bounds, *held_back]) or None
 
 
 class Unserved:
@@ -440,6 +464,8 @@ class Watchdog:
             status = self._status_of(partition)
             if status is None or now_s - buffer.progress_s < self._bound_s / 4:
                 continue
+            if buffer.is_paused:
+                continue
             if not may_be_stuck(
                 status,
                 is_taken=buffer.is_taken,
@@ -469,7 +495,7 @@ class Watchdog:
         """Log each message that is being handled for too long, once."""
         before, self._taken = self._taken, {}
         for partition, buffer in buffers.items():
-            if not buffer.is_taken:
+            if not buffer.is_taken or buffer.is_paused:
                 continue
             state = (buffer.progress_s, buffer.handled.offset)
             old_state, since_s = before.get(partition, (None, None))

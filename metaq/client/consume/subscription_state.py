@@ -36,7 +36,7 @@ from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import MetaqError
-from metaq.model import GroupOffset, Offset, TopicPartition
+from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -403,6 +403,14 @@ class SubscriptionState:
         if self._committer.last_error is not None:
             found.append(f"commit: {self._committer.last_error}")
         return found
+
+    def held_back(self) -> list[str]:
+        """Return which brokers keep gets waiting, and how; one text for each."""
+        found: dict[BrokerId, str] = {}
+        for fetcher in tuple(self._fetchers.values()):
+            if (how := fetcher.held_back) is not None:
+                found.setdefault(fetcher.partition.broker_id, how)
+        return [f"broker {number} {how}" for number, how in sorted(found.items())]
 
     def statistics(
         self, *, handling: HandlingStatistics | None, rebalance_count: int

@@ -23,11 +23,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.current_batch import Filling
-from metaq.client.consume.message_batch import (
-    AsyncMessageBatch,
-    ListedMessages,
-    check_bounds,
-)
+from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.named_offsets import Committable
 from metaq.client.offsets.offset_store import OffsetStore
@@ -477,8 +473,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
                     except ClosedError:
                         return
                     if filling.offsets:
-                        twin = AsyncMessageBatch(self._twin, filling)
-                        yield MessageBatch(twin, self._thread, self, filling)
+                        yield MessageBatch(self, filling)
             except KeyboardInterrupt:
                 current.recover()
                 raise
@@ -500,7 +495,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
                 if wait_s is not None and filling.offsets and end_s is None:
                     end_s = now_s() + wait_s
                 left_s = None if end_s is None else max(0.0, end_s - now_s())
-                if not self._twin.fetch_buffer.wait(left_s, filling.held):
+                if not self._twin.fetch_buffer.wait(left_s, current.held):
                     break
         return filling
 
@@ -566,25 +561,10 @@ class Consumer(SyncClosable[AsyncConsumer]):
     statistics = direct(AsyncConsumer.statistics)
 
 
-class MessageBatch(ListedMessages, SyncPart[AsyncMessageBatch]):
+class MessageBatch(ListedMessages[Consumer]):
     """Messages that are handled together; made by `Consumer.batches`."""
 
-    def __init__(
-        self,
-        twin: AsyncMessageBatch,
-        thread: LoopThread,
-        consumer: Consumer,
-        filling: Filling,
-    ) -> None:
-        """Take the messages of a list that is full, and not empty."""
-        ListedMessages.__init__(self, filling)
-        SyncPart.__init__(self, twin, thread)
-        self.consumer = consumer
-        """The consumer that it comes from."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no message was requested after those of this batch."""
-        return self._twin.is_last
-
-    commit = blocking(AsyncMessageBatch.commit)
+    def commit(self, timeout: float | None = None) -> None:
+        """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""
+        self.require_last()
+        self.consumer.commit(timeout)
