@@ -17,7 +17,7 @@ from metaq.client.names import near_topics, parse_address
 from metaq.client.session import CoordinatorFactory
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import compile_topic_pattern
-from metaq.errors import ConfigError, NoBrokerError
+from metaq.errors import ConfigError, CoordinationError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import normalize_root
@@ -71,7 +71,7 @@ class Target:
                 deadline_s = context.clock.monotonic_s() + self.timeout_s
                 try:
                     await context.metadata.wait_newer(0, deadline_s=deadline_s)
-                except NoBrokerError as error:
+                except (CoordinationError, NoBrokerError) as error:
                     raise NoBrokerError(self._nobody()) from error
                 now_s = context.clock.monotonic_s()
                 return await work(context, deadline_s=now_s + self.timeout_s)

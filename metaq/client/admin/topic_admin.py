@@ -141,7 +141,8 @@ class AsyncAdmin:
 
         Cancellation: it may be made.
         """
-        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        context = self._context
+        deadline_s = await context.reach(timeout)
         definition = _checked(
             topic,
             TopicDefinition(
@@ -206,7 +207,8 @@ class AsyncAdmin:
 
         Cancellation: it may be altered.
         """
-        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        context = self._context
+        deadline_s = await context.reach(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
         # First: what others change from here on is not overwritten.
         node = await coordinator.get(path, deadline_s=deadline_s)
@@ -261,7 +263,8 @@ class AsyncAdmin:
 
         Cancellation: it may go on.
         """
-        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        context = self._context
+        deadline_s = await context.reach(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
         # First, as in `alter_topic`.
         node = await coordinator.get(path, deadline_s=deadline_s)
@@ -289,7 +292,7 @@ class AsyncAdmin:
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        deadline_s = self._context.deadline_s(timeout)
+        deadline_s = await self._context.reach(timeout)
         return await _described(self._context, topic, deadline_s)
 
     async def topics(
@@ -304,7 +307,8 @@ class AsyncAdmin:
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        context = self._context
+        deadline_s = await context.reach(timeout)
         names = sorted(await _topic_names(context, deadline_s))
         await read_cluster(context, names, deadline_s=deadline_s)
         found = [await _describe(context, name, deadline_s) for name in names]
@@ -326,7 +330,7 @@ class AsyncAdmin:
             NoBrokerError: nothing is known of the cluster.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        deadline_s = self._context.deadline_s(timeout)
+        deadline_s = await self._context.reach(timeout)
         return await cluster_admin.brokers(self._context, deadline_s=deadline_s)
 
     async def forget_broker(
@@ -356,7 +360,7 @@ class AsyncAdmin:
         return await cluster_admin.forget_broker(
             self._context,
             BrokerId(broker_id),
-            deadline_s=self._context.deadline_s(timeout),
+            deadline_s=await self._context.reach(timeout),
         )
 
 

@@ -71,14 +71,22 @@ async def read_cluster(
 
     Raises:
         NoBrokerError: nothing is known of the cluster, or of a topic.
+        CoordinationError: ZooKeeper, which knows, is out of reach.
         NodeNameError: no topic can have this name.
     """
     metadata, wanted = context.metadata, frozenset(topics)
+    since_s = context.clock.monotonic_s()
     for name in sorted(wanted):
         metadata.watch_topic(name)
     snapshot = metadata.snapshot
-    while not snapshot.version or not wanted <= snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
+    try:
+        while not snapshot.version or not wanted <= snapshot.topics:
+            snapshot = await metadata.wait_newer(
+                snapshot.version, deadline_s=deadline_s
+            )
+    except NoBrokerError:
+        metadata.require_reachable(context.clock.monotonic_s() - since_s)
+        raise
     return snapshot
 
 
@@ -264,6 +272,7 @@ async def recorded_addresses(
     """
     if context.coordinator is None:
         return {}
+    await context.metadata.reach(deadline_s=deadline_s)
     found = await read_values(
         context.coordinator,
         context.paths.recorded_brokers(),

@@ -67,6 +67,18 @@ class ClientContext:
         """Return the monotonic time `timeout` from now; None: `request_timeout_s`."""
         return self.clock.monotonic_s() + self.limit_s(timeout)
 
+    async def reach(self, timeout: float | None = None) -> float:
+        """Wait until ZooKeeper, where it is used, can be asked; return the deadline.
+
+        Raises:
+            CoordinationError: it cannot be reached within `timeout`.
+            ConfigError: `timeout` is no time.
+        """
+        deadline_s = self.deadline_s(timeout)
+        if self.coordinator is not None:
+            await self.metadata.reach(deadline_s=deadline_s)
+        return deadline_s
+
     def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
         """Return where a broker's logs are read: its leader, else a follower."""
         copies = self.metadata.snapshot.brokers.get(broker_id)

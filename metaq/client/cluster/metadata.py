@@ -20,7 +20,7 @@ Source: docs/metaq-1.4/client.md 4 and 7.6.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -48,7 +48,7 @@ from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths, is_legal_step
-from metaq.zk.session import Cancel, Coordinator
+from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Metadata(Protocol):
         Raises:
             NoBrokerError: no broker served it before the deadline; the text names
                 topics with a similar name.
+            CoordinationError: ZooKeeper, which knows, was out of reach.
             ClosedError, NodeNameError: as `watch_topic`.
         """
         self.watch_topic(name)
@@ -114,25 +115,43 @@ class Metadata(Protocol):
             if snapshot.version and known is None:
                 # Asked now: at the deadline there is no time left for it.
                 known = await self._known_topics(deadline_s)
-            try:
-                snapshot = await self.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
-            except NoBrokerError as error:
-                if not snapshot.version:
-                    # Whether a broker serves it is unknown.
-                    raise NoBrokerError(f"topic '{name}': {error}") from error
-                require_all_there(snapshot, [name])
+            newer = await self._try_newer(snapshot.version, deadline_s)
+            if newer is None:
+                # Outside of an `except`: why the wait ended is no cause of this.
                 waited_s = self.clock.monotonic_s() - since_s
-                is_read = name in snapshot.gets
-                text = "takes puts to" if is_read else "serves"
-                there = ", ".join(map(str, snapshot.brokers)) or "none"
-                hint = "" if is_read else f"; {near_topics(name, known or ())}"
-                raise NoBrokerError(
-                    f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
-                    f" the brokers that are there: {there}{hint}"
-                ) from error
+                raise self._absence(name, snapshot, known or (), waited_s)
+            snapshot = newer
         return snapshot
+
+    async def _try_newer(
+        self, version: int, deadline_s: float
+    ) -> ClusterSnapshot | None:
+        """Return a snapshot above a version; None when there was none in time."""
+        try:
+            return await self.wait_newer(version, deadline_s=deadline_s)
+        except NoBrokerError:
+            if not version:
+                raise
+            return None
+
+    def _absence(
+        self,
+        name: str,
+        snapshot: ClusterSnapshot,
+        known: Collection[str],
+        waited_s: float,
+    ) -> NoBrokerError:
+        """Return the error of a topic without partitions; raise what hides them."""
+        self.require_reachable(waited_s)
+        require_all_there(snapshot, [name])
+        is_read = name in snapshot.gets
+        text = "takes puts to" if is_read else "serves"
+        there = ", ".join(map(str, snapshot.brokers)) or "none"
+        hint = "" if is_read else f"; {near_topics(name, known)}"
+        return NoBrokerError(
+            f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
+            f" the brokers that are there: {there}{hint}"
+        )
 
     async def _known_topics(self, deadline_s: float) -> frozenset[str]:
         try:
@@ -149,11 +168,34 @@ class Metadata(Protocol):
             ClosedError: stopped.
         """
 
+    async def reach(self, *, deadline_s: float) -> None:
+        """Wait until the cluster is known and, where it is used, ZooKeeper connected.
+
+        Raises:
+            CoordinationError: ZooKeeper was out of reach at the deadline.
+            NoBrokerError: no named broker has answered by then.
+            ClosedError: stopped.
+        """
+        if not self.snapshot.version:
+            await self.wait_newer(0, deadline_s=deadline_s)
+
+    def require_reachable(self, waited_s: float) -> None:
+        """Raise where nothing new is heard, so that what is missing may be there.
+
+        Args:
+            waited_s: for the text: how long the caller has waited.
+
+        Raises:
+            CoordinationError: ZooKeeper is out of reach.
+        """
+
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
 
         Raises:
-            NoBrokerError: there was no news before the deadline.
+            CoordinationError: `version` is 0, and ZooKeeper was out of reach.
+            NoBrokerError: nothing changed before the deadline; of version 0, no named
+                broker has answered.
             ClosedError: stopped.
         """
 
@@ -188,6 +230,9 @@ class ZooKeeperMetadata(Metadata):
         """
         self.clock = clock
         self._name = name
+        self._coordinator = coordinator
+        self._connected = asyncio.Event()
+        self._unlisten: Cancel = coordinator.add_listener(self._on_status)
         self.watch = ClusterWatch(coordinator, paths, clock=clock)
 
     @property
@@ -197,11 +242,36 @@ class ZooKeeperMetadata(Metadata):
 
     async def start(self) -> None:
         """Begin to watch."""
+        self._on_status(self._coordinator.status)
         self.watch.start()
 
     async def stop(self) -> None:
         """End all watches; waiters get a ClosedError."""
+        self._unlisten()
         self.watch.close()
+
+    def _on_status(self, status: SessionStatus) -> None:
+        if status.state is SessionState.CONNECTED:
+            self._connected.set()
+        else:
+            self._connected.clear()
+
+    async def reach(self, *, deadline_s: float) -> None:
+        """Wait until ZooKeeper is connected and the cluster known."""
+        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
+        if not await wait_set(self._connected, left_s):
+            raise self._unreachable(left_s)
+        await super().reach(deadline_s=deadline_s)
+
+    def require_reachable(self, waited_s: float) -> None:
+        """Raise CoordinationError while ZooKeeper is not connected."""
+        if not self._connected.is_set():
+            raise self._unreachable(waited_s)
+
+    def _unreachable(self, waited_s: float) -> CoordinationError:
+        return CoordinationError(
+            f"cannot reach {self._name} (waited {waited_s:.3g} s)"
+        )
 
     def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic from now on."""
@@ -217,8 +287,10 @@ class ZooKeeperMetadata(Metadata):
         try:
             return await self.watch.wait_newer(version, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
+            if not version:
+                raise self._unreachable(left_s) from None
             raise NoBrokerError(
-                f"no news from {self._name} within {left_s:.3g} s"
+                f"nothing changed in the cluster within {left_s:.3g} s"
             ) from error
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
@@ -328,10 +400,14 @@ class AddressMetadata(Service, Metadata):
                     self._require_open()
                     await self._changed.wait()
         except TimeoutError as error:
+            if version:
+                raise NoBrokerError(
+                    f"nothing changed in the cluster within {left_s:.3g} s"
+                ) from error
+            addresses = ", ".join(str(p.address) for p in self._asked)
             raise NoBrokerError(
-                f"no news from {', '.join(str(p.address) for p in self._asked)}"
-                f" within {left_s:.3g} s"
-            ) from error
+                f"no broker answers at {addresses} (waited {left_s:.3g} s)"
+            ) from None
         return self._snapshot
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from metaq.client.cluster.catalog import read_whole
+from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
     BACKOFF,
@@ -76,7 +76,7 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
         NoBrokerError: nothing is known of the cluster before the deadline.
         MetaqError: ZooKeeper cannot be asked.
     """
-    await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    await context.metadata.reach(deadline_s=deadline_s)
     names = await retry(
         lambda: context.metadata.topics(deadline_s=deadline_s),
         backoff=BACKOFF,
@@ -99,11 +99,7 @@ async def known_partitions(
         TypeError: the topic is no text.
     """
     require_text("topic", topic)
-    metadata = context.metadata
-    metadata.watch_topic(topic)
-    snapshot = metadata.snapshot
-    while not snapshot.version or topic not in snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
+    snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
     readable = snapshot.get_partitions(topic)
     taking = snapshot.put_partitions(topic)
     return tuple(sorted({*readable, *taking, *snapshot.away(topic)}))
@@ -299,6 +295,7 @@ async def browse_topic(
         chosen = tuple(sorted(snapshot.get_partitions(topic)))
     else:
         chosen = fixed_partitions([topic], partitions)
+        await read_cluster(context, (), deadline_s=deadline_s)
     if stop_at_end:
         is_named = partitions is not None
         batches = _read_all(context, chosen, start, timeout, is_named=is_named)

@@ -47,7 +47,7 @@ from metaq.client.options import ConsumerOptions, ProducerOptions, check_callabl
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_offset, check_timeout, check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import ClientError, ClosedError, MetaqError
+from metaq.errors import ClientError, ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals
@@ -143,6 +143,7 @@ class AsyncConsumer:
 
         Raises:
             ClosedError: it was started before, or closed during the call.
+            CoordinationError: ZooKeeper cannot be reached in time; it is closed.
             RequestTimeoutError: the time is over; it is closed, and leaves its group
                 as soon as ZooKeeper answers.
             MetaqError: it could not join, or not read its offsets; it is closed.
@@ -156,11 +157,13 @@ class AsyncConsumer:
         self._state = ConsumerState.JOINING
         try:
             await within(timeout, self._start_source(), f"{self}: start")
-        except BaseException:
+        except BaseException as error:
             self._unlisten()
             self._state = ConsumerState.CLOSED
             self._subscription.fence(self.assignment())
             await self._end(deadline_s)
+            if isinstance(error, RequestTimeoutError) and timeout is not None:
+                self._context.metadata.require_reachable(timeout)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
@@ -760,6 +763,7 @@ class AsyncConsumer:
         context, deadline_s = self._context, self._context.deadline_s(timeout)
         away: set[TopicPartition] = set()
         if self._source.fence is not None and context.coordinator is not None:
+            await context.metadata.reach(deadline_s=deadline_s)
             away = await find_away_of_group(
                 context.coordinator,
                 context.paths,

@@ -181,6 +181,7 @@ class GroupSource:
             if not isinstance(self.last_error, MemberTakenError):
                 break
         if not self._joined.is_set():
+            self._metadata.require_reachable(options.request_timeout_s)
             raise self.last_error or CoordinationTimeoutError(
                 f"group {self._group}: expected to join within"
                 f" {options.request_timeout_s:g} s, ZooKeeper gave no answer"
