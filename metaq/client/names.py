@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from typing import Final
 
+from metaq.client.validation import wrong_type
 from metaq.config.topic_rules import is_safe_topic
-from metaq.errors import ConfigError, LocalProtocolError
+from metaq.errors import ConfigError
 from metaq.model import SCHEME, BrokerAddress, TopicPartition, parse_broker_address
 from metaq.zk.paths import is_legal_step, parse_partition
 
@@ -34,18 +35,13 @@ def require_text(name: str, value: object) -> None:
         TypeError: it is of another type.
     """
     if not isinstance(value, str):
-        raise TypeError(
-            f"{name}: expected str, got {type(value).__name__} {value!r:.80}"
-        )
+        raise wrong_type(name, "str", value)
 
 
 def require_names(name: str, value: object) -> None:
     """Refuse a value that is not a collection of texts; raises as `require_text`."""
-    if isinstance(value, bytes | bytearray) or not isinstance(value, Collection):
-        raise TypeError(
-            f"{name}: expected a list of names, got {type(value).__name__}"
-            f" {value!r:.80}"
-        )
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Collection):
+        raise wrong_type(name, "a list of names", value)
     for each in value:
         require_text(name, each)
 
@@ -73,12 +69,15 @@ def check_topic(topic: str) -> None:
     """Refuse a text that cannot be a topic's name (docs/metaq-1.4/client.md 2.1).
 
     Raises:
-        LocalProtocolError: it is empty, or has a space or line end.
+        ConfigError: it is empty, has a blank or a character that does not print, or is
+            no name of a node.
         TypeError: it is no text.
     """
     require_text("topic", topic)
-    if not topic or any(mark in topic for mark in " \r\n"):
-        raise LocalProtocolError(f"topic: {topic!r} cannot travel as a token")
+    if not is_safe_topic(topic) or not is_legal_step(topic):
+        raise ConfigError(
+            f"topic: expected a name without blanks and slashes, got {topic!r}"
+        )
 
 
 def near_topics(topic: str, known: Collection[str]) -> str:
@@ -109,8 +108,6 @@ def check_topics(topics: Collection[str]) -> tuple[str, ...]:
         ConfigError: there is none, or one that no broker takes.
         TypeError: it is no list, or one of them is no text.
     """
-    if isinstance(topics, str):
-        raise ConfigError(f"topics: expected a list of names, got the text {topics!r}")
     require_names("topics", topics)
     for topic in topics:
         if not _may_be_topic(topic):
@@ -136,11 +133,9 @@ def fixed_partitions(
         ConfigError: no name, or one that is none.
         TypeError: it is no list, or one of them is no text.
     """
-    if isinstance(names, str) or not names:
-        raise ConfigError(
-            f"partitions: expected a list of names such as '0-1', got {names!r}"
-        )
     require_names("partitions", names)
+    if not names:
+        raise ConfigError("partitions: expected at least one name such as '0-1'")
     found: set[TopicPartition] = set()
     for name in names:
         parsed = parse_partition(name)
@@ -241,11 +236,10 @@ def parse_addresses(texts: Sequence[str]) -> list[BrokerAddress]:
     """Return the addresses that some texts say.
 
     Raises:
-        ConfigError: one of them is none; there is none; or all is one text, whose
-            letters are no addresses.
+        ConfigError: one of them is none, or there is none.
+        TypeError: it is no list, or one of them is no text.
     """
-    if isinstance(texts, str) or not texts:
-        raise ConfigError(
-            f"brokers: expected a list of host:port, one at least, got {texts!r}"
-        )
+    require_names("brokers", texts)
+    if not texts:
+        raise ConfigError("brokers: expected at least one host:port, got none")
     return [parse_address(text) for text in texts]

@@ -4,7 +4,8 @@ Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in 
 worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
 and wait of the client is bounded by one of these fields. A value out of its range is a
 `ConfigError` that names the field; two that contradict each other are one that names
-both; a name that is no option is a `TypeError` that names the nearest one.
+both; a value of another type, and a name that is no option, are a `TypeError` that
+names the wanted type, or the nearest option.
 """
 
 import difflib
@@ -21,6 +22,7 @@ from metaq.client.validation import (
     check_offset,
     check_seconds,
     check_whole,
+    wrong_type,
 )
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -240,31 +242,30 @@ def check_callable(name: str, value: object) -> None:
     """Refuse a value that cannot be called.
 
     Raises:
-        ConfigError: it cannot.
+        TypeError: it cannot.
     """
     if not callable(value):
-        raise ConfigError(f"{name}: expected a function, got {value!r}")
+        raise wrong_type(name, "a function", value)
 
 
 def check_methods(name: str, value: object, protocol: type) -> None:
     """Refuse a value that is no object with the methods of a protocol.
 
     Raises:
-        ConfigError: it lacks one, or is a class.
+        TypeError: it lacks one, or is a class.
     """
     methods = [each for each in vars(protocol) if not each.startswith("_")]
     lacks = [each for each in methods if not callable(getattr(value, each, None))]
     if lacks or isinstance(value, type):
-        raise ConfigError(
-            f"{name}: expected an object with {' and '.join(methods)}, got {value!r}"
-        )
+        raise wrong_type(name, f"an object with {' and '.join(methods)}", value)
 
 
 def check_plain_function(name: str, value: object) -> None:
     """Refuse a value that cannot be called, or does nothing when it is.
 
     Raises:
-        ConfigError: it cannot, or a call only returns a coroutine or an iterator.
+        TypeError: it cannot be called.
+        ConfigError: a call only returns a coroutine or an iterator.
     """
     check_callable(name, value)
     call = getattr(value, "__call__", None)  # noqa: B004  # of an object that is called
@@ -293,13 +294,13 @@ def _check_types(
         elif field.type is float or (field.type == float | None and value is not None):
             check_seconds(name, value, may_be_zero=name in zero)
         elif field.type is bool and not isinstance(value, bool):
-            raise ConfigError(f"{name}: expected True or False, got {value!r}")
+            raise wrong_type(name, "True or False", value)
         elif (
             field.type in {str, str | None}
             and not isinstance(value, str)
             and (value is not None or field.type is str)
         ):
-            raise ConfigError(f"{name}: expected text, got {value!r}")
+            raise wrong_type(name, "str", value)
 
 
 def _check_order(
@@ -320,7 +321,8 @@ def check_start(start: object) -> None:
     """Refuse a value that is no start of any partition.
 
     Raises:
-        ConfigError: it is none of `Start`, or an offset of it is none.
+        TypeError: it is none of `Start`.
+        ConfigError: a text is no start, or an offset of it is none.
     """
     if isinstance(start, str):
         _check_choice("start", start, ("earliest", "latest"))
@@ -328,9 +330,7 @@ def check_start(start: object) -> None:
         for partition, offset in start.items():
             if not isinstance(partition, TopicPartition):
                 # It would never be looked up, and reading begin at the log start.
-                raise ConfigError(
-                    f"start: expected TopicPartition(...) as key, got {partition!r}"
-                )
+                raise wrong_type("start", "TopicPartition(...) as key", partition)
             check_offset(f"start of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
         check_offset("start", start)
@@ -340,13 +340,13 @@ def check_start(start: object) -> None:
         except (ValueError, OverflowError, OSError) as error:
             raise ConfigError(f"start: no time is {start}: {error}") from error
     else:
-        raise ConfigError(
-            "start: expected earliest, latest, a datetime, an offset or a mapping of"
-            f" them, got {start!r}"
-        )
+        wanted = "earliest, latest, a datetime, an offset or a mapping of them"
+        raise wrong_type("start", wanted, start)
 
 
 def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    if not isinstance(value, str):
+        raise wrong_type(name, f"str {' or '.join(choices)}", value)
     if value not in choices:
         raise ConfigError(f"{name}: expected {' or '.join(choices)}, got {value!r}")
 

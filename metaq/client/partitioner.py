@@ -23,7 +23,8 @@ from struct import unpack
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from metaq.errors import LocalProtocolError, NoBrokerError
+from metaq.client.validation import wrong_type
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.flags import Headers
 from metaq.zk import paths
@@ -126,11 +127,12 @@ class Pinned:
                 broker that has a partition of this number.
 
         Raises:
-            LocalProtocolError: the text is no partition.
+            ConfigError: the text is no partition.
+            TypeError: neither text nor number.
         """
         self._number = partition if isinstance(partition, int) else None
         self._name = None
-        if isinstance(partition, str):
+        if self._number is None:
             self._name = parse_partition("", partition)
 
     def __call__(
@@ -152,19 +154,20 @@ class Pinned:
         raise NoBrokerError(f"topic {topic} has no partition {self._number}")
 
 
-def parse_partition(topic: str, text: str) -> TopicPartition:
+def parse_partition(topic: str, text: object) -> TopicPartition:
     """Return the partition `<broker>-<partition>` of a topic.
 
     Raises:
-        LocalProtocolError: the text is something else, or no text.
+        TypeError: it is no text.
+        ConfigError: the text is something else.
     """
-    # People give numbers, and the `partition` of a message: they get this error, too.
-    found = paths.parse_partition(str(text))
+    wanted = "'<broker>-<partition>', such as '0-1'"
+    if not isinstance(text, str):
+        # People give numbers, and the `partition` of a message.
+        raise wrong_type("partition", f"str {wanted}", text)
+    found = paths.parse_partition(text)
     if found is None:
-        raise LocalProtocolError(
-            "partition: expected '<broker>-<partition>', such as '0-1', got"
-            f" {str(text)[:80]!r}"
-        )
+        raise ConfigError(f"partition: expected {wanted}, got {text[:80]!r}")
     return TopicPartition(topic, *found)
 
 

@@ -37,11 +37,11 @@ from metaq.client.group.rebalancer import GroupSource
 from metaq.client.names import (
     broadcast_group,
     check_group,
+    check_topic,
     check_topics,
     fixed_partitions,
     member_id,
     parse_addresses,
-    require_text,
 )
 from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.offsets.offset_store import (
@@ -335,6 +335,8 @@ class AsyncClient:
         Raises:
             ConfigError: the layout says nothing.
         """
+        if selector is not None:
+            check_plain_function("selector", selector)
         # Messages in flight from a cancelled send are not to be overtaken.
         settings = replace(ProducerOptions(**options), in_flight_batches_max=1)
         producer = AsyncOrderedProducer(
@@ -522,7 +524,7 @@ class AsyncClient:
             NoBrokerError: no broker serves the partition.
             MetaqError: the broker cannot be asked, or refuses.
         """
-        require_text("topic", topic)
+        check_topic(topic)
         (one,) = fixed_partitions([topic], [partition])
         context = self._require_context()
         deadline_s = context.deadline_s(timeout)
@@ -535,7 +537,8 @@ class AsyncClient:
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            MetaqError: neither ZooKeeper nor a named broker answers.
+            CoordinationError: ZooKeeper cannot be reached.
+            NoBrokerError: no named broker answers.
         """
         context = self._require_context()
         return await known_topics(context, deadline_s=context.deadline_s(timeout))
@@ -552,7 +555,9 @@ class AsyncClient:
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
-            MetaqError: nothing is known of the cluster in time.
+            CoordinationError: ZooKeeper cannot be reached.
+            NoBrokerError: no named broker answers.
+            ConfigError: no topic can have this name.
         """
         context = self._require_context()
         deadline_s = context.deadline_s(timeout)

@@ -16,6 +16,13 @@ WIRE_BYTES_MAX: Final = 2**31 - 1
 """Largest size that a get can ask for: 32 bits, signed."""
 
 
+def wrong_type(name: str, wanted: str, value: object) -> TypeError:
+    """Return the error of an argument of another type than the wanted one."""
+    return TypeError(
+        f"{name}: expected {wanted}, got {type(value).__name__} {value!r:.80}"
+    )
+
+
 def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None:
     """Refuse a value that is no time from 0 to SECONDS_MAX.
 
@@ -25,10 +32,11 @@ def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None
         may_be_zero: 0 is a time, too.
 
     Raises:
-        ConfigError: no number, a boolean, not a number (NaN), or out of range.
+        TypeError: no number, or a boolean.
+        ConfigError: not a number (NaN), or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}: expected a number of seconds, got {value!r}")
+        raise wrong_type(name, "a number of seconds (int or float)", value)
     if not 0 <= value <= SECONDS_MAX or (value == 0 and not may_be_zero):
         low = "0" if may_be_zero else "more than 0"
         raise ConfigError(
@@ -40,7 +48,7 @@ def check_timeout(timeout: float | None) -> None:
     """Refuse a time-out that is neither None nor a time; see `check_seconds`.
 
     Raises:
-        ConfigError: it is neither.
+        TypeError, ConfigError: it is neither.
     """
     if timeout is not None:
         check_seconds("timeout", timeout)
@@ -50,10 +58,11 @@ def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> No
     """Refuse a value that is no whole number from `low` to `high`.
 
     Raises:
-        ConfigError: no whole number, a boolean, or out of range.
+        TypeError: no `int` (those of other libraries are none), or a boolean.
+        ConfigError: out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name}: expected a whole number, got {value!r}")
+        raise wrong_type(name, "a whole number (int)", value)
     if not low <= value <= high:
         upper = "or more" if high == WHOLE_MAX else f"to {high}"
         raise ConfigError(f"{name}: expected {low} {upper}, got {_shown(value)}")

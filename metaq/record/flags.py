@@ -35,7 +35,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from metaq.errors import CorruptRecordError, LocalProtocolError
+from metaq.errors import ConfigError, CorruptRecordError
 from metaq.model import HeaderPairs
 from metaq.record.checksum import BytesLike
 
@@ -92,7 +92,7 @@ def encode_payload(
         headers: names and bytes, in order.
 
     Raises:
-        LocalProtocolError: attribute, key or the name of a header cannot be encoded as
+        ConfigError: attribute, key or the name of a header cannot be encoded as
             UTF-8 (half of a surrogate pair), or such a name is empty.
         TypeError: one of them is of another type.
     """
@@ -101,7 +101,7 @@ def encode_payload(
     try:
         text = b"" if attribute is None else attribute.encode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"attribute {attribute!r} is no UTF-8") from error
+        raise ConfigError(f"attribute {attribute!r} is no UTF-8") from error
     except AttributeError:
         raise TypeError(
             f"attribute: expected str, got {type(attribute).__name__} {attribute!r:.80}"
@@ -162,7 +162,7 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
         headers: names are not empty; values are bytes.
 
     Raises:
-        LocalProtocolError: a name is empty, or no UTF-8 (half of a surrogate pair), or
+        ConfigError: a name is empty, or no UTF-8 (half of a surrogate pair), or
             the key is not.
         TypeError: one of them is of another type.
     """
@@ -187,7 +187,7 @@ def list_headers(headers: Headers) -> HeaderPairs:
     """Return headers as pairs, checked.
 
     Raises:
-        LocalProtocolError: a name is empty.
+        ConfigError: a name is empty.
         TypeError: a name is no text, or a value is no bytes.
     """
     listed: HeaderPairs | None = None
@@ -207,7 +207,7 @@ def list_headers(headers: Headers) -> HeaderPairs:
                 f"header: expected str as name, got {type(name).__name__} {name!r:.80}"
             )
         if not name:
-            raise LocalProtocolError("header: expected a name, got an empty one")
+            raise ConfigError("header: expected a name, got an empty one")
         if not isinstance(value, bytes):
             raise TypeError(
                 f"header {name!r:.80}: expected bytes as value, got"
@@ -251,7 +251,7 @@ def _octets(what: str, text: str | bytes) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{what} {text!r:.80} is no UTF-8") from error
+        raise ConfigError(f"{what} {text!r:.80} is no UTF-8") from error
     except AttributeError:
         raise TypeError(
             f"{what}: expected str or bytes, got {type(text).__name__} {text!r:.80}"

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from metaq.client.names import name_some
 from metaq.client.partitioner import parse_partition
-from metaq.errors import LocalProtocolError, NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import TopicPartition
 from metaq.spark.errors import RoutesError
 
@@ -30,7 +30,7 @@ Route: TypeAlias = Mapping[str, tuple[TopicPartition, ...]]
 """Topic → the partitions that its rows are spread over, in order."""
 NO_BATCH: Final = -1
 _NO_ROUTES: Final = (
-    ValueError, KeyError, TypeError, AttributeError, LocalProtocolError,
+    ValueError, KeyError, TypeError, AttributeError, ConfigError,
 )  # fmt: skip
 
 

@@ -88,10 +88,12 @@ def check_hosts(hosts: object) -> None:
         hosts: as in `make_client`.
 
     Raises:
-        ConfigError: `hosts` is not of that form.
+        TypeError: `hosts` is no text.
+        ConfigError: it is not of that form.
     """
     if not isinstance(hosts, str):
-        raise _refusal(hosts, TypeError(type(hosts).__name__))
+        kind = type(hosts).__name__
+        raise TypeError(f"zookeeper: expected str, got {kind} {hosts!r:.80}")
     try:
         for host in server_hosts(hosts):
             # kazoo's thread would end at a name that no resolver can be asked for.

@@ -12,7 +12,7 @@ from metaq.cli import ship as module
 from metaq.cli.cluster import Target
 from metaq.cli.ship import ShipOptions, read_state, ship
 from metaq.client import Client
-from metaq.errors import ConfigError, LocalProtocolError
+from metaq.errors import ConfigError
 from metaq.model import Message
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.brokers import AnyBroker, StartBroker
@@ -130,7 +130,7 @@ def test_a_broker_that_fails_for_a_while_is_waited_for(
 def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> None:
     """A wrong attribute would be wrong for ever; no place is kept."""
     (tmp_path / "app.log").write_bytes(b"1\n")
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(ConfigError):
         ship(target, options(tmp_path, attribute="\ud800"))
     assert not (tmp_path / "state").exists()
 

@@ -18,7 +18,7 @@ from metaq.client.produce.buffer import RESERVE_COUNT, Buffer
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes
 from metaq.clock import SystemClock
-from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
+from metaq.errors import ClosedError, ConfigError, NoBrokerError
 from metaq.model import MessageId, Offset
 from metaq.protocol.version import Capabilities
 from tests.client.producing import at
@@ -366,7 +366,7 @@ def test_refusals_name_what_is_wrong() -> None:
             append("other", b"x")
         with pytest.raises(NoBrokerError, match="topic other is not known"):
             box.accumulator.append_many("other", [b"x"])
-        with pytest.raises(LocalProtocolError, match="<broker>-<partition>"):
+        with pytest.raises(ConfigError, match="<broker>-<partition>"):
             append("test", b"x", partition="7")
         with pytest.raises(MessageTooLargeError, match="at most 1000 bytes, got 1020"):
             append("test", bytes(1000))

@@ -21,7 +21,7 @@ from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client
 from metaq.errors import (
     ClosedError,
-    LocalProtocolError,
+    ConfigError,
     LogDirLockedError,
     StorageError,
 )
@@ -402,9 +402,9 @@ def test_a_choice_outside_of_the_layout_is_refused(
                 "test", "0:2", tmp_path, selector=elsewhere
             )
             async with producer:
-                with pytest.raises(LocalProtocolError, match="7-7"):
+                with pytest.raises(ConfigError, match="7-7"):
                     await producer.send(b"a")
-                with pytest.raises(LocalProtocolError, match="UTF-8"):
+                with pytest.raises(ConfigError, match="UTF-8"):
                     await producer.send(b"a", attribute="\ud800")
             with pytest.raises(ClosedError):
                 await producer.send(b"a")

@@ -19,7 +19,7 @@ from metaq.client.partitioner import (
     slot_of,
     slots_of,
 )
-from metaq.errors import LocalProtocolError, NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 
 MESSAGE = OutgoingMessage(b"")
@@ -156,7 +156,7 @@ def test_pinned_by_number_takes_the_first_broker_that_has_it() -> None:
 )
 def test_what_is_no_partition_is_refused(text: Any) -> None:
     """The error shows what was given, text or not."""
-    with pytest.raises(LocalProtocolError, match="expected '<broker>-<partition>'"):
+    with pytest.raises(ConfigError, match="expected '<broker>-<partition>'"):
         parse_partition("t", text)
 
 

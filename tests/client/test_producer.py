@@ -14,7 +14,7 @@ from metaq.client.produce.batches import Batch, SendFuture, SendResult
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.errors import (
     ClosedError,
-    LocalProtocolError,
+    ConfigError,
     NotSentError,
     RequestTimeoutError,
     ServerError,
@@ -207,13 +207,13 @@ def test_key_partition_and_selector_choose() -> None:
             return at(0, topic="other")
 
         async with producing(StandInBroker(), selector=astray) as world:
-            with pytest.raises(LocalProtocolError, match="of test, got other/0-0"):
+            with pytest.raises(ConfigError, match="of test, got other/0-0"):
                 await world.producer.send("test", b"x")
 
         for wrong in (None, "0-0", 3):
             chosen: Any = wrong
             async with producing(StandInBroker(), selector=lambda *_: chosen) as world:  # noqa: B023
-                with pytest.raises(LocalProtocolError, match=f"of test, got {wrong}$"):
+                with pytest.raises(ConfigError, match=f"of test, got {wrong}$"):
                     await world.producer.send("test", b"x")
 
     run_virtually(main())
@@ -514,7 +514,7 @@ def test_one_way_messages_never_raise_for_delivery() -> None:
             await asyncio.sleep(2)
             for _ in range(7):
                 producer.send_oneway("test", b"x")
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(ConfigError):
                 producer.send_oneway("no topic", b"x")
             await producer.flush()
             dropped = producer.statistics().dropped
@@ -555,7 +555,7 @@ def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() ->
 @pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
 def test_what_can_be_no_topic_is_refused(topic: str) -> None:
     """Before any request."""
-    with pytest.raises(LocalProtocolError, match="cannot travel as a token"):
+    with pytest.raises(ConfigError, match="cannot travel as a token"):
         check_topic(topic)
 
 

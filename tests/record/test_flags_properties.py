@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.errors import LocalProtocolError
+from metaq.errors import ConfigError
 from metaq.record.flags import (
     Decoded,
     Headers,
@@ -137,8 +137,8 @@ def test_a_dict_of_headers_keeps_its_order() -> None:
 @pytest.mark.parametrize(
     ("headers", "error", "text"),
     [
-        ({"": b"x"}, LocalProtocolError, "name"),
-        ({"\ud800": b"x"}, LocalProtocolError, "UTF-8"),
+        ({"": b"x"}, ConfigError, "name"),
+        ({"\ud800": b"x"}, ConfigError, "UTF-8"),
         ({"a": "text"}, TypeError, "'a': expected bytes as value, got str 'text'"),
         ({1: b"x"}, TypeError, "expected str as name, got int 1"),
         ([("a",)], TypeError, "expected a dict of names and bytes"),
@@ -157,7 +157,7 @@ def test_wrong_headers_are_named(
 @pytest.mark.parametrize(
     ("key", "error", "text"),
     [
-        ("\ud800", LocalProtocolError, "key .* is no UTF-8"),
+        ("\ud800", ConfigError, "key .* is no UTF-8"),
         (5, TypeError, "key: expected str or bytes, got int 5"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.errors import CorruptRecordError, LocalProtocolError
+from metaq.errors import ConfigError, CorruptRecordError
 from metaq.model import MessageId
 from metaq.record.checksum import checksum
 from metaq.record.flags import decode_payload, encode_payload
@@ -107,5 +107,5 @@ def test_a_broken_attribute_block_is_named(payload: bytes) -> None:
 
 def test_an_attribute_that_is_no_text_is_refused() -> None:
     """Half of a surrogate pair has no bytes; only the sender hears it."""
-    with pytest.raises(LocalProtocolError, match="attribute"):
+    with pytest.raises(ConfigError, match="attribute"):
         encode_payload(b"", "\ud800")

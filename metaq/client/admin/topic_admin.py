@@ -27,7 +27,7 @@ from metaq.client.admin.cluster_admin import (
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
-from metaq.client.names import check_topics, near_topics, require_text
+from metaq.client.names import check_topic, check_topics, near_topics, require_text
 from metaq.client.validation import check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.keys import PARTITION_COUNT_MAX
@@ -141,6 +141,7 @@ class AsyncAdmin:
 
         Cancellation: it may be made.
         """
+        check_topic(topic)
         context = self._context
         deadline_s = await context.reach(timeout)
         definition = _checked(
@@ -207,6 +208,7 @@ class AsyncAdmin:
 
         Cancellation: it may be altered.
         """
+        check_topic(topic)
         context = self._context
         deadline_s = await context.reach(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
@@ -263,6 +265,7 @@ class AsyncAdmin:
 
         Cancellation: it may go on.
         """
+        check_topic(topic)
         context = self._context
         deadline_s = await context.reach(timeout)
         coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
@@ -292,6 +295,7 @@ class AsyncAdmin:
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
+        check_topic(topic)
         deadline_s = await self._context.reach(timeout)
         return await _described(self._context, topic, deadline_s)
 
@@ -371,7 +375,6 @@ async def _described(
     context: ClientContext, topic: str, deadline_s: float
 ) -> TopicDescription:
     """Return a description of a topic; raise NoTopicError where nothing is known."""
-    require_text("topic", topic)
     found = await _describe(context, topic, deadline_s)
     if found.definition is None and not found.brokers and not found.problem:
         known = await _topic_names(context, deadline_s)

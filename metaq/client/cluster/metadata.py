@@ -188,6 +188,7 @@ class Metadata(Protocol):
         Raises:
             CoordinationError: ZooKeeper is out of reach.
         """
+        return  # no other source can be out of reach for all of it
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
@@ -269,9 +270,7 @@ class ZooKeeperMetadata(Metadata):
             raise self._unreachable(waited_s)
 
     def _unreachable(self, waited_s: float) -> CoordinationError:
-        return CoordinationError(
-            f"cannot reach {self._name} (waited {waited_s:.3g} s)"
-        )
+        return CoordinationError(f"cannot reach {self._name} (waited {waited_s:.3g} s)")
 
     def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic from now on."""

@@ -30,13 +30,18 @@ from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
-from metaq.client.names import fixed_partitions, name_some, require_text
+from metaq.client.names import (
+    check_topic,
+    fixed_partitions,
+    name_some,
+    require_text,
+)
 from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.timeouts import within
 from metaq.client.validation import WIRE_BYTES_MAX, check_offset, check_whole
-from metaq.errors import MetaqError, NoBrokerError, ServerError, WireError
+from metaq.errors import ConfigError, MetaqError, NoBrokerError, ServerError, WireError
 from metaq.model import (
     MAX_OFFSET,
     SCHEME,
@@ -95,10 +100,10 @@ async def known_partitions(
 
     Raises:
         NoBrokerError: nothing is known of the cluster before the deadline.
-        NodeNameError: no topic can have this name.
+        ConfigError: no topic can have this name.
         TypeError: the topic is no text.
     """
-    require_text("topic", topic)
+    check_topic(topic)
     snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
     readable = snapshot.get_partitions(topic)
     taking = snapshot.put_partitions(topic)
@@ -220,6 +225,8 @@ async def stats_of(
         MetaqError: a broker that is registered cannot be asked.
     """
     require_text("item", item)
+    if item.split() not in ([], [item]):
+        raise ConfigError(f"item: expected a name without blanks, got {item!r}")
     snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
     addresses = [
         address
@@ -286,7 +293,7 @@ async def browse_topic(
     Arguments and errors are those of `AsyncClient.browse`.
     """
     check_start(start)
-    require_text("topic", topic)
+    check_topic(topic)
     deadline_s = context.deadline_s(timeout)
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)

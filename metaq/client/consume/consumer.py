@@ -45,7 +45,12 @@ from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
 from metaq.client.timeouts import require_loop, within
-from metaq.client.validation import check_offset, check_timeout, check_whole
+from metaq.client.validation import (
+    check_offset,
+    check_timeout,
+    check_whole,
+    wrong_type,
+)
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import Message, Offset, TopicPartition
@@ -562,6 +567,8 @@ class AsyncConsumer:
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
         """Make the state that the workers of a `run` share, for both worlds."""
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        if not isinstance(retry, RetryPolicy):
+            raise wrong_type("retry", "RetryPolicy", retry)
         if self._state is ConsumerState.NEW:
             raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
@@ -715,6 +722,8 @@ class AsyncConsumer:
 
     def _move(self, partition: TopicPartition, offset: Offset) -> None:
         check_offset("offset", offset)
+        if not isinstance(partition, TopicPartition):
+            raise wrong_type("partition", "TopicPartition", partition)
         if partition not in self.assignment():
             raise ClosedError(f"{partition}: not assigned to this consumer")
         self.current_batch.drop(partition)

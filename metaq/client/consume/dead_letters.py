@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.partitioner import KeyHash, OutgoingMessage, parse_partition
-from metaq.errors import LocalProtocolError
+from metaq.errors import ConfigError
 from metaq.model import HeaderPairs, Message, MessageId, Millis, Offset, TopicPartition
 
 PREFIX: Final = "dead-letter."
@@ -126,7 +126,7 @@ def read_origin(message: Message) -> Origin | None:
             at_ms=None if at_ms is None else Millis(int(at_ms)),
             traceback=fields.get("traceback", ""),
         )
-    except (KeyError, ValueError, LocalProtocolError):
+    except (KeyError, ValueError, ConfigError):
         return None
 
 

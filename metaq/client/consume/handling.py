@@ -41,7 +41,7 @@ from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.config.topic_rules import is_safe_topic
-from metaq.errors import ClosedError, LocalProtocolError, MetaqError
+from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
 from metaq.retry import Backoff
@@ -426,14 +426,14 @@ class Handling:
             except MessageTooLargeError:
                 # Without the optional part it may fit.
                 await self._send_origin(message, origin._replace(traceback=""))
-        except (MessageTooLargeError, LocalProtocolError) as refusal:
+        except (MessageTooLargeError, ConfigError) as refusal:
             # It will never be accepted, and waiting for ever would hide that.
             raise self._stopped(failed, f": {refusal}") from failed.error
 
     async def _send_origin(self, message: Message, origin: Origin) -> None:
         topic = dead_letter_topic(self._policy, message.topic)
         if not is_safe_topic(topic):
-            raise LocalProtocolError(f"no topic can have the name {topic!r}")
+            raise ConfigError(f"no topic can have the name {topic!r}")
         if self._producer is None:
             self._producer = self._make_producer()
         await self._producer.send(

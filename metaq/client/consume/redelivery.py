@@ -12,12 +12,14 @@ Source: docs/metaq-1.4/client.md 11.3 and 12.
 """
 
 import logging
+import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
-from metaq.client.validation import check_seconds, check_whole
+from metaq.client.names import require_text
+from metaq.client.validation import check_seconds, check_whole, wrong_type
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
@@ -71,6 +73,7 @@ class RetryPolicy:
         """Refuse contradictions.
 
         Raises:
+            TypeError: a value is of another type.
             ConfigError: a number is out of range, a directory is missing, or a topic or
                 directory is named that `then` does not use.
         """
@@ -89,10 +92,14 @@ class RetryPolicy:
                 f"then: expected one of {', '.join(known)}, got {self.then!r}"
             )
         topic = self.dead_letter_topic
+        if topic is not None:
+            require_text("dead_letter_topic", topic)
         if topic is not None and not is_safe_topic(topic):
             raise ConfigError(
                 f"dead_letter_topic: expected a name without blanks, got {topic!r}"
             )
+        if not isinstance(self.park_dir, str | os.PathLike | None):
+            raise wrong_type("park_dir", "str or Path", self.park_dir)
         if self.then == "park" and self.park_dir is None:
             raise ConfigError("then='park' needs a park_dir")
         for name, then in _NEEDED_BY.items():

@@ -75,7 +75,7 @@ class Accumulator:
             BufferFullError: no memory now; see `Buffer.wait`.
             MessageTooLargeError: larger than the buffer, or than its broker takes.
             NoBrokerError: the topic is not known, or the selector found no partition.
-            LocalProtocolError: attribute, key, headers or partition cannot be written.
+            ConfigError: attribute, key, headers or partition cannot be written.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: data, attribute, key or headers are of another type.
         """

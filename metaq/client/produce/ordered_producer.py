@@ -42,8 +42,8 @@ from metaq.client.validation import check_timeout
 from metaq.errors import (
     ClosedError,
     ConfigError,
+    CoordinationError,
     ForbiddenError,
-    LocalProtocolError,
     MetaqError,
     NoBrokerError,
     NoRoomError,
@@ -61,7 +61,8 @@ from metaq.stats import counter, gauge
 _log = logging.getLogger(__name__)
 
 NOT_TAKEN: Final = (
-    NotSentError, NoBrokerError, ForbiddenError, NoRoomError, UnavailableError
+    NotSentError, NoBrokerError, CoordinationError, ForbiddenError, NoRoomError,
+    UnavailableError,
 )  # fmt: skip
 """After these a message is certainly not stored, so it may be spooled."""
 
@@ -365,7 +366,7 @@ class AsyncOrderedProducer:
 
         Raises:
             OutcomeUnknownError: it was sent, and may be stored; it is not spooled.
-            LocalProtocolError: the selector chose outside of the layout, or the
+            ConfigError: the selector chose outside of the layout, or the
                 attribute, key or headers cannot be written.
             MessageTooLargeError: it is over the limit that its broker announced last.
             NoSpaceError: it should be spooled, and the disk is full.
@@ -399,7 +400,7 @@ class AsyncOrderedProducer:
         chosen = self._selector(self.topic, self.partitions, message)
         queue = self._queues.get(chosen)
         if queue is None:
-            raise LocalProtocolError(
+            raise ConfigError(
                 f"the selector chose {chosen}, which is not in the layout of"
                 f" {len(self.partitions)} partitions"
             )
@@ -412,7 +413,7 @@ class AsyncOrderedProducer:
                 await self._context.metadata.topic(
                     self.topic, deadline_s=deadline_s, takes_puts=True
                 )
-            except NoBrokerError as error:
+            except (CoordinationError, NoBrokerError) as error:
                 queue.last_error = error
             self._is_known = True
         return not len(queue.spool) and self._is_available(queue.partition)
@@ -584,7 +585,7 @@ def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartitio
 
     Raises:
         ConfigError: it is neither, has no partition, or too many.
-        LocalProtocolError: the topic can be no topic's name.
+        ConfigError: the topic can be no topic's name.
     """
     check_topic(topic)
     try:
@@ -592,7 +593,7 @@ def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartitio
             found = _parse_counts(topic, layout)
         else:
             found = {parse_partition(topic, name) for name in layout}
-    except (ValueError, TypeError, LocalProtocolError) as error:
+    except (ValueError, TypeError, ConfigError) as error:
         raise ConfigError(
             f"layout of topic {topic}: expected '<broker>:<count>;...' or"
             f" ['<broker>-<partition>', ...], got {layout!r}"

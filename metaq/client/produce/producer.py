@@ -49,7 +49,6 @@ from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
     ConfigError,
-    LocalProtocolError,
     MetaqError,
     NoBrokerError,
     RequestTimeoutError,
@@ -153,7 +152,7 @@ class AsyncProducer:
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
-            LocalProtocolError: this can be no topic's name.
+            ConfigError: this can be no topic's name.
             NoBrokerError: no broker serves the topic within the time.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: the topic is no text.
@@ -223,7 +222,7 @@ class AsyncProducer:
             ServerError: the broker could not store it; its text says why.
             MessageTooLargeError: larger than broker or buffer take.
             BufferFullError: no memory within the time, or with `when_full="raise"`.
-            LocalProtocolError: topic, attribute, key, headers or partition cannot be
+            ConfigError: topic, attribute, key, headers or partition cannot be
                 written.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: an argument of another type; the text names it.
@@ -340,7 +339,7 @@ class AsyncProducer:
         failures are counted with the others. Retries are the same as for `send`.
 
         Raises:
-            LocalProtocolError: topic, attribute, key or headers cannot be written.
+            ConfigError: topic, attribute, key or headers cannot be written.
             ClosedError: the producer is of another event loop.
             TypeError: an argument of another type; the text names it.
         """
@@ -355,7 +354,7 @@ class AsyncProducer:
                 message = kept_message(data, attribute, key, headers)
                 self._check_open()
                 self.oneway.keep(topic, message)
-        except LocalProtocolError:
+        except ConfigError:
             raise
         except MetaqError as error:
             self._require_loop()

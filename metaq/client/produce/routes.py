@@ -10,7 +10,7 @@ from itertools import count
 
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
 from metaq.client.produce.partition_sender import PartitionSender
-from metaq.errors import LocalProtocolError, NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 
 
@@ -88,7 +88,7 @@ class Routes:
 
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
-            LocalProtocolError: the message's partition is none, or the selector chose
+            ConfigError: the message's partition is none, or the selector chose
                 none, or one of another topic.
         """
         known = self._topics.get(topic)
@@ -125,7 +125,7 @@ class Routes:
             Its partition, perhaps at another broker; None when that broker has none.
 
         Raises:
-            NoBrokerError, LocalProtocolError: as `select`.
+            NoBrokerError, ConfigError: as `select`.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -186,9 +186,7 @@ def _select(
     partition = selector(topic, choice, message)
     # A function of the user's returns anything.
     if getattr(partition, "topic", None) != topic:
-        raise LocalProtocolError(
-            f"selector: expected a partition of {topic}, got {partition}"
-        )
+        raise ConfigError(f"selector: expected a partition of {topic}, got {partition}")
     return partition
 
 

@@ -155,7 +155,7 @@ def sort_runs(
 
     Raises:
         TypeError: data is not bytes-like.
-        LocalProtocolError: an attribute, a key or a header cannot be written.
+        ConfigError: an attribute, a key or a header cannot be written.
     """
     groups: dict[PartitionSender | None, tuple[list[bytes], list[int], list[int]]] = {}
     fixed: set[PartitionSender | None] = set()
@@ -186,7 +186,7 @@ def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
     """Return (payload, flag) of a message.
 
     Raises:
-        LocalProtocolError: attribute, key or a header cannot be written.
+        ConfigError: attribute, key or a header cannot be written.
         TypeError: one of its fields is of another type.
     """
     return encode_payload(
@@ -200,7 +200,7 @@ def kept_message(
     """Return a message to append later; its caller may change what it gave.
 
     Raises:
-        LocalProtocolError, TypeError: as `encode_outgoing`.
+        ConfigError, TypeError: as `encode_outgoing`.
     """
     pairs = list_headers(headers) if headers else ()
     message = OutgoingMessage(frozen(data), attribute, key, headers=pairs)

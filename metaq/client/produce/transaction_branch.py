@@ -268,7 +268,7 @@ class TransactionSends:
             TransactionError: none is open: it has failed, is prepared or has ended; or
                 the broker of a local one has no partition of the topic, or not that of
                 the key. Nothing was sent.
-            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
+            NoBrokerError, MessageTooLargeError, ConfigError, TypeError: as
                 `AsyncProducer.send`; in a local transaction nothing was sent. The first
                 message waits for a broker that is away, later ones have lost theirs.
             MetaqError: the message may be missing; the transaction has failed.

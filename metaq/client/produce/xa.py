@@ -44,7 +44,7 @@ from metaq.client.produce.xa_commands import (
     listed,
     shown,
 )
-from metaq.client.validation import check_whole
+from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import BrokerId, Millis, XaTransactionId
 from metaq.protocol.decimals import I32_MAX
@@ -58,12 +58,14 @@ def check_qualifier(qualifier: object) -> None:
     """Refuse what is no unique qualifier.
 
     Raises:
-        ConfigError: no text, blank, or with a blank, a colon or a character that does
+        TypeError: no text.
+        ConfigError: blank, or with a blank, a colon or a character that does
             not print.
     """
+    if not isinstance(qualifier, str):
+        raise wrong_type("qualifier", "str", qualifier)
     if (
-        not isinstance(qualifier, str)
-        or not qualifier
+        not qualifier
         or not qualifier.isprintable()
         or any(mark in qualifier for mark in ": ")
     ):
@@ -350,7 +352,11 @@ class AsyncXa(TransactionSends):
         Args:
             timeout: seconds that all of it may take; None is the client's
                 `close_timeout_s`.
+
+        Raises:
+            TypeError, ConfigError: `timeout` is no time; it is not closed.
         """
+        check_timeout(timeout)
         current, self._global = self._global, None
         limit_s = self._context.options.close_timeout_s if timeout is None else timeout
         if current is not None and not current.is_prepared:
@@ -383,7 +389,9 @@ class AsyncXa(TransactionSends):
     # -- inside -----------------------------------------------------------------------
 
     def _check_xid(self, xid: object) -> None:
-        if not isinstance(xid, XaTransactionId) or xid.qualifier != self._qualifier:
+        if not isinstance(xid, XaTransactionId):
+            raise wrong_type("xid", "XaTransactionId", xid)
+        if xid.qualifier != self._qualifier:
             raise ConfigError(
                 f"xid: expected one of qualifier {self._qualifier}, made by `xid` or"
                 f" listed by `recover`, got {xid!r:.160}"
@@ -490,9 +498,7 @@ class AsyncXa(TransactionSends):
 def _id_bytes(name: str, value: object) -> bytes:
     if not isinstance(value, str | bytes | bytearray | memoryview):
         # Of an int `bytes` would make so many zeros.
-        raise TypeError(
-            f"{name}: expected str or bytes, got {type(value).__name__} {value!r:.80}"
-        )
+        raise wrong_type(name, "str or bytes", value)
     found = value.encode() if isinstance(value, str) else bytes(value)
     if len(found) > ID_BYTES_MAX:
         raise ConfigError(

@@ -184,7 +184,9 @@ class Producer(SyncClosable[AsyncProducer]):
     ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
-        check_topic(topic)
+        require_text("topic", topic)
+        if not self._twin.accumulator.knows(topic):
+            check_topic(topic)
         self._handover.put(topic, kept_message(data, attribute, key, headers))
 
     def transaction(

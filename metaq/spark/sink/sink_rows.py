@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaq.client.partitioner import parse_partition, plan_slots, slots_of
-from metaq.errors import LocalProtocolError
+from metaq.errors import ConfigError
 from metaq.model import BrokerId, HeaderPairs, TopicPartition
 from metaq.record.checksum import crc32
 from metaq.record.flags import (
@@ -323,7 +323,7 @@ class _Columns:
         )
         try:
             payloads, flags = zip(*(encode_payload(*row) for row in rows), strict=True)
-        except LocalProtocolError as error:
+        except ConfigError as error:
             raise RowError(str(error)) from error
         self.payloads = pa.array(payloads, pa.binary())
         self.flags = pa.array(flags, pa.int32())
@@ -380,7 +380,7 @@ def _named(
     if isinstance(wanted, str):
         try:
             found = parse_partition(topic, wanted)
-        except LocalProtocolError as error:
+        except ConfigError as error:
             raise RowError(f"column {error}") from error
     elif broker_id is not None:
         found = TopicPartition(topic, BrokerId(broker_id), wanted)

@@ -1,0 +1,329 @@
+"""Wrong arguments of public calls: `TypeError` or `ConfigError`, and nothing sent."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    Client,
+    FileOffsets,
+    OutgoingMessage,
+    Pinned,
+    RetryPolicy,
+    SendFuture,
+)
+from metaq.errors import ConfigError
+from tests.brokers import AnyBroker, StartBroker
+from tests.client.test_derived_worlds import TWINS
+from tests.client.worlds import IDLE, QUICK, WORLDS
+
+NO_TEXTS: tuple[object, ...] = (5, None, b"test", ["test"])
+NO_TOPICS = (*NO_TEXTS, "", "te st", "a/b", "a\nb", "\ud800", ".")
+NO_NAMES: tuple[object, ...] = ("test", b"test", 5, [], [5], ["te st"])
+NO_DATA: tuple[object, ...] = ("text", 5, None, [b"x"], {"a": 1})
+NO_TIMES: tuple[object, ...] = (-1, math.nan, math.inf, "5", True)
+NO_PARTITIONS: tuple[object, ...] = (0, "", "0", "a-b", "0-0 ", b"0-0", ("0", 0))
+NO_LISTS: tuple[object, ...] = (["0"], [0], "0-0", [], b"0-0", [None])
+NO_KEYS: tuple[object, ...] = (5, ["k"], "\ud800")
+NO_HEADERS: tuple[object, ...] = (5, {"a": "b"}, {5: b""}, [("a",)], {"": b""}, "ab")
+NO_OFFSETS: tuple[object, ...] = (-1, 1.5, "0", True, None, 1 << 63)
+NO_COUNTS: tuple[object, ...] = (0, -1, 1.5, "1", True, None)
+NO_FUNCTIONS: tuple[object, ...] = (5, "handle", None)
+
+SEND: dict[str, tuple[object, ...]] = {
+    "attribute": (5, b"a", "\ud800"),
+    "key": NO_KEYS,
+    "headers": NO_HEADERS,
+    "timeout": NO_TIMES,
+}
+PUT = {"topic": NO_TOPICS, "data": NO_DATA, **SEND, "partition": NO_PARTITIONS}
+MANY: dict[str, tuple[object, ...]] = {
+    "topic": NO_TOPICS,
+    "messages": (
+        b"x", "x", 5, None, ["x"], [5], [OutgoingMessage(5)],  # type: ignore[arg-type]
+        [OutgoingMessage(b"x", key=5)],  # type: ignore[arg-type]
+        [OutgoingMessage(b"x", partition="x")],
+    ),
+    "timeout": NO_TIMES,
+}  # fmt: skip
+XIDS: tuple[object, ...] = (5, "x", b"x")
+# Call → argument → wrong values.
+WRONG: dict[str, dict[str, tuple[object, ...]]] = {
+    "Client.producer": {"selector": NO_FUNCTIONS[:2], "timeout_s": NO_TIMES},
+    "Client.ordered_producer": {
+        "topic": NO_TOPICS,
+        "partitions": (5, None, "", "x", ["0"], [0], [], b"0:1"),
+        "directory": (5, None),
+        "selector": NO_FUNCTIONS[:2],
+    },
+    "Client.xa": {"qualifier": (5, None, "", "a b", "a:b", b"q")},
+    "Client.consumer": {
+        "group": (*NO_TEXTS, "", "a b", "a/b"),
+        "topics": NO_NAMES,
+        "partitions": NO_LISTS,
+        "offsets": (5, "file", FileOffsets),
+        "start": ("newest", None, 1.5, -1, {"0-0": 5}),
+        "fetch_bytes": NO_COUNTS,
+        "consumer_id": (5, "a b"),
+        "skip_repeats": (5, "yes"),
+        "strategy": (5, "x"),
+        "message_filter": NO_FUNCTIONS[:2],
+        "duplicate_ids": (5,),
+    },
+    "Client.browse": {
+        "topic": NO_TOPICS,
+        "partitions": NO_LISTS,
+        "start": ("newest", None, 1.5, -1),
+        "timeout": NO_TIMES,
+    },
+    "Client.get": {
+        "topic": NO_TOPICS,
+        "partition": (*NO_PARTITIONS, None),
+        "offset": NO_OFFSETS,
+        "max_bytes": NO_COUNTS,
+        "timeout": NO_TIMES,
+    },
+    "Client.topics": {"timeout": NO_TIMES},
+    "Client.partitions": {"topic": NO_TOPICS, "timeout": NO_TIMES},
+    "Client.stats": {"item": (5, None, b"topics", "a b", "a\nb"), "timeout": NO_TIMES},
+    "Client.close": {"timeout": NO_TIMES},
+    "Producer.prepare": {"topic": NO_TOPICS, "timeout": NO_TIMES},
+    "Producer.send": PUT,
+    "Producer.send_nowait": PUT,
+    "Producer.send_many": MANY,
+    "Producer.send_oneway": {
+        name: values
+        for name, values in PUT.items()
+        if name not in {"partition", "timeout"}
+    },
+    "Producer.transaction": {"timeout": (*NO_TIMES, 0), "keys": ("x", None, 5)},
+    "Producer.flush": {"timeout": NO_TIMES},
+    "Producer.close": {"timeout": NO_TIMES},
+    "OrderedProducer.start": {"timeout": NO_TIMES},
+    "OrderedProducer.send": {"data": NO_DATA, **SEND},
+    "OrderedProducer.close": {"timeout": NO_TIMES},
+    "Transaction.send": PUT,
+    "Transaction.send_many": MANY,
+    "Transaction.commit": {"timeout": NO_TIMES},
+    "Transaction.rollback": {"timeout": NO_TIMES},
+    "Xa.xid": {
+        "format_id": (-1, "1", None, True, 1 << 31),
+        "global_id": (5, None, "x" * 65),
+        "branch": (5, None, "x" * 65),
+    },
+    "Xa.begin": {"xid": (*XIDS, None), "timeout": (*NO_TIMES, 0)},
+    "Xa.send": PUT,
+    "Xa.send_many": MANY,
+    "Xa.prepare": {"timeout": NO_TIMES},
+    "Xa.commit": {"xid": XIDS, "timeout": NO_TIMES},
+    "Xa.rollback": {"xid": XIDS, "timeout": NO_TIMES},
+    "Xa.recover": {"timeout": NO_TIMES},
+    "Xa.forget": {"xid": (*XIDS, None), "timeout": NO_TIMES},
+    "Xa.close": {"timeout": NO_TIMES},
+    "Consumer.start": {"timeout": NO_TIMES},
+    "Consumer.receive": {"timeout": NO_TIMES},
+    "Consumer.receive_many": {"count_max": NO_COUNTS, "timeout": NO_TIMES},
+    "Consumer.run": {
+        "handler": NO_FUNCTIONS,
+        "concurrency": NO_COUNTS,
+        "retry": (5, None, "drop", RetryPolicy),
+        "timeout": NO_TIMES,
+    },
+    "Consumer.commit": {"timeout": NO_TIMES},
+    "Consumer.rollback": {"timeout": NO_TIMES},
+    "Consumer.lag": {"timeout": NO_TIMES},
+    "Consumer.seek": {
+        "partition": (5, None, b"0-0", "x"),
+        "offset": NO_OFFSETS,
+        "timeout": NO_TIMES,
+    },
+    "Consumer.close": {"timeout": NO_TIMES},
+    "Admin.create_topic": {
+        "topic": NO_TOPICS,
+        "partitions": NO_COUNTS,
+        "brokers": (5, None, "some", [], ["0"], [-1]),
+        "settings": (5, None, {"a": 1}, {5: "a"}),
+        "timeout": NO_TIMES,
+    },
+    "Admin.alter_topic": {
+        "topic": NO_TOPICS,
+        "partitions": NO_COUNTS[:-1],
+        "brokers": (5, "some", [], ["0"], [-1]),
+        "settings": (5, None, {"a": 1}, {5: "a"}),
+        "timeout": NO_TIMES,
+    },
+    "Admin.delete_topic": {"topic": NO_TOPICS, "timeout": NO_TIMES},
+    "Admin.describe_topic": {"topic": NO_TOPICS, "timeout": NO_TIMES},
+    "Admin.topics": {"timeout": NO_TIMES},
+    "Admin.brokers": {"timeout": NO_TIMES},
+    "Admin.forget_broker": {"broker_id": NO_OFFSETS[:-1], "timeout": NO_TIMES},
+}
+ONCE = {"start", "close"}
+# Right values of the other arguments.
+RIGHT: dict[str, Any] = {
+    "topic": "test",
+    "data": b"x",
+    "messages": [b"x"],
+    "partition": "0-0",
+    "offset": 0,
+    "group": "g",
+    "topics": ["test"],
+    "qualifier": "other",
+    "handler": print,
+    "count_max": 1,
+    "format_id": 1,
+    "global_id": "x",
+    "broker_id": 9,
+}
+
+
+def required(call: str) -> dict[str, Any]:
+    """Return right values for the arguments of a call that have no default."""
+    kind, _, name = call.partition(".")
+    (sync,) = (one for one, _twin in TWINS if one.__name__ == kind)
+    found = inspect.signature(getattr(sync, name)).parameters.values()
+    names = [one.name for one in found if one.default is one.empty]
+    right = dict(RIGHT)
+    if kind == "Client":
+        right.update(partitions="0:1", directory="/nowhere")
+    else:
+        right.update(partitions=1)
+    if kind == "Consumer":
+        right.update(partition=None)
+    return {one: right[one] for one in names if one in right}
+
+
+def faults(call: str, function: Callable[..., Any], right: dict[str, Any]) -> list[str]:
+    """Return the wrong arguments that a call takes, or refuses as something else."""
+    found = []
+    for name, values in WRONG[call].items():
+        for value in values:
+            given = f"{call}({name}={value!r:.40})"
+            try:
+                result = function(**{**right, name: value})
+                if inspect.isgenerator(result):
+                    list(result)
+                elif isinstance(result, SendFuture):
+                    result.result(5)
+            except (TypeError, ConfigError) as error:
+                if name not in str(error) and "unexpected" in str(error):
+                    found.append(f"{given}: {error}")
+            except BaseException as error:
+                found.append(f"{given}: {error!r}")
+            else:
+                found.append(f"{given} is taken")
+    return found
+
+
+@pytest.fixture(params=["sync", "async"])
+def world(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker(topics={"test": 1})
+
+
+@pytest.fixture
+def client(world: str, broker: AnyBroker) -> Iterator[Any]:
+    bound = {"request_timeout_s": 0.5}
+    with WORLDS[world](**broker.client_options, **QUICK, **bound) as one:
+        yield one
+
+
+def test_every_call_refuses_what_it_cannot_use(
+    client: Any, broker: AnyBroker, tmp_path: Path
+) -> None:
+    """By type or by value, before anything is sent; it goes on to work after that."""
+    producer, xa = client.producer(timeout_s=0.5), client.xa("q", timeout_s=0.5)
+    xa.begin(xa.xid(1, "x"))
+    ordered = client.ordered_producer("test", "0:1", tmp_path, timeout_s=0.5)
+    consumer = client.consumer("g", ["test"], **IDLE)
+    before = dict(broker.zookeeper.nodes)
+    parts = {
+        "Client": client,
+        "Producer": producer,
+        "Transaction": producer.transaction(),
+        "Xa": xa,
+        "Admin": client.admin(),
+        "OrderedProducer": ordered,
+        "Consumer": consumer,
+    }
+    found = []
+    for call in WRONG:
+        kind, _, name = call.partition(".")
+        if name in ONCE or kind not in {"Consumer", "OrderedProducer"}:
+            function = getattr(parts[kind], name)
+            found += faults(call, function, required(call))
+    assert broker.zookeeper.nodes == before
+    with ordered, consumer:
+        for call in WRONG:
+            kind, _, name = call.partition(".")
+            if kind in {"Consumer", "OrderedProducer"} and name not in ONCE:
+                function = getattr(parts[kind], name)
+                found += faults(call, function, required(call))
+        assert not found, "\n".join(found)
+        xa.rollback()
+        assert broker.stored() == []
+        producer.send("test", b"a", timeout=5)
+        ordered.send(b"b", timeout=5)
+        assert broker.stored() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (function, given)
+        for function, values in (
+            (Pinned, (None, "x", 1.5, b"0-0")),
+            (lambda value: Client(zookeeper=value), (5, b"h:1", "")),
+            (lambda value: Client(brokers=value), (5, "h:1", [5], [], ["h"], b"h:1")),
+            (lambda value: Client("h:1", root=value), (5, None)),
+            (lambda value: RetryPolicy(then=value), (5, "x", None)),
+            (lambda value: RetryPolicy(attempts_max=value), NO_COUNTS),
+            (lambda value: RetryPolicy(dead_letter_topic=value), (5, "te st")),
+            (lambda value: RetryPolicy(park_dir=value, then="park"), (5, None)),
+            (FileOffsets, (5, None)),
+        )
+        for given in values
+    ],
+)
+def test_what_is_made_before_a_client_refuses_it_too(
+    function: Callable[..., object], given: object
+) -> None:
+    with pytest.raises((TypeError, ConfigError)):
+        function(given)
+
+
+def test_a_number_of_another_library_is_refused_by_its_name() -> None:
+    """As an offset or a size it would travel as other text than its digits."""
+    numpy = pytest.importorskip("numpy")
+    with (
+        Client("h:1") as client,
+        pytest.raises(
+            TypeError, match=r"^offset: expected a whole number \(int\), got int64"
+        ),
+    ):
+        client.get("test", "0-0", numpy.int64(5))
+
+
+def test_every_argument_of_a_public_call_has_wrong_values_here() -> None:
+    """A call that is added belongs in the table."""
+    free = {"exc_type", "broadcast", "stop_at_end", "partial", "kind", "error", "trace"}
+    missing = []
+    for sync, _twin in TWINS:
+        for name, function in inspect.getmembers(sync, inspect.isfunction):
+            call = f"{sync.__name__}.{name}"
+            parameters = list(inspect.signature(function).parameters)[1:]
+            if name.startswith("_") or not parameters:
+                continue
+            if len(parameters) > 12:  # options, see test_options.py
+                continue
+            known = set(WRONG.get(call, ())) | free
+            missing += [f"{call}({each})" for each in parameters if each not in known]
+    assert missing == []
