@@ -34,7 +34,7 @@ def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
 @pytest.mark.parametrize("brokers", ["127.0.0.1:8123", "", [], ()])
 def test_brokers_that_are_no_list_are_refused_as_that(brokers: Any) -> None:
     """The letters of a text are no addresses."""
-    with pytest.raises(ConfigError, match="expected a list of host:port, one at least"):
+    with pytest.raises((TypeError, ConfigError), match=r"^brokers: expected"):
         AsyncClient(brokers=brokers)
 
 
@@ -71,5 +71,5 @@ def test_an_address_where_nobody_is_is_named(
             lambda: client.get("t", "0-0", Offset(0), timeout=0.1),
             lambda: client.producer().send("t", b"a", timeout=0.1),
         ):
-            with pytest.raises(kind, match=rf"{text} \(waited 0.1 s\)$"):
+            with pytest.raises(kind, match=rf"{text} \(waited 0\.\d+ s\)$"):
                 ask()
