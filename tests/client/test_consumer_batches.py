@@ -1,14 +1,11 @@
 """Batches and full lists: over partitions, until count, bytes or time; handled
 together."""
 
-import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from metaq.client import ClientError, ClosedError, ConfigError, OwnershipLostError
 from metaq.client.offsets.offset_store import MemoryOffsets
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads
@@ -49,7 +46,9 @@ def test_a_full_list_is_of_several_gets(broker: Any, client: Any) -> None:
 def test_a_batch(broker: Any, client: Any) -> None:
     broker.put(*numbered(0, 60))
     store = MemoryOffsets()
-    with client.consumer("g", ["test"], offsets=store, fetch_bytes=200, **MANUAL) as consumer:
+    with client.consumer(
+        "g", ["test"], offsets=store, fetch_bytes=200, **MANUAL
+    ) as consumer:
         for batch in consumer.batches(max_count=25, max_wait_s=0.5):
             print(batch)
             batch.commit()

@@ -422,23 +422,27 @@ def test_both_worlds_share_a_group(broker: AnyBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "topics", "options"),
+    ("group", "topics", "options", "error"),
     [
-        ("a.b", ["t"], {}),
-        ("g", "t", {}),
-        ("g", [], {}),
-        ("g", ["t"], {"partitions": ["x"]}),
-        ("g", ["t"], {"strategy": "STICKY"}),
+        ("a.b", ["t"], {}, ConfigError),
+        ("g", "t", {}, TypeError),
+        ("g", [], {}, ConfigError),
+        ("g", ["t"], {"partitions": ["x"]}, ConfigError),
+        ("g", ["t"], {"strategy": "STICKY"}, ConfigError),
     ],
 )
 def test_what_no_consumer_is_made_of(
-    broker: AnyBroker, group: str, topics: Any, options: dict[str, Any]
+    broker: AnyBroker,
+    group: str,
+    topics: Any,
+    options: dict[str, Any],
+    error: type[Exception],
 ) -> None:
     """The error comes at once, before anything is written."""
 
     async def scenario() -> None:
         async with client_of(broker) as client:
-            with pytest.raises(ConfigError):
+            with pytest.raises(error):
                 client.consumer(group, topics, **options)
 
     asyncio.run(scenario())
