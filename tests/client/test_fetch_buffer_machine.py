@@ -10,7 +10,7 @@ from itertools import chain
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from metaq.client.consume.current_batch import CurrentBatch, Filling
 from metaq.client.consume.fetch_buffer import FetchBuffer
@@ -46,8 +46,8 @@ class Log:
 class Machine(RuleBasedStateMachine):
     """A fetcher, a reader and a rebalancer, one call at a time."""
 
-    @initialize()
-    def begin(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.buffer = FetchBuffer(
             clock=ManualClock(),
             buffer_bytes_max=30 * STEP,
@@ -55,7 +55,6 @@ class Machine(RuleBasedStateMachine):
             on_room=lambda: None,
         )
         self.current = CurrentBatch(self.buffer)
-        self.loop = iter(())
         self.logs = {ZERO: Log(), ONE: Log()}
         self.loop = chain.from_iterable(self.current.pieces())
         for partition in self.logs:
@@ -65,11 +64,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(partition=PARTITIONS, count=COUNTS)
     def fetch(self, partition: TopicPartition, count: int) -> None:
-        log = self.logs[partition]
-        if not self.buffer.has_room(partition):
-            return
-        self.put(partition, count)
-        assert not log.is_paused
+        if self.buffer.has_room(partition):
+            assert not self.logs[partition].is_paused
+            self.put(partition, count)
 
     @rule(partition=PARTITIONS, count=COUNTS)
     def fetch_in_flight(self, partition: TopicPartition, count: int) -> None:
@@ -136,7 +133,7 @@ class Machine(RuleBasedStateMachine):
         bytes_max=st.none() | st.integers(1, 8 * STEP),
         halted=st.none() | PARTITIONS,
         is_revoked=st.booleans(),
-        is_cancelled=st.booleans(),
+        end=st.sampled_from(["", "cancel", "commit"]),
     )
     def fill(
         self,
@@ -144,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         bytes_max: int | None,
         halted: TopicPartition | None,
         is_revoked: bool,
-        is_cancelled: bool,
+        end: str,
     ) -> None:
         """A list, while which a partition may go, and which may be cancelled."""
         self.request()
@@ -156,7 +153,7 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.pause(halted)
             is_full = filling.add_nowait()
-        if is_cancelled:
+        if end == "cancel":
             self.current.release()
             return
         messages = filling.messages
@@ -174,10 +171,10 @@ class Machine(RuleBasedStateMachine):
             assert message.next_offset <= filling.offsets[message.partition]
         assert filling.begins == begins
         assert filling.is_last
-        self.current.confirm()
-        self.request()
-        for one, offset in filling.offsets.items():
-            self.logs[one].check_handled(offset)
+        if end == "commit":
+            self.commit()
+            for one, offset in filling.offsets.items():
+                self.logs[one].check_handled(offset)
 
     @rule()
     def commit(self) -> None:
@@ -198,6 +195,11 @@ class Machine(RuleBasedStateMachine):
     def give_back(self) -> None:
         self.current.release()
         self.deliver_again()
+
+    @invariant()
+    def handled_offsets_are_exact(self) -> None:
+        for partition, handled in self.buffer.handled().items():
+            self.logs[partition].check_handled(handled.offset)
 
     # -- pause, and the rebalancer ----------------------------------------------------
 
@@ -248,8 +250,6 @@ class Machine(RuleBasedStateMachine):
             self.buffer.put(FetchedBatch(partition, messages, end, len(rest) * STEP))
 
     def teardown(self) -> None:
-        if not hasattr(self, "logs"):
-            return
         for partition in self.logs:
             self.resume(partition)
         self.current.release()
@@ -259,11 +259,12 @@ class Machine(RuleBasedStateMachine):
             self.receive(5)
             assert outs != [log.out for log in self.logs.values()]
         self.receive(1)
-        for partition, handled in self.buffer.handled().items():
-            self.logs[partition].check_handled(handled.offset)
-            assert self.buffer.has_room(partition)
+        self.handled_offsets_are_exact()
+        assert all(map(self.buffer.has_room, self.logs))
         assert self.buffer.reached_bounds() == []
 
 
+from hypothesis import Phase
+PHASES=[Phase.generate]
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(stateful_step_count=40)
+TestMachine.settings = settings(max_examples=200, phases=PHASES, stateful_step_count=40)

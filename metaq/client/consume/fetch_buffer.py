@@ -81,8 +81,8 @@ class FetchedBatch:
     """Number of messages that were passed to `on_handled`."""
     is_stopped: bool = False
     """Hand out no more: the partition is being revoked, or read elsewhere."""
-    is_paused: bool = False
-    """Hand out no more, and give it back: its partition is paused."""
+    is_recalled: bool = False
+    """Hand out no more: the rest of it comes in another batch, now or later."""
     is_awaited: bool = False
     """Its worker has waited for more of it."""
     _rows: Iterator[Any] = field(init=False)
@@ -98,7 +98,7 @@ class FetchedBatch:
     @property
     def is_halted(self) -> bool:
         """Whether no more of it may be handed out."""
-        return self.is_stopped or self.is_paused
+        return self.is_stopped or self.is_recalled
 
     @property
     def is_used_up(self) -> bool:
@@ -162,9 +162,9 @@ class FetchedBatch:
         self.is_stopped = True
         self._gate.clear()
 
-    def pause(self) -> None:
-        """Hand out no more: the worker gives it back, and the rest comes later."""
-        self.is_paused = True
+    def recall(self) -> None:
+        """Hand out no more: the worker gives it back, and the rest comes again."""
+        self.is_recalled = True
         self._gate.clear()
 
     @property
@@ -529,6 +529,7 @@ class FetchBuffer:
             batch: the batch taken before.
             is_delayed: hand out nothing of its partition before `end_delay`.
         """
+        batch.recall()  # a loop over it may still run
         self._report_handled(batch)
         with self._lock:
             buffer = self._buffers.get(batch.partition)
@@ -607,7 +608,7 @@ class FetchBuffer:
                 self._unqueue(buffer)
                 self._enqueue(buffer)
                 if is_paused and buffer.taken is not None:
-                    buffer.taken.pause()
+                    buffer.taken.recall()
             self._recount()
             self._wake_all()
         self._on_room()
