@@ -28,6 +28,7 @@ async def for_each(
     Cancellation: cancels the work under way, and waits until it has ended.
     """
     gate = asyncio.Semaphore(AT_ONCE_MAX)
+    every = list(items)
 
     async def run_one(item: K) -> T | MetaqError:
         async with gate:
@@ -36,8 +37,10 @@ async def for_each(
             except MetaqError as error:
                 return error
 
+    if len(every) < 2:  # a task of its own costs more than most operations
+        return {item: await run_one(item) for item in every}
     async with asyncio.TaskGroup() as group:
-        tasks = {item: group.create_task(run_one(item)) for item in items}
+        tasks = {item: group.create_task(run_one(item)) for item in every}
     return {item: task.result() for item, task in tasks.items()}
 
 

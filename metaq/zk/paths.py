@@ -14,6 +14,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from metaq.errors import ConfigError
@@ -100,6 +101,11 @@ _REFUSED_CHARACTERS: Final = re.compile(
 )
 
 
+NAMES_KEPT: Final = 4096
+"""Names and paths whose check is remembered: a commit names the same ones again."""
+
+
+@lru_cache(NAMES_KEPT)
 def is_legal_step(text: str) -> bool:
     """Return whether ZooKeeper accepts `text` as one step of a path."""
     return (
@@ -376,6 +382,7 @@ class NodePaths:
         return None
 
 
+@lru_cache(NAMES_KEPT)
 def require_legal_path(path: str) -> None:
     """Refuse a path that ZooKeeper would refuse.
 

@@ -196,10 +196,11 @@ async def _commit_fenced(
         )
 
     order = tuple(known)
-    pieces = range(0, len(order), TOGETHER_MAX)
-    some = await for_each(write_together, [order[i : i + TOGETHER_MAX] for i in pieces])
+    pieces = [
+        order[at : at + TOGETHER_MAX] for at in range(0, len(order), TOGETHER_MAX)
+    ]
     ends: dict[TopicPartition, int | MetaqError] = {}
-    for piece, end in some.items():
+    for piece, end in (await for_each(write_together, pieces)).items():
         if not isinstance(end, MetaqError):
             ends |= end
         elif not isinstance(end, NodeChangedError):
