@@ -4,7 +4,9 @@ A test is written once, as for the sync world. `AsyncWorld` runs the same calls 
 async client on an event loop of its own.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -65,6 +67,18 @@ class AsyncWorldPart:
 
 class AsyncWorldConsumer(AsyncWorldPart):
     """An async consumer."""
+
+    def commit_nowait(self, *args: Any) -> Future[None]:
+        async def begin() -> asyncio.Future[None]:
+            future: asyncio.Future[None] = self.twin.commit_nowait(*args)
+            return future
+
+        future = self._run(begin())
+
+        async def wait() -> None:
+            await future
+
+        return asyncio.run_coroutine_threadsafe(wait(), future.get_loop())
 
     def __iter__(self) -> Iterator[Message]:
         return self._steps(aiter(self.twin))

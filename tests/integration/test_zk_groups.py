@@ -22,7 +22,7 @@ from metaq.model import (
 )
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.cluster import ClusterWatch
-from metaq.zk.errors import MemberTakenError
+from metaq.zk.errors import MemberTakenError, NodeChangedError
 from metaq.zk.groups import GroupMembership, Members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import BrokerRole, NodePaths
@@ -215,6 +215,52 @@ def test_a_late_commit_fails_at_the_version(zookeeper: str) -> None:
             assert stored == GroupOffset(Offset(500), MessageId(7))
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_a_late_commit_in_one_request_fails_with_its_session(
+    zookeeper: str, has_committed: bool
+) -> None:
+    """The request goes out under the next session, before anybody here knows of it.
+
+    The next owner's node has the version of ours, and without a commit of his so has
+    the offset: the member's node is gone with the session.
+    """
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper) as one, consumer_on(zookeeper, "c2") as two:
+            await one.register()
+            await two.register()
+            assert await one.claim()
+            await one.commit(10)
+            assert await together(one, 1, 20, version=0) == 1
+            await one.expire()
+            await one.connected(session_version=2)
+            assert await two.claim()
+            if has_committed:
+                await two.commit(500)
+            with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
+                await together(one, 1, 30, version=1)
+            with pytest.raises(NodeChangedError, match="ids/g_c1"):
+                await together(one, 2, 30, version=1)
+            stored = await two.offsets.read_offset(P0, deadline_s=in_s())
+            assert stored is not None
+            assert stored.offset == (500 if has_committed else 20)
+
+    asyncio.run(scenario())
+
+
+async def together(
+    one: Consumer, session_version: int, offset: int, *, version: int
+) -> int:
+    """Commit by one request; return the version of the node."""
+    versions = await one.offsets.commit_together(
+        {P0: (GroupOffset(Offset(offset), MessageId(7)), version)},
+        member=one.group.member,
+        session_version=session_version,
+        deadline_s=in_s(),
+    )
+    return versions[P0]
 
 
 def test_a_session_that_lives_on_is_waited_for(
