@@ -50,6 +50,10 @@ class ClusterSnapshot:
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 
+    names: frozenset[str] | None = None
+    """Names of all topics, also of some that are gone; None while they are unknown, or
+    are not watched."""
+
     def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """Return the partitions for producers, in numeric order; () for none."""
         return _partitions(topic, self.puts)

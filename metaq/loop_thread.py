@@ -17,7 +17,8 @@ import selectors
 import socket
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
@@ -74,13 +75,20 @@ class LoopThread:
                     _log.exception("a callback asked for the end of the program")
                     is_over = not self.is_usable
 
-    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        timeout_s: float | None = None,
+        serve: Callable[[Future[Any]], None] | None = None,
+    ) -> T:
         """Run a coroutine on the loop and wait for its end.
 
         Args:
             work: closed without running when this raises ClosedError.
             timeout_s: longest wait; None waits for ever. At the end of it the
                 coroutine is cancelled.
+            serve: works in this thread until the future is done.
 
         Raises:
             ClosedError: the loop is closed, or is closed now, or belongs to another
@@ -94,6 +102,8 @@ class LoopThread:
             raise
         future = self.begin(work)
         try:
+            if serve is not None:
+                serve(future)
             return future.result(timeout_s)
         except concurrent.futures.CancelledError:
             self.require_usable()
@@ -121,14 +131,18 @@ class LoopThread:
             work.close()
             raise
 
-    def run_close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a close; do nothing when a stop has closed it, or does.
+    def run_close(
+        self,
+        work: Coroutine[Any, Any, None],
+        serve: Callable[[Future[Any]], None] | None = None,
+    ) -> None:
+        """Run a close as `run`; do nothing when a stop has closed it, or does.
 
         Raises:
             ClosedError: this is the loop's own thread; nothing is closed.
         """
         try:
-            self.run(work)
+            self.run(work, serve=serve)
         except ClosedError:
             if self.is_usable:
                 raise

@@ -8,11 +8,13 @@ see it. Source: docs/metaq-1.4/client.md 5.4, 12.3 and 15.3.
 import difflib
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.client.validation import wrong_type
-from metaq.config.topic_rules import is_safe_topic
+from metaq.config.topic_rules import is_pattern, is_safe_topic
 from metaq.errors import ConfigError
 from metaq.model import SCHEME, BrokerAddress, TopicPartition, parse_broker_address
 from metaq.zk.paths import is_legal_step, parse_partition
@@ -20,8 +22,63 @@ from metaq.zk.paths import is_legal_step, parse_partition
 NAMES_MAX: Final = 5
 """Partitions, or members, that a line of text lists by name."""
 
+INTERNAL_PREFIX: Final = "__"
+"""Begins the names of topics that programs keep for themselves."""
+
+DEAD_LETTER_SUFFIX: Final = ".dead"
+"""Default suffix of the topic of dead letters."""
+
 GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
 """Characters that MetaQ allows in no group name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """Topics of a consumer by a pattern: `TopicPattern("orders-*")`.
+
+    It matches whole names, upper and lower case apart: `*` stands for any characters,
+    `?` for one, `[ab]` for one of these. Internal topics, which begin with `__`, never
+    match. Topics of dead letters, which end with `.dead`, match only a pattern that
+    ends so too: else a consumer would read its own.
+    """
+
+    glob: str
+    """The pattern."""
+
+    def __post_init__(self) -> None:
+        """Refuse a pattern that no topic can match.
+
+        Raises:
+            ConfigError: it has a blank, a comma or a slash, or nothing.
+            TypeError: it is no text.
+        """
+        require_text("pattern", self.glob)
+        if not _may_be_topic(self.glob):
+            raise ConfigError(
+                "pattern: expected text without blanks, commas and slashes, as in"
+                f" 'orders-*', got {self.glob!r}"
+            )
+
+    def matches(self, topic: str) -> bool:
+        """Return whether a topic belongs to the pattern.
+
+        Args:
+            topic: its name. One that is a pattern of a broker's settings is no topic.
+        """
+        is_left_out = topic.startswith(INTERNAL_PREFIX) or (
+            topic.endswith(DEAD_LETTER_SUFFIX)
+            and not self.glob.endswith(DEAD_LETTER_SUFFIX)
+        )
+        return (
+            fnmatchcase(topic, self.glob)
+            and not is_left_out
+            and not is_pattern(topic)
+            and _may_be_topic(topic)
+        )
+
+
+Topics: TypeAlias = TopicPattern | Collection[str | TopicPattern]
+"""Topics of a consumer: names, patterns, or both."""
 
 
 def require_text(name: str, value: object) -> None:
@@ -118,6 +175,19 @@ def check_topics(topics: Collection[str]) -> tuple[str, ...]:
     if not topics:
         raise ConfigError("topics: expected at least one name, got none")
     return tuple(sorted(set(topics)))
+
+
+def split_topics(topics: Topics) -> tuple[tuple[str, ...], tuple[TopicPattern, ...]]:
+    """Return names and patterns of topics, as given; raises as `check_topics`."""
+    if isinstance(topics, TopicPattern):
+        return (), (topics,)
+    if isinstance(topics, str | bytes) or not isinstance(topics, Collection):
+        check_topics(topics)
+    patterns = [one for one in topics if isinstance(one, TopicPattern)]
+    names = [one for one in topics if not isinstance(one, TopicPattern)]
+    if names or not patterns:
+        check_topics(names)
+    return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(patterns))
 
 
 def fixed_partitions(

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from metaq.client.duplicate_ids import DuplicateIds
 from metaq.client.validation import (
@@ -42,6 +42,13 @@ Start: TypeAlias = (
 )
 """Start of a group without a committed offset: the log start, the log end, the first
 message of a time, an offset for every partition, or one for each."""
+
+Hook: TypeAlias = Callable[[Any, frozenset[TopicPartition]], object]
+"""Called with the consumer and partitions; in the async world it may be a coroutine
+function."""
+
+HOOKS: Final = ("on_assigned", "on_revoked", "on_lost")
+"""Options that are hooks."""
 
 IN_FLIGHT_BATCHES_MAX: Final = 5
 """More than that are not remembered by brokers, so they could be stored twice."""
@@ -165,13 +172,22 @@ class ConsumerOptions:
     skip_repeats: bool = True
     """Messages that this process has handled are not delivered to it again after a
     lost session or a late rebalance; `seek` and `rollback` ask for them. What
-    was handled with `commit_interval_s=None` comes again."""
+    was handled with `commit_interval_s=None`, or with hooks, comes again."""
     duplicate_ids: DuplicateIds | None = None
     """Cache in which members of a group share the ids of handled messages: a message
     whose id is there counts as handled and is not delivered. None: none."""
     revoke_timeout_s: float = 30.0
-    """Time for which a rebalance waits for a message being handled; then the partition
-    goes, and a late commit is refused."""
+    """Time for which a rebalance waits for a message being handled and, after it, for
+    `on_revoked`; then the partition goes, and a late commit is refused."""
+    on_assigned: Hook | None = None
+    """Called with the consumer and a frozenset of partitions before the first of their
+    messages is handed out; may `seek`."""
+    on_revoked: Hook | None = None
+    """Called before partitions go to another member, or `close`; they are ours still,
+    and it may `commit`. If it raises, or is late, nothing more of them is committed."""
+    on_lost: Hook | None = None
+    """Called with partitions that went without `on_revoked`, or during it: the session
+    was lost, or the time was over. `commit` raises `OwnershipLostError` in it."""
     watchdog_s: float | None = 60.0
     """No progress for so long although there is data and a free worker: an error.
     Counts as twice `idle_max_s` at least. None trusts that it never happens."""
@@ -192,6 +208,9 @@ class ConsumerOptions:
                 "consumer_id: expected a name without blanks and '/', got"
                 f" {self.consumer_id!r}"
             )
+        for name in HOOKS:
+            if getattr(self, name) is not None:
+                check_callable(name, getattr(self, name))
         if self.message_filter is not None:
             check_plain_function("message_filter", self.message_filter)
         if self.duplicate_ids is not None:
@@ -404,4 +423,7 @@ class ConsumerKeywords(TypedDict, total=False):
     skip_repeats: bool
     duplicate_ids: DuplicateIds | None
     revoke_timeout_s: float
+    on_assigned: Hook | None
+    on_revoked: Hook | None
+    on_lost: Hook | None
     watchdog_s: float | None

@@ -48,6 +48,7 @@ from metaq.client.errors import UnknownXidError as UnknownXidError
 from metaq.client.errors import XaError as XaError
 from metaq.client.errors import XaProtocolError as XaProtocolError
 from metaq.client.errors import XaRolledBackError as XaRolledBackError
+from metaq.client.names import TopicPattern as TopicPattern
 from metaq.client.offsets.file_offsets import FileOffsets as FileOffsets
 from metaq.client.offsets.offset_store import MemoryOffsets as MemoryOffsets
 from metaq.client.offsets.offset_store import OffsetStore as OffsetStore

@@ -34,14 +34,16 @@ from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.group.assignments import PartitionSource, listed_source, topic_source
 from metaq.client.group.rebalancer import GroupSource
+from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import (
+    Topics,
     broadcast_group,
     check_group,
     check_topic,
-    check_topics,
     fixed_partitions,
     member_id,
     parse_addresses,
+    split_topics,
 )
 from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.offsets.offset_store import (
@@ -403,7 +405,7 @@ class AsyncClient:
     def consumer(
         self,
         group: str,
-        topics: Collection[str],
+        topics: Topics,
         *,
         partitions: Collection[str] | None = None,
         broadcast: bool = False,
@@ -414,9 +416,9 @@ class AsyncClient:
 
         Args:
             group: consumer group; its members share the partitions.
-            topics: topic names.
+            topics: topic names, a `TopicPattern`, or a list of both.
             partitions: read these of each topic, `b-p` by name, and share them with no
-                member; None has the group share all of them.
+                member; None has the group share all of them. Not with patterns.
             broadcast: every machine reads everything: the group is named
                 `<group>-<address of the machine>`. Consumers of one machine share.
             offsets: where offsets are committed; None takes ZooKeeper, the file
@@ -433,14 +435,15 @@ class AsyncClient:
         if offsets is None:
             offsets = make_store(context, is_broadcast=broadcast)
         check_methods("offsets", offsets, OffsetStore)
-        name, wanted = check_group(group), check_topics(topics)
+        name, wanted = check_group(group), split_topics(topics)
         if broadcast:
             name = check_group(broadcast_group(group, own_host()))
+        subscribed = SubscribedTopics(context.metadata, *wanted)
         consumer = AsyncConsumer(
             context,
             group=name,
-            topics=tuple(topics),
-            source=_make_source(context, name, wanted, partitions, settings),
+            topics=subscribed,
+            source=_make_source(context, name, subscribed, partitions, settings),
             store=offsets,
             options=settings,
             marks=self._marks,
@@ -615,15 +618,18 @@ BROADCAST_FILE: Final = "~/.meta_offsets"
 def _make_source(
     context: ClientContext,
     group: str,
-    topics: tuple[str, ...],
+    topics: SubscribedTopics,
     partitions: Collection[str] | None,
     options: ConsumerOptions,
 ) -> PartitionSource:
     """Return the source of a consumer's partitions: named ones, all, or its group's."""
     if partitions is not None:
+        if topics.patterns:
+            raise ConfigError(
+                f"partitions: expected topics by name, got a pattern in '{topics}';"
+                " topics that match are read whole"
+            )
         fixed = fixed_partitions(topics, partitions)
-        for topic in topics:
-            context.metadata.watch_topic(topic)
         return listed_source(fixed, clock=context.clock)
     if context.coordinator is None:
         return topic_source(context.metadata, topics, clock=context.clock)

@@ -13,6 +13,7 @@ import socket
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, Final, Self, TypeVar
 
 from metaq.loop_thread import LoopThread
@@ -37,7 +38,11 @@ class BoundedLoopThread(LoopThread):
         self.close()
 
     def run(
-        self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = TIMEOUT_S
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        timeout_s: float | None = TIMEOUT_S,
+        serve: Callable[[Future[Any]], None] | None = None,
     ) -> T:
         """Run a coroutine on the loop; wait for its result.
 
@@ -45,7 +50,7 @@ class BoundedLoopThread(LoopThread):
             RequestTimeoutError: it took longer; it is cancelled.
             Exception: what the work raised.
         """
-        return super().run(work, timeout_s=timeout_s)
+        return super().run(work, timeout_s=timeout_s, serve=serve)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function on the loop; wait for its result, raise what it raises."""

@@ -9,6 +9,8 @@ Each burst of changes gives one snapshot with the next version; snapshots that s
 same are one. Nothing is created: a watch on a node that is missing fires when it
 appears.
 
+With `watch_names` it also watches the lists of all topics.
+
 While ZooKeeper is out of reach the last snapshot holds: brokers work without it, and so
 do clients.
 
@@ -21,6 +23,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -113,6 +116,9 @@ class ClusterWatch:
         self._has_ids = False
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
         self._topics: dict[str, dict[NodeKind, _Counted]] = {}
+        self._listed: dict[str, frozenset[str] | None] = {}
+        """Parent of topics → their names; None: not read yet."""
+        self._cancel_names: list[Cancel] = []
         self._settler = Settler(coordinator, self._is_complete, self._publish)
 
     def start(self) -> None:
@@ -127,6 +133,8 @@ class ClusterWatch:
         self._settler.cancel()
         if self._cancel_ids is not None:
             self._cancel_ids()
+        for cancel in self._cancel_names:
+            cancel()
         for broker in self._brokers.values():
             broker.cancel()
         for watches in self._topics.values():
@@ -179,6 +187,27 @@ class ClusterWatch:
                 paths.recorded_topic(topic), _decode_recorded, _is_broker_id
             ),
         }
+
+    def watch_names(self) -> None:
+        """Let snapshots have the names of all topics, of new ones at once.
+
+        Raises:
+            ClosedError: the watch is closed.
+        """
+        self._require_open()
+        paths = self._paths
+        for path in (paths.recorded_topics(), *map(paths.topics, _TOPIC_KINDS)):
+            if path not in self._listed:
+                self._listed[path] = None
+                self._cancel_names.append(
+                    self._coordinator.watch_children(
+                        path, partial(self._on_names, path)
+                    )
+                )
+
+    def _on_names(self, path: str, names: tuple[str, ...] | None) -> None:
+        self._listed[path] = frozenset(names or ())
+        self._settler.note()
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
@@ -253,6 +282,7 @@ class ClusterWatch:
     def _is_complete(self) -> bool:
         return (
             self._has_ids
+            and None not in self._listed.values()
             and all(broker.is_complete for broker in self._brokers.values())
             and all(
                 watch.is_complete
@@ -275,6 +305,7 @@ class ClusterWatch:
                 for topic, watches in self._topics.items()
                 if all(watch.has_names for watch in watches.values())
             ),
+            names=self._read_names(),
         )
         if new == old and old.version:
             return
@@ -290,6 +321,12 @@ class ClusterWatch:
         for callback in tuple(self._listeners):
             # One callback's failure must not keep the others from being called.
             asyncio.get_running_loop().call_soon(callback, self.snapshot)
+
+    def _read_names(self) -> frozenset[str] | None:
+        read = [names for names in self._listed.values() if names is not None]
+        if not read or len(read) < len(self._listed):
+            return None
+        return frozenset().union(*read)
 
     def _read_brokers(self) -> dict[BrokerId, BrokerCopies]:
         brokers = {}

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Collection
 from metaq.assignment import Strategy, assign
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.group.rebalancer import GroupSource
+from metaq.client.group.subscribed_topics import SubscribedTopics
+from metaq.client.names import TopicPattern
 from metaq.client.options import ClientOptions
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
@@ -52,6 +54,7 @@ class Sink:
     def __init__(self) -> None:
         self.reading: set[TopicPartition] = set()
         self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.announced: list[frozenset[TopicPartition]] = []
         self.on_assign: Callable[[TopicPartition], None] = lambda _partition: None
         self.assign_s = 0.0
         self.revoke_s = 0.0
@@ -64,6 +67,11 @@ class Sink:
         assert self.reading.isdisjoint(partitions)
         self.calls.append(("assign", frozenset(partitions)))
         self.reading.update(partitions)
+
+    def announce(self, partitions: Collection[TopicPartition]) -> None:
+        assert self.reading.issuperset(partitions)
+        if partitions:
+            self.announced.append(frozenset(partitions))
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         self.calls.append(("revoke", frozenset(partitions)))
@@ -88,6 +96,7 @@ class Member:
         consumer_id: str = "c1",
         *,
         topics: Collection[str] = (TOPIC,),
+        patterns: Collection[TopicPattern] = (),
         strategy: Strategy = Strategy.DEFAULT,
         options: ClientOptions = OPTIONS,
     ) -> None:
@@ -95,13 +104,14 @@ class Member:
         self.sink = Sink()
         self.coordinator: MemoryCoordinator = server.coordinator(CLOCK)
         self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
+        self.topics = SubscribedTopics(self.metadata, topics, patterns)
         self.source = GroupSource(
             self.coordinator,
             PATHS,
             self.metadata,
             group=GROUP,
             consumer_id=consumer_id,
-            topics=topics,
+            topics=self.topics,
             strategy=strategy,
             clock=CLOCK,
             options=options,
@@ -125,6 +135,7 @@ class Member:
     async def connect(self) -> None:
         self.coordinator.start()
         await self.metadata.start()
+        self.topics.start()
 
     async def leave(self) -> None:
         await self.source.stop()

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
-from metaq.client.group.assignments import FixedSource, listed_source
+from metaq.client.group.assignments import FixedSource, listed_source, topic_source
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError, RequestTimeoutError
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.testing.clock import ManualClock
+from tests.client import group_members
 from tests.client.worlds import partition
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
@@ -26,6 +29,9 @@ class Sink:
             if self.refusals:
                 raise self.refusals.pop(0)
             self.done.set()
+
+    def announce(self, partitions: Collection[TopicPartition]) -> None:
+        pass
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         assert set(partitions) == {partition(0), partition(1)}
@@ -98,3 +104,51 @@ def test_news_of_the_cluster_end_a_pause() -> None:
         await source.stop()
 
     run_virtually(scenario())
+
+
+class Snapshots:
+    """What a source of topics needs of the cluster."""
+
+    def __init__(self, *counts: tuple[str, int]) -> None:
+        self.listeners: list[Callable[[object], None]] = []
+        self.snapshot = snapshot_of(*counts)
+
+    def add_listener(self, listener: Callable[[object], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def change(self, *counts: tuple[str, int]) -> None:
+        self.snapshot = snapshot_of(*counts)
+        for listener in self.listeners:
+            listener(self.snapshot)
+
+
+def snapshot_of(*counts: tuple[str, int]) -> ClusterSnapshot:
+    return ClusterSnapshot(
+        version=1, gets={topic: {BrokerId(0): count} for topic, count in counts}
+    )
+
+
+def test_a_topic_that_is_not_wanted_any_more_is_revoked() -> None:
+    """One that is wanted and has no partitions now is read on when it has them."""
+
+    async def scenario() -> None:
+        metadata: Any = Snapshots(("a", 1), ("b", 1))
+        topics = ["a", "b"]
+        sink = group_members.Sink()
+        source = topic_source(metadata, topics, clock=ManualClock())
+        await source.start(sink)
+        a, b = partition(0, "a"), partition(0, "b")
+        assert sink.reading == {a, b}
+        assert sink.announced == [frozenset({a, b})]
+        metadata.change()
+        await asyncio.sleep(0.01)
+        assert sink.reading == {a, b}
+        topics.remove("a")
+        metadata.change(("b", 2))
+        await until(lambda: sink.reading == {b, partition(1, "b")})
+        assert sink.called("revoke") == {a}
+        await source.stop()
+        assert sink.reading == set()
+
+    asyncio.run(scenario())

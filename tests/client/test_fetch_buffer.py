@@ -190,13 +190,12 @@ def test_revoking_waits_for_the_message_being_handled() -> None:
         current.hold(take(buffer))
         messages = chain.from_iterable(current.pieces())
         next(messages)
-        revoking = asyncio.ensure_future(buffer.revoke(ZERO, timeout_s=5))
+        revoking = asyncio.ensure_future(buffer.drain(ZERO, timeout_s=5))
         await asyncio.sleep(0)
         assert not revoking.done()
         assert list(messages) == []  # asked for the next one: the first is handled
-        handled, is_returned = await revoking
-        assert is_returned
-        assert handled == GroupOffset(Offset(STEP), MessageId(1))
+        assert await revoking
+        assert buffer.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
 
     asyncio.run(scenario())
 
@@ -207,9 +206,8 @@ def test_revoking_does_not_wait_for_ever() -> None:
         buffer.put(batch(ZERO, 0, 3))
         taken = take(buffer)
         hand_out(taken, 1)
-        handled, is_returned = await buffer.revoke(ZERO, timeout_s=0.01)
-        assert not is_returned
-        assert handled == BEGIN
+        assert not await buffer.drain(ZERO, timeout_s=0.01)
+        assert buffer.fence(ZERO) == BEGIN
         assert not buffer.is_current(taken)
 
     asyncio.run(scenario())
@@ -364,7 +362,7 @@ def test_a_partition_that_goes_leaves_the_line() -> None:
         buffer.put(batch(ONE, 1, 1))
         hand_out(taken, 1)
         buffer.done(taken)
-        await buffer.revoke(ONE, timeout_s=1)
+        await buffer.drain(ONE, timeout_s=1)
         assert buffer.take(0) is None
 
     asyncio.run(scenario())
@@ -394,9 +392,8 @@ def test_a_paused_partition_is_revoked_at_once() -> None:
         taken = take(buffer)
         hand_out(taken, 2)
         buffer.done(taken, is_delayed=True)
-        handled, is_returned = await buffer.revoke(ZERO, timeout_s=1000)
-        assert is_returned
-        assert handled == GroupOffset(Offset(STEP), MessageId(1))
+        assert await buffer.drain(ZERO, timeout_s=1000)
+        assert buffer.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
         buffer.add(ZERO, BEGIN)
         buffer.put(batch(ZERO, 0, 1))
         assert take(buffer).partition == ZERO

@@ -225,11 +225,11 @@ class Machine(RuleBasedStateMachine):
         """The reader has until its next request."""
 
         async def revoke() -> None:
-            revoking = asyncio.ensure_future(self.buffer.revoke(partition, timeout_s=9))
+            draining = asyncio.ensure_future(self.buffer.drain(partition, timeout_s=9))
             await asyncio.sleep(0)
             self.receive(count)
-            handled, is_returned = await revoking
-            assert is_returned
+            assert await draining
+            handled = self.buffer.fence(partition)
             assert handled is not None
             self.read_again(partition, handled)
 

@@ -13,6 +13,8 @@ import pytest
 from metaq.assignment import Strategy, assign
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.group.rebalancer import GroupSource
+from metaq.client.group.subscribed_topics import SubscribedTopics
+from metaq.client.names import TopicPattern, Topics, split_topics
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
 from metaq.errors import CoordinationError
@@ -69,6 +71,9 @@ class Sink:
                 self.book.violations.append(f"{partition}: {reader} and {self.name}")
             self.book.readers[partition] = self.name
 
+    def announce(self, partitions: Collection[TopicPartition]) -> None:
+        pass
+
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         self._drop(partitions)
 
@@ -91,6 +96,7 @@ class Member:
         book: Book,
         consumer_id: str,
         options: ClientOptions = OPTIONS,
+        topics: Topics = ("t",),
     ) -> None:
         self.name = f"g_{consumer_id}"
         self.hosts = hosts
@@ -98,13 +104,14 @@ class Member:
         self.sink = Sink(book, self.name)
         self.coordinator = coordinator_on(hosts, options)
         self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
+        self.topics = SubscribedTopics(self.metadata, *split_topics(topics))
         self.source = GroupSource(
             self.coordinator,
             PATHS,
             self.metadata,
             group="g",
             consumer_id=consumer_id,
-            topics=["t"],
+            topics=self.topics,
             strategy=Strategy.DEFAULT,
             clock=CLOCK,
             options=options,
@@ -132,10 +139,12 @@ async def member_on(
     *,
     is_first: bool = False,
     options: ClientOptions = OPTIONS,
+    topics: Topics = ("t",),
 ) -> AsyncIterator[Member]:
-    member = Member(hosts, book, consumer_id, options)
+    member = Member(hosts, book, consumer_id, options, topics)
     member.coordinator.start()
     await member.metadata.start()
+    member.topics.start()
     if is_first:
         await until(lambda: member.coordinator.status.state is SessionState.CONNECTED)
         await serve(member)
@@ -214,6 +223,33 @@ def test_members_come_go_and_expire(zookeeper: str) -> None:
                     await shared(one, two, three, is_forced=True)
                 await shared(one, two, is_forced=True)
             await shared(one, is_forced=True)
+
+    asyncio.run(scenario())
+
+
+def test_topics_that_match_a_pattern_come_and_go(zookeeper: str) -> None:
+    """The member names those that there are; another one that names one has a share."""
+
+    async def scenario() -> None:
+        book = Book()
+        async with member_on(zookeeper, book, "c1", topics=TopicPattern("t*")) as one:
+            names = PATHS.member("g", one.name)
+
+            async def is_listed(data: bytes) -> bool:
+                node = await one.coordinator.get(names, deadline_s=in_s())
+                return node is not None and node.data == data
+
+            await until(lambda: is_listed(b""))
+            await serve(one)
+            await shared(one)
+            assert await is_listed(b"t")
+            async with member_on(zookeeper, book, "c2") as two:
+                await shared(one, two)
+            await shared(one)
+            path = PATHS.topic(NodeKind.TOPIC_SUB, "t", ROLE)
+            await one.coordinator.delete(path, deadline_s=in_s())
+            await until(lambda: not one.reading)
+            await until(lambda: is_listed(b""))
 
     asyncio.run(scenario())
 

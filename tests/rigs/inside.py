@@ -22,6 +22,11 @@ def twin_of(sync_object: Any) -> Any:
     return sync_object._twin
 
 
+def thread_calls_of(consumer: Any) -> Any:
+    """Return what calls the hooks of a consumer of the sync world."""
+    return consumer._calls
+
+
 def commit_owner_of(directory: LogDir) -> CommitOwner:
     """Return what says which thread has a data directory."""
     return directory._worker

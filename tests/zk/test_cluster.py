@@ -15,6 +15,7 @@ from metaq.zk.cluster import PARTITIONS_MAX, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
 from tests.rigs.virtual_time import VirtualClock, run_virtually
+from tests.rigs.waiting import until
 from tests.zk.meddling import MeddledZooKeeper
 from tests.zk.watching import wait_topic
 
@@ -91,6 +92,29 @@ def test_a_snapshot_holds_brokers_and_watched_topics() -> None:
             assert snapshot.puts == {"t": {B0: 11, B1: 2}}
             assert snapshot.gets == {"t": {B0: 11, B1: 2}}
             assert snapshot.topics == {"t"}
+
+    run_virtually(scenario())
+
+
+def test_the_names_of_all_topics_are_watched_on_demand() -> None:
+    """New ones come at once; of one that is gone a parent may be left."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        topic(server, "t", "0-m", 1)
+        async with watch_on(server) as (watch, _):
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
+            assert snapshot.names is None
+            watch.watch_names()
+            watch.watch_names()
+            await until(lambda: watch.snapshot.names == {"t"})
+            topic(server, "u", "0-m", 1)
+            server.put("/meta/catalog/partitions/v/0", b"1")
+            await until(lambda: watch.snapshot.names == {"t", "u", "v"})
+            assert watch.snapshot.topics == {"t"}
+            watch.close()
+            with pytest.raises(ClosedError):
+                watch.watch_names()
 
     run_virtually(scenario())
 

@@ -91,6 +91,13 @@ class Metadata(Protocol):
             NodeNameError: no topic can have this name.
         """
 
+    def watch_names(self) -> None:
+        """Let snapshots have the names of all topics from now on.
+
+        Raises:
+            ClosedError: stopped.
+        """
+
     async def topic(
         self, name: str, *, deadline_s: float, takes_puts: bool = False
     ) -> ClusterSnapshot:
@@ -276,6 +283,10 @@ class ZooKeeperMetadata(Metadata):
         """Let snapshots speak of this topic from now on."""
         self.watch.watch_topic(name)
 
+    def watch_names(self) -> None:
+        """Let snapshots have the names of all topics from now on."""
+        self.watch.watch_names()
+
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names of all topics there are, served or recorded, asked now."""
         return await self.watch.topics(deadline_s=deadline_s)
@@ -382,6 +393,10 @@ class AddressMetadata(Service, Metadata):
         self._publish()
         if name not in self._snapshot.puts:
             self.request_refresh()
+
+    def watch_names(self) -> None:
+        """Do nothing: brokers name all their topics, every `metadata_s`."""
+        self._require_open()
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names that the brokers gave last; waits for the first time."""
@@ -564,6 +579,7 @@ def make_snapshot(
         gets=_frozen(gets),
         recorded=_frozen(recorded),
         topics=topics,
+        names=frozenset(recorded),
     )
 
 

@@ -30,6 +30,7 @@ from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
+from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import (
     check_topic,
     fixed_partitions,
@@ -395,7 +396,7 @@ async def _follow(
     consumer = AsyncConsumer(
         context,
         group=NO_GROUP,
-        topics=(),
+        topics=SubscribedTopics(context.metadata),
         source=source,
         store=MemoryOffsets(),
         options=ConsumerOptions(start=start, commit_interval_s=None),

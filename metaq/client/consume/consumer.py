@@ -38,6 +38,8 @@ from metaq.client.consume.progress import (
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.group.assignments import PartitionSource
+from metaq.client.group.hooks import Hooks, commits_inside, refuse_inside
+from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import as_partition
 from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
 from metaq.client.offsets.committer import Commit
@@ -83,7 +85,7 @@ class AsyncConsumer:
         context: ClientContext,
         *,
         group: str,
-        topics: Collection[str],
+        topics: SubscribedTopics,
         source: PartitionSource,
         store: OffsetStore,
         options: ConsumerOptions,
@@ -94,7 +96,7 @@ class AsyncConsumer:
         Args:
             context: the client's parts.
             group: consumer group; part of commits and gets.
-            topics: the subscribed topics.
+            topics: the subscribed topics, which are followed; owned from now on.
             source: source of our partitions; owned from now on.
             store: store of offsets; owned from now on.
             options: options chosen by the user.
@@ -102,13 +104,19 @@ class AsyncConsumer:
         """
         self.group = group
         """Name of the consumer group."""
-        self.topics = topics
-        """Names of the topics that it reads."""
+        self._topics = topics
         self.options = options
         """Options chosen by the user."""
         self._context = context
         self._source = source
         self._loop = asyncio.get_running_loop()
+        self.hooks = Hooks(
+            self,
+            options,
+            on_ready=self._hand_out,
+            on_failed=self._fail,
+        )
+        """The user's hooks; for the sync world."""
         self._subscription = SubscriptionState(
             context,
             store,
@@ -116,6 +124,7 @@ class AsyncConsumer:
             group=group,
             options=options,
             marks=marks,
+            hooks=self.hooks,
             on_fatal=self._fail,
         )
         self.fetch_buffer = self._subscription.fetch_buffer
@@ -125,6 +134,7 @@ class AsyncConsumer:
         self.commit_orders = CommitOrders(self._begin_commit)
         """Commits that are not waited for; for the sync world."""
         self._tasks: list[asyncio.Task[None]] = []
+        topics.start()
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
         self._unlisten = context.metadata.add_listener(self._on_snapshot)
         self._state = ConsumerState.NEW
@@ -135,6 +145,11 @@ class AsyncConsumer:
         self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """Last result of `lag`."""
+
+    @property
+    def topics(self) -> Collection[str]:
+        """Names of the topics that it reads; those that match a pattern now, too."""
+        return self._topics.names
 
     # -- life -------------------------------------------------------------------------
 
@@ -163,7 +178,7 @@ class AsyncConsumer:
         try:
             await within(timeout, self._start_source(), f"{self}: start")
         except BaseException as error:
-            self._unlisten()
+            self._stop_listening()
             self._state = ConsumerState.CLOSED
             self._subscription.fence(self.assignment())
             await self._end(deadline_s)
@@ -194,9 +209,17 @@ class AsyncConsumer:
             await self._source.stop()
             raise ClosedError(f"{self} is closed")
 
+    def _stop_listening(self) -> None:
+        self._unlisten()
+        self._topics.stop()
+
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group, self.assignment())
         self._subscription.on_cluster()
+
+    def _hand_out(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            self.fetch_buffer.unhold(partition)
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -246,19 +269,23 @@ class AsyncConsumer:
 
         Raises:
             ClosedError: it belongs to another event loop; it is not closed.
+            ClientError: a hook raised during the call; it is closed. Or called in a
+                hook, which it would wait for; it is not closed.
 
         Cancellation: the partitions are revoked at once, and the group is left;
         messages without a commit are delivered again.
         """
         self._require_loop()
+        refuse_inside("close")
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         if self.is_closed:
             await wait_set(self._ended, timeout)
             return
         self._subscription.end_s = deadline_s
+        before = self.hooks.error
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
-        self._unlisten()
+        self._stop_listening()
         if self.current_batch.is_free_for(current_task()):
             self.current_batch.drop()
         for task in self._tasks:
@@ -268,12 +295,18 @@ class AsyncConsumer:
                 await self._source.stop(deadline_s=deadline_s)
         finally:
             await self._end(deadline_s)
+        if self.hooks.error is not None and self.hooks.error is not before:
+            raise self.hooks.error
 
     async def _end(self, deadline_s: float | None) -> None:
         """Wake waiters for messages, and close the store."""
         self.fetch_buffer.fail(ClosedError(f"{self} is closed"))
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            left_s = self.options.revoke_timeout_s
+            if deadline_s is not None:
+                left_s = min(left_s, deadline_s - self._context.clock.monotonic_s())
+            await self.hooks.close(max(0.0, left_s))
             await self._subscription.close(deadline_s)
         finally:
             self._ended.set()
@@ -292,7 +325,7 @@ class AsyncConsumer:
         health = self.health()
         return (
             f"<{type(self).__name__} of group '{self.group}', topics"
-            f" {', '.join(self.topics)}, {self._context.place}: {health.state.value},"
+            f" {self._topics}, {self._context.place}: {health.state.value},"
             f" {health.partition_count} partitions>"
         )
 
@@ -596,7 +629,8 @@ class AsyncConsumer:
         """Commit what is handled, or what is named; durable on return.
 
         None: all messages handed out, the last one included; in a `run` all whose
-        handlers have returned. Partitions that are not ours any more are left out.
+        handlers have returned, in a hook all that are handled. Partitions that are
+        not ours any more are left out.
 
         A message, messages or a batch: up to them, and with them. They count as
         handled: no later commit goes back to before them, and one that is committed
@@ -614,7 +648,8 @@ class AsyncConsumer:
 
         Raises:
             OwnershipLostError: a named partition, or that of the message being
-                handled, belongs to another member now; the others are committed.
+                handled, belongs to another member now; the others are committed. Or
+                called in a hook whose partitions are lost; nothing is committed.
             RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again.
@@ -639,6 +674,7 @@ class AsyncConsumer:
 
         Raises:
             ClosedError: it belongs to another event loop.
+            OwnershipLostError: called in a hook whose partitions are lost.
             TypeError, ConfigError: as for `commit`.
         """
         self._require_loop()
@@ -652,12 +688,16 @@ class AsyncConsumer:
         """Return what a commit of now means; the reader's own thread calls this.
 
         Raises:
+            OwnershipLostError: in a hook whose partitions are lost.
             TypeError, ConfigError: as for `commit`.
         """
+        is_inside = commits_inside()
         if what is not None:
             return CommitOrder(read_committable(what, self.topics))
         try:
-            self.current_batch.confirm()
+            # The message being handled is not the hook's.
+            if not is_inside:
+                self.current_batch.confirm()
         except MetaqError as error:
             return CommitOrder(None, error)
         return CommitOrder(None)
@@ -793,6 +833,7 @@ class AsyncConsumer:
         """Return the consumer's condition, without a request; cheap."""
         fetch_buffer, state = self.fetch_buffer, self._state
         problems = self._subscription.problems() + self._unserved.problems()
+        problems += self._topics.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         problems += self._source.problems()

@@ -112,6 +112,11 @@ class CurrentBatch:
             self.give_back(batch)
         return many
 
+    def interrupt(self) -> None:
+        """Have the present piece end after its present message. From any thread."""
+        for batch in self.held:
+            batch.interrupt()
+
     def begin_list(self, filling: "Filling") -> None:
         """Count the messages handed out as handled: a list of more is requested."""
         batch = self._current()

@@ -12,10 +12,9 @@ A message counts as *handled* when the worker asks for the next one
 (`current_batch.py`), or calls `FetchedBatch.confirm`. `handled` returns the offset
 after the last handled message of each partition, for a commit.
 
-A buffer is removed in one of two ways. `revoke` stops the batch that is taken, waits
-until its worker gives it back (bounded), and returns the handled offset. `fence` does
-not wait. Then the buffer is gone: later reports of its worker change nothing, and a
-commit of its batch is refused (`is_current`).
+A buffer is removed by `fence`, at once. `drain` before it stops the batch that is taken
+and waits until its worker gives it back (bounded). When a buffer is gone, later reports
+of its worker change nothing, and a commit of its batch is refused (`is_current`).
 
 A worker may hold batches of several partitions, all but the last handed out to the end.
 More of a partition that it holds is joined to what it has (`grown`): a buffer has at
@@ -157,6 +156,10 @@ class FetchedBatch:
         grown._rows, grown._left = take_apart(more.messages)
         return grown
 
+    def interrupt(self) -> None:
+        """End the iterator of `begin`; the next one goes on. From any thread."""
+        self._gate.clear()
+
     def stop(self) -> None:
         """Hand out no more, not even to a running loop."""
         self.is_stopped = True
@@ -190,6 +193,8 @@ class _PartitionBuffer:
     """By the user."""
     is_delayed: bool = False
     """A message of it failed, and is handed out again later."""
+    is_held: bool = False
+    """Before `on_assigned` has returned: nothing is handed out."""
     is_ending: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
@@ -222,7 +227,7 @@ class PartitionBufferStatistics:
         combine=max,
     )
     is_taken: bool = False
-    """Whether a worker has one of its batches, or it is delayed."""
+    """Whether a worker has one of its batches, or it is delayed or held."""
     is_paused: bool = False
     """Whether the user paused it."""
     progress_s: float = 0.0
@@ -267,6 +272,8 @@ class FetchBuffer:
         self._sleepers: set[asyncio.Future[None]] = set()
         self.error: BaseException | None = None
         """First error given to `fail`."""
+        self.is_called: Callable[[], bool] = lambda: False
+        """Whether threads that wait are wanted elsewhere; looked at after `wake`."""
         self._buffered_bytes = 0
         self._buffered_count = 0
         self._is_room_wanted = False
@@ -282,14 +289,26 @@ class FetchBuffer:
         handled: GroupOffset,
         *,
         is_paused: bool = False,
+        is_held: bool = False,
     ) -> None:
-        """Open a buffer; `handled` is where reading begins."""
+        """Open a buffer; `handled` is where reading begins.
+
+        With `is_held` nothing is handed out before `unhold`.
+        """
         with self._lock:
             assert partition not in self._buffers, partition
-            now_s = self._clock.monotonic_s()
-            self._buffers[partition] = _PartitionBuffer(
-                partition, handled, now_s, is_paused=is_paused
-            )
+            buffer = _PartitionBuffer(partition, handled, self._clock.monotonic_s())
+            buffer.is_paused, buffer.is_held = is_paused, is_held
+            self._buffers[partition] = buffer
+
+    def unhold(self, partition: TopicPartition) -> None:
+        """Hand out a partition that was added with `is_held`; harmless if it is not."""
+        with self._lock:
+            buffer = self._buffers.get(partition)
+            if buffer is not None:
+                buffer.is_held = False
+                buffer.progress_s = self._clock.monotonic_s()
+                self._enqueue(buffer)
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether one more batch may be fetched; if not, `on_room` follows."""
@@ -333,7 +352,7 @@ class FetchBuffer:
         """Queue a buffer if it has a batch to take; the lock is held."""
         if buffer.is_queued or buffer.taken is not None or not buffer.ready:
             return
-        if buffer.is_paused or buffer.is_delayed or buffer.is_ending:
+        if buffer.is_paused or buffer.is_delayed or buffer.is_held or buffer.is_ending:
             return
         buffer.is_queued = True
         self._queue.append(buffer)
@@ -390,7 +409,7 @@ class FetchBuffer:
         """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
-            The batch, taken until `done`; None when the time is over.
+            The batch, taken until `done`; None when the time is over, or `is_called`.
         """
         with self._lock:
             batch = self._take()
@@ -400,6 +419,11 @@ class FetchBuffer:
         if batch is not None:
             self._announce_room()
         return batch
+
+    def wake(self) -> None:
+        """Have threads that wait look at `is_called`."""
+        with self._lock:
+            self._arrival.notify_all()
 
     async def take_async(self) -> FetchedBatch:
         """Wait for a batch, on an event loop. Cancellation: nothing is taken."""
@@ -456,7 +480,8 @@ class FetchBuffer:
             batch.is_awaited = True
             if batch.is_halted or self._has_more(batch):
                 return True
-        return bool(self._queue or self._asides) or self.error is not None
+        is_over = self.error is not None or self.is_called()
+        return bool(self._queue or self._asides) or is_over
 
     def _has_more(self, held: FetchedBatch) -> bool:
         """Return whether a batch was fetched that follows one that a worker holds."""
@@ -651,28 +676,27 @@ class FetchBuffer:
         self._announce_room()
         return handled
 
-    async def revoke(
-        self, partition: TopicPartition, *, timeout_s: float
-    ) -> tuple[GroupOffset | None, bool]:
-        """Remove a buffer when its worker has returned it, or the time is over.
+    async def drain(self, partition: TopicPartition, *, timeout_s: float) -> bool:
+        """Wait until a buffer's worker has returned it; `fence` removes it afterwards.
 
         Returns:
-            The handled offset, None without a buffer; and whether it was returned.
+            False when it was not returned in time; True also without a buffer.
         """
         returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             buffer = self._buffers.get(partition)
             if buffer is None:
-                return None, True
+                return True
             self._drop_ready(buffer)
             if buffer.taken is None:
+                buffer.is_ending = True
                 returned.set_result(None)
             else:
                 buffer.taken.stop()
                 buffer.returned.append(partial(_finish_soon, returned))
                 self._wake_all()
         await asyncio.wait([returned], timeout=timeout_s)
-        return self.fence(partition), returned.done()
+        return returned.done()
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
         """Drop a buffer's waiting batches, and unqueue it; the lock is held."""
@@ -751,7 +775,9 @@ class FetchBuffer:
                 partition: PartitionBufferStatistics(
                     handled=buffer.handled(),
                     buffered_count=sum(len(batch.messages) for batch in buffer.ready),
-                    is_taken=buffer.taken is not None or buffer.is_delayed,
+                    is_taken=buffer.taken is not None
+                    or buffer.is_delayed
+                    or buffer.is_held,
                     is_paused=buffer.is_paused,
                     progress_s=buffer.progress_s,
                 )

@@ -48,17 +48,18 @@ class LocalRetryStore:
         policy: RetryPolicy,
         fs: FileSystem | None = None,
     ) -> None:
-        """Prepare one spool per topic; nothing is opened before `start`."""
+        """Prepare one spool per topic, later for those that come; `start` opens."""
         assert policy.park_dir is not None
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self._fs = fs or SystemFileSystem()
-        root = Path(policy.park_dir)
-        self._directories = {topic: root / spool_name(topic, group) for topic in topics}
+        self._root = Path(policy.park_dir)
+        self._topics = topics
+        self._opening = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._threads = HelperThreads(
-            min(len(self._directories), SPOOL_THREADS_MAX), f"retry store of {group}"
+            min(len(topics) or 1, SPOOL_THREADS_MAX), f"retry store of {group}"
         )
         self._failure_log = FailureLog(_log)
         self._spools: dict[str, Spool] = {}
@@ -88,13 +89,21 @@ class LocalRetryStore:
         Cancellation: all are closed.
         """
         try:
-            for topic, directory in self._directories.items():
-                opening = partial(Spool.open, self._fs, directory)
-                self._spools[topic] = await open_off_loop(self._threads, opening)
+            for topic in self._topics:
+                await self._open(topic)
         except BaseException:
             await self.close()
             raise
         self._task = self._loop.create_task(self._run(), name="local retry store")
+
+    async def _open(self, topic: str) -> Spool:
+        """Return the spool of a topic, which may match a pattern since a moment ago."""
+        async with self._opening:
+            if topic not in self._spools:
+                directory = self._root / spool_name(topic, self._group)
+                opening = partial(Spool.open, self._fs, directory)
+                self._spools[topic] = await open_off_loop(self._threads, opening)
+            return self._spools[topic]
 
     async def close(self) -> None:
         """Stop and close the spools; their messages stay. Never raises.
@@ -130,8 +139,8 @@ class LocalRetryStore:
 
         Cancellation: it may be kept, and still be delivered again.
         """
-        append = self._spools[message.topic].append
-        await call_off_loop(self._threads, append, message)
+        spool = await self._open(message.topic)
+        await call_off_loop(self._threads, spool.append, message)
 
     # -- replay -----------------------------------------------------------------------
 
@@ -139,7 +148,7 @@ class LocalRetryStore:
         await asyncio.sleep(self._policy.replay_first_s)
         while True:
             try:
-                for spool in self._spools.values():
+                for spool in tuple(self._spools.values()):
                     await self._replay(spool)
                 self.last_error = None
             except MetaqError as error:

@@ -18,14 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
-from metaq.client.names import require_text
+from metaq.client.names import DEAD_LETTER_SUFFIX, require_text
 from metaq.client.validation import check_seconds, check_whole, wrong_type
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
-
-DEAD_LETTER_SUFFIX: Final = ".dead"
-"""Default suffix of the topic of dead letters."""
 
 LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
 """Action for a message that is given up."""

@@ -4,8 +4,10 @@ It connects the parts that serve a partition: fetcher, fetch handler, fetch buff
 committer.
 
     assign: committed offset, or `start` --> fetch buffer, fetcher
-    revoke: fetcher stops --> message being handled comes back --> commit, if periodic
-    fence:  all at once, and nothing is committed
+    announce: `on_assigned` --> messages are handed out
+    revoke: fetcher stops --> message being handled comes back --> `on_revoked` -->
+            commit, if periodic
+    fence:  all at once, and nothing is committed --> `on_lost`
 
 A partition that is assigned again after a lost session begins where it began the first
 time, if nothing was committed since.
@@ -29,6 +31,7 @@ from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
+from metaq.client.group.hooks import Hooks
 from metaq.client.offsets.committer import Commit, Committer
 from metaq.client.offsets.named_offsets import NamedOffsets
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
@@ -63,6 +66,7 @@ class SubscriptionState:
         group: str,
         options: ConsumerOptions,
         marks: Marks,
+        hooks: Hooks,
         on_fatal: Callable[[MetaqError], None],
     ) -> None:
         """Start without partitions; call it on the loop.
@@ -74,12 +78,14 @@ class SubscriptionState:
             group: consumer group.
             options: options chosen by the user.
             marks: shared by the consumers of one client.
+            hooks: the user's, which hear of partitions.
             on_fatal: called when reading cannot go on.
         """
         self._context = context
         self._store = store
         self._group = group
         self._options = options
+        self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._duplicates: DuplicateFilter | None = None
         if options.duplicate_ids is not None:
@@ -127,10 +133,15 @@ class SubscriptionState:
         """Begin to read partitions that are ours now."""
         begins = await self._find_begins(partitions, self._context.deadline_s())
         for partition, begin in begins.items():
+            self._hooks.begin(partition)
             self._begin(partition, begin)
 
+    def announce(self, partitions: Collection[TopicPartition]) -> None:
+        """Hand messages out, when `on_assigned` has returned."""
+        self._hooks.announce(partitions)
+
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for the message being handled, commit, stop.
+        """Wait for the message being handled and the hook, commit, stop.
 
         Without `commit_interval_s` only a running `commit` commits.
 
@@ -140,14 +151,15 @@ class SubscriptionState:
         for partition in revoked:
             self._stop(partition)
         wait_s = self._options.revoke_timeout_s
+        clock = self._context.clock
         if self.end_s is not None:
-            left_s = max(0.0, self.end_s - self._context.clock.monotonic_s())
+            left_s = max(0.0, self.end_s - clock.monotonic_s())
             wait_s = min(wait_s, left_s * HANDLING_SHARE)
+        until_s = clock.monotonic_s() + wait_s
         ends = await asyncio.gather(
-            *(self.fetch_buffer.revoke(one, timeout_s=wait_s) for one in revoked)
+            *(self.fetch_buffer.drain(one, timeout_s=wait_s) for one in revoked)
         )
-        handled = {}
-        for partition, (offset, is_returned) in zip(revoked, ends, strict=True):
+        for partition, is_returned in zip(revoked, ends, strict=True):
             if not is_returned:
                 _log.error(
                     "message still being handled after %.1f s, partition goes without"
@@ -156,9 +168,14 @@ class SubscriptionState:
                     self._group,
                     partition,
                 )
+        left_s = max(0.0, until_s - clock.monotonic_s()) if all(ends) else 0.0
+        may_commit = await self._hooks.revoke(frozenset(revoked), timeout_s=left_s)
+        handled = {}
+        for partition in revoked:
+            offset = self.fetch_buffer.fence(partition)
             if offset is not None:
                 handled[partition] = offset
-        if self._options.commit_interval_s is None:
+        if self._options.commit_interval_s is None or not may_commit:
             await self._committer.settle(deadline_s=self.end_s)
         else:
             failed = await self._committer.commit(handled, deadline_s=self.end_s)
@@ -172,8 +189,10 @@ class SubscriptionState:
         self._committer.dismiss(partitions)
         for partition in partitions:
             handled = self._drop(partition)
-            if handled is not None:
+            # What a hook did not hear of in time may be undone by it: it comes again.
+            if handled is not None and not self._hooks.are_set:
                 self._fetch_handler.mark(partition, handled)
+        self._hooks.lose(partitions)
 
     # -- requests of the user ---------------------------------------------------------
 
@@ -318,7 +337,8 @@ class SubscriptionState:
             context=self._context,
             options=options,
         )
-        self.fetch_buffer.add(partition, begin, is_paused=is_paused)
+        is_held = partition in self._hooks.held
+        self.fetch_buffer.add(partition, begin, is_paused=is_paused, is_held=is_held)
         self._committer.admit(partition)
         self._fetchers[partition] = fetcher
         if self.fetch_buffer.error is None:

@@ -48,8 +48,15 @@ class AssignmentSink(Protocol):
         """
         ...
 
+    def announce(self, partitions: Collection[TopicPartition]) -> None:
+        """Hand messages out: the user hears of all of one assignment together.
+
+        Partitions that were lost since `assign` are left out.
+        """
+        ...
+
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading; wait, bounded, for the messages being handled; commit if due.
+        """Stop reading; wait, bounded, for messages and hooks; commit if due.
 
         Never raises: a failed commit is logged, and its messages are delivered again.
         """
@@ -111,6 +118,7 @@ class FixedSource:
         listen: Callable[[Callable[[], None]], Callable[[], None]],
         *,
         clock: Clock,
+        wants: Callable[[str], bool] = bool,
     ) -> None:
         """Prepare; nothing is read before `start`.
 
@@ -118,7 +126,9 @@ class FixedSource:
             find: returns the current partitions.
             listen: registers a callback for changes; returns its removal.
             clock: clock of the client.
+            wants: whether partitions of a topic, by its name, are still to be read.
         """
+        self._wants = wants
         self._find = find
         self._listen = listen
         self._clock = clock
@@ -172,6 +182,10 @@ class FixedSource:
 
     async def _settle(self, sink: AssignmentSink) -> None:
         """Read missing partitions; a broker that is away does not delay the others."""
+        gone = {one for one in self._assigned if not self._wants(one.topic)}
+        if gone:
+            await sink.revoke(gone)
+            self._assigned -= gone
         missing = sorted(set(self._find()) - self._assigned)
 
         async def assign(partition: TopicPartition) -> None:
@@ -179,6 +193,7 @@ class FixedSource:
             self._assigned.add(partition)
 
         ends = await asyncio.gather(*map(assign, missing), return_exceptions=True)
+        sink.announce(missing)
         for end in ends:
             if end is not None:
                 raise end
@@ -212,9 +227,10 @@ class FixedSource:
 def topic_source(
     metadata: Metadata, topics: Collection[str], *, clock: Clock
 ) -> FixedSource:
-    """Return a source of all present and future partitions of some topics."""
-    for topic in topics:
-        metadata.watch_topic(topic)
+    """Return a source of all present and future partitions of some topics.
+
+    `topics` are watched, and may change before each snapshot.
+    """
 
     def find() -> list[TopicPartition]:
         snapshot = metadata.snapshot
@@ -223,7 +239,7 @@ def topic_source(
     def listen(callback: Callable[[], None]) -> Callable[[], None]:
         return metadata.add_listener(lambda _snapshot: callback())
 
-    return FixedSource(find, listen, clock=clock)
+    return FixedSource(find, listen, clock=clock, wants=topics.__contains__)
 
 
 def listed_source(

@@ -5,7 +5,7 @@ a deleted owner node) only wake it, and those that arrive while it works are pro
 together afterwards. An attempt computes our assignment from the latest members and
 partitions and makes the necessary changes:
 
-    revoke lost ones -> release them -> claim new ones -> read them
+    revoke lost ones -> release them -> claim new ones -> read them -> announce them
 
 Kept partitions are not touched. A partition that another member still owns is claimed
 again whenever an owner of the topic is deleted, and after a back-off, without a limit:
@@ -44,6 +44,7 @@ from metaq.client.cluster.metadata import Metadata
 from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
+from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import name_few, name_some
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
@@ -85,7 +86,7 @@ class GroupSource:
         *,
         group: str,
         consumer_id: str,
-        topics: Collection[str],
+        topics: SubscribedTopics,
         strategy: Strategy,
         clock: Clock,
         options: ClientOptions,
@@ -98,7 +99,7 @@ class GroupSource:
             metadata: source of the topics' partitions.
             group: name of the group.
             consumer_id: unique among all consumers of the group, on all machines.
-            topics: subscribed topics; they need not exist.
+            topics: subscribed topics, which are followed; they need not exist.
             strategy: the same as that of all other members.
             clock: clock of the client.
             options: `request_timeout_s` bounds each request, `session_timeout_s` the
@@ -111,7 +112,9 @@ class GroupSource:
         self._coordinator = coordinator
         self._paths = paths
         self._metadata = metadata
-        self._topics = sorted(set(topics))
+        self._subscribed = topics
+        self._topics: list[str] = []
+        self._topic_watches: dict[str, Cancel] = {}
         self._strategy = strategy
         self._clock = clock
         self._options = options
@@ -255,19 +258,28 @@ class GroupSource:
                 _log.debug(text, self._group, error)
                 attempt_count += 1
                 await self._pause(attempt_count)
-        for cancel in (*self._cancels, *self._owner_watches.values()):
+        self._cancels += [*self._owner_watches.values(), *self._topic_watches.values()]
+        for cancel in self._cancels:
             cancel()
 
     # -- events that wake the task ----------------------------------------------------
 
     def _watch(self) -> None:
-        for topic in self._topics:
-            self._metadata.watch_topic(topic)
         cancels = self._cancels
         cancels.append(self._coordinator.add_listener(self._on_status))
         cancels.append(self._metadata.add_listener(self._on_snapshot))
         cancels.append(self._membership.watch_members(self._on_members))
-        cancels.extend(map(self._watch_owners, self._topics))
+        self._follow_topics()
+
+    def _follow_topics(self) -> None:
+        """Take over which topics there are; of new ones owners are watched."""
+        self._topics = sorted(set(self._subscribed))
+        for topic in self._topic_watches.keys() - set(self._topics):
+            self._topic_watches.pop(topic)()
+            self._owners.pop(topic, None)
+        for topic in self._topics:
+            if topic not in self._topic_watches:
+                self._topic_watches[topic] = self._watch_owners(topic)
 
     def _on_status(self, status: SessionStatus) -> None:
         if self._session_version and _is_lost(status, self._session_version):
@@ -282,6 +294,7 @@ class GroupSource:
             self._wake.set()
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        self._follow_topics()
         self._note_unowned(snapshot)
         self._wake.set()
 
@@ -362,6 +375,8 @@ class GroupSource:
                 released; the attempt has done the rest.
         """
         began_s = self._clock.monotonic_s()
+        if not self._subscribed.is_known:
+            return False
         await self._register()
         assignment = self._assignment()
         if assignment is None:
@@ -382,7 +397,9 @@ class GroupSource:
         try:
             await self._take(plan.claim)
         finally:
-            self._report(plan.claim & self._active, removed, began_s)
+            added = plan.claim & self._active
+            self._sink.announce(added)
+            self._report(added, removed, began_s)
         if release_error is not None:
             raise release_error
         return not self._is_stopping

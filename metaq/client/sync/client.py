@@ -9,6 +9,7 @@ thread, and a producer appends to its accumulator there.
 import asyncio
 import atexit
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -23,11 +24,14 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.current_batch import Filling
+from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.names import Topics
 from metaq.client.offsets.named_offsets import Committable
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
+    HOOKS,
     ClientKeywords,
     ClientOptions,
     ConsumerKeywords,
@@ -35,6 +39,7 @@ from metaq.client.options import (
     ProducerKeywords,
     ProducerOptions,
     Start,
+    check_plain_function,
     takes_options,
 )
 from metaq.client.partitioner import Selector
@@ -49,11 +54,14 @@ from metaq.client.sync.derived import (
 )
 from metaq.client.sync.handler_threads import Handler, run_threads
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
+from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
 from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.model import Message, Offset, TopicPartition
+
+_log = logging.getLogger(__name__)
 
 OPEN_CLIENTS: Final[dict["Client", None]] = {}
 """Clients that are started and not closed, the oldest first."""
@@ -127,17 +135,18 @@ class Client(SyncObject[AsyncClient]):
         if thread is None or not thread.is_usable:
             return
         thread.require_caller()
-        for consumer in tuple(self._consumers):
-            consumer.let_go()
-        began_s = self._clock.monotonic_s()
+        end_s = None if timeout is None else self._clock.monotonic_s() + timeout
         try:
-            thread.run_close(self._twin.close(timeout))
+            for consumer in tuple(self._consumers):
+                consumer.let_go(self._left_s(end_s))
+            thread.run_close(self._twin.close(self._left_s(end_s)))
         finally:
-            left_s = STOP_TIMEOUT_S
-            if timeout is not None:
-                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
-            thread.stop(timeout_s=left_s)
+            left_s = self._left_s(end_s)
+            thread.stop(timeout_s=STOP_TIMEOUT_S if left_s is None else left_s)
             OPEN_CLIENTS.pop(self, None)
+
+    def _left_s(self, end_s: float | None) -> float | None:
+        return None if end_s is None else max(0.0, end_s - self._clock.monotonic_s())
 
     def __repr__(self) -> str:
         if self._thread is None:
@@ -218,7 +227,7 @@ class Client(SyncObject[AsyncClient]):
     def consumer(
         self,
         group: str,
-        topics: Collection[str],
+        topics: Topics,
         *,
         partitions: Collection[str] | None = None,
         broadcast: bool = False,
@@ -227,6 +236,9 @@ class Client(SyncObject[AsyncClient]):
     ) -> "Consumer":
         """Return a consumer; see `AsyncClient.consumer`."""
         thread = self._require_thread()
+        for name in HOOKS:
+            if options.get(name) is not None:
+                check_plain_function(name, options.get(name))
         work = on_loop(
             self._twin.consumer,
             group,
@@ -325,6 +337,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
         """Wrap the async twin; `Client.consumer` is the way in."""
         super().__init__(twin, thread)
         self._clock = clock
+        self._calls = ThreadCalls(
+            clock, twin.fetch_buffer.wake, twin.current_batch.interrupt
+        )
+        twin.fetch_buffer.is_called = lambda: self._calls.is_due
+        twin.hooks.call_in_threads(self, self._calls.call)
 
     @property
     def group(self) -> str:
@@ -354,11 +371,19 @@ class Consumer(SyncClosable[AsyncConsumer]):
             await self._twin.close(timeout)
 
         if self._thread.is_usable:
-            self._thread.run_close(close())
+            self._thread.run_close(close(), self._calls.serve)
 
-    def let_go(self) -> None:
-        """Give the current batch back, unless another thread's loop has it."""
-        if self._is_free:
+    def let_go(self, timeout: float | None = None) -> None:
+        """Give the current batch back, unless another thread's loop has it.
+
+        With hooks it is closed: they run in this thread.
+        """
+        if self._twin.hooks.are_set:
+            try:
+                self.close(timeout)
+            except Exception:  # noqa: BLE001  # the others are closed all the same
+                _log.exception("closing failed: child=%r", self)
+        elif self._is_free:
             self._twin.current_batch.drop()
 
     @property
@@ -379,16 +404,19 @@ class Consumer(SyncClosable[AsyncConsumer]):
         return chain.from_iterable(self._pieces())
 
     def _pieces(self) -> Iterator[Iterator[Message]]:
-        current, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
+        current = self._twin.current_batch
         self._require_started()
         with current.loop_of(threading.current_thread()):
             try:
                 while True:
-                    yield from current.pieces()
+                    for piece in current.pieces():
+                        # Hooks that come due later interrupt this piece.
+                        self._run_hooks()
+                        yield piece
                     self._thread.require_own()
                     try:
                         with current.taking():
-                            batch = fetch_buffer.take(None)
+                            batch = self._take(None)
                             assert batch is not None
                             current.hold(batch)
                     except ClosedError:
@@ -400,6 +428,22 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def _require_started(self) -> None:
         self._thread.require_own()
         self._twin.require_started()
+
+    def _run_hooks(self) -> None:
+        """Call the hooks that are due, in this thread."""
+        self._calls.run_due()
+
+    def _take(self, timeout_s: float | None) -> FetchedBatch | None:
+        """Wait for a batch as `FetchBuffer.take`, and call the hooks that come due."""
+        end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while True:
+            self._run_hooks()
+            left_s = None
+            if end_s is not None:
+                left_s = max(0.0, end_s - self._clock.monotonic_s())
+            batch = self._twin.fetch_buffer.take(left_s)
+            if batch is not None or left_s == 0:
+                return batch
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
@@ -427,12 +471,13 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def _receive(self, count_max: int, timeout: float | None) -> list[Message]:
         current = self._twin.current_batch
         self._check_reader(count_max, timeout)
+        self._run_hooks()
         many = current.some(count_max)
         if many:
             return many
         left_s, began_s = timeout, self._clock.monotonic_s()
         with current.taking():
-            while batch := self._twin.fetch_buffer.take(left_s):
+            while batch := self._take(left_s):
                 current.hold(batch)
                 many = current.some(count_max)
                 if many:
@@ -491,12 +536,14 @@ class Consumer(SyncClosable[AsyncConsumer]):
         end_s = None if timeout is None else now_s() + timeout
         with current.taking():
             filling = Filling(current, count_max=count_max, bytes_max=bytes_max)
+            self._run_hooks()
             while not filling.add_nowait():
                 if wait_s is not None and filling.offsets and end_s is None:
                     end_s = now_s() + wait_s
                 left_s = None if end_s is None else max(0.0, end_s - now_s())
                 if not self._twin.fetch_buffer.wait(left_s, current.held):
                     break
+                self._run_hooks()
         return filling
 
     pause = direct(AsyncConsumer.pause)
@@ -524,6 +571,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
             self._twin,
             self._thread,
             handler,
+            calls=self._calls,
             concurrency=concurrency,
             retry=retry,
             timeout_s=timeout,

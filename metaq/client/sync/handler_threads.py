@@ -13,7 +13,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.options import check_plain_function
-from metaq.client.timeouts import wait_for
+from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.errors import ClosedError, ConfigError
 from metaq.loop_thread import LoopThread
 from metaq.model import Message
@@ -30,6 +30,7 @@ def run_threads(
     thread: LoopThread,
     handler: Handler,
     *,
+    calls: ThreadCalls,
     concurrency: int,
     retry: RetryPolicy,
     timeout_s: float | None,
@@ -40,6 +41,7 @@ def run_threads(
         consumer: whose messages.
         thread: of its client.
         handler: called in `concurrency` threads.
+        calls: hooks, called in this thread.
         concurrency: how many messages are handled at once, 1 or more.
         retry: what happens after failures.
         timeout_s: when it ends by itself; None: never.
@@ -57,8 +59,9 @@ def run_threads(
 
     handling = thread.run(begin())
     try:
-        workers = Workers(consumer, thread, handling, handler)
-        workers.run(concurrency, timeout_s)
+        workers = Workers(consumer, thread, handling, handler, calls)
+        with calls.waking(workers.wake):
+            workers.run(concurrency, timeout_s)
     finally:
         thread.run_close(handling.close())
 
@@ -72,6 +75,7 @@ class Workers:
         thread: LoopThread,
         handling: Handling,
         handler: Handler,
+        calls: ThreadCalls,
     ) -> None:
         """Prepare; no thread is there before `run`."""
         self._fetch_buffer = consumer.fetch_buffer
@@ -79,6 +83,7 @@ class Workers:
         self._thread = thread
         self._handling = handling
         self._handler = handler
+        self._calls = calls
         self.is_over = threading.Event()
         """Set when no message is begun any more."""
         self._ended = threading.Condition()
@@ -113,8 +118,13 @@ class Workers:
             raise
 
     def _wait(self, timeout_s: float | None) -> None:
+        """Wait until no worker is at work, at most so long, and call hooks."""
+        self._calls.wait_for(self._ended, lambda: not self._at_work, timeout_s)
+
+    def wake(self) -> None:
+        """Have the thread of `run` look for hooks."""
         with self._ended:
-            wait_for(self._ended, lambda: not self._at_work, timeout_s)
+            self._ended.notify_all()
 
     def _work(self) -> None:
         try:

@@ -1,0 +1,77 @@
+"""The topics of one consumer: those that it names, and those that match patterns."""
+
+from collections.abc import Callable, Collection, Iterator
+
+from metaq.client.cluster.metadata import Metadata
+from metaq.client.names import TopicPattern
+from metaq.cluster_snapshot import ClusterSnapshot
+
+
+class SubscribedTopics(Collection[str]):
+    """A collection of names that follows the cluster.
+
+    A topic matches a pattern when partitions of it are served or recorded: of one that
+    is gone nodes are left. Owner: the consumer. Concurrency: one event loop; `names`
+    may be read anywhere.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        names: Collection[str] = (),
+        patterns: Collection[TopicPattern] = (),
+    ) -> None:
+        """Begin with the named topics."""
+        self._metadata = metadata
+        self._given = tuple(names)
+        self.patterns = patterns
+        self.names = self._given
+        """The named ones as given, then those that match, ascending."""
+        self.is_known = not self.patterns
+        """Whether it is known what matches."""
+        self._unlisten: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin to follow: before those who listen to the cluster and use the names."""
+        for topic in self._given:
+            self._metadata.watch_topic(topic)
+        if self.patterns:
+            self._metadata.watch_names()
+            self._unlisten = self._metadata.add_listener(self._follow)
+            self._follow(self._metadata.snapshot)
+
+    def stop(self) -> None:
+        """Follow no more. May be repeated."""
+        self._unlisten()
+
+    def _follow(self, snapshot: ClusterSnapshot) -> None:
+        matching = {
+            name
+            for name in snapshot.names or ()
+            if any(pattern.matches(name) for pattern in self.patterns)
+        }
+        for name in sorted(matching - snapshot.topics):
+            self._metadata.watch_topic(name)
+        there = matching.intersection(snapshot.gets.keys() | snapshot.recorded.keys())
+        self.names = (*self._given, *sorted(there.difference(self._given)))
+        self.is_known |= snapshot.names is not None and matching <= snapshot.topics
+
+    def problems(self) -> list[str]:
+        """Return a sentence for each pattern that no topic matches."""
+        return [
+            f"pattern '{pattern.glob}': no topic matches it"
+            for pattern in self.patterns
+            if self.is_known and not any(map(pattern.matches, self.names))
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join((*self._given, *(each.glob for each in self.patterns)))
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -1,0 +1,122 @@
+"""Functions that the client's loop has called in the threads of its user.
+
+A coroutine on the loop leaves a function here and waits for its end. A thread that is
+in a blocking call of the consumer, or enters one, calls it; waits of such threads end
+when a function is due (`wakers`). One function is called at a time.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from metaq.client.timeouts import wait_for
+from metaq.clock import Clock
+
+
+class ThreadCalls:
+    """Functions to be called by the threads that use one consumer."""
+
+    def __init__(self, clock: Clock, *wakers: Callable[[], None]) -> None:
+        """Begin without any; each of `wakers` is called when a function is due."""
+        self._clock = clock
+        self._due: deque[tuple[Future[Any], Callable[[], object]]] = deque()
+        self._running = threading.Lock()
+        self._wakers = list(wakers)
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have `wake` called, by any thread, when a function is due in this block."""
+        self._wakers.append(wake)
+        try:
+            yield
+        finally:
+            self._wakers.remove(wake)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a function waits for a thread, and none is being called."""
+        return bool(self._due) and not self._running.locked()
+
+    async def call(self, function: Callable[[], object]) -> object:
+        """Have a thread call a function, and return its result; on the loop.
+
+        Raises:
+            Exception: what it raises.
+
+        Cancellation: it is not called, unless it has begun.
+        """
+        entry = Future[Any](), function
+        self._due.append(entry)
+        self._wake()
+        try:
+            return await asyncio.wrap_future(entry[0])
+        finally:
+            with contextlib.suppress(ValueError):
+                self._due.remove(entry)
+
+    def run_due(self) -> None:
+        """Call what is due, in this thread; errors go to the loop."""
+        while self._due and self._running.acquire(blocking=False):
+            try:
+                with contextlib.suppress(IndexError):  # another thread was faster
+                    self._run(*self._due.popleft())
+            except BaseException:
+                self._running.release()
+                self._wake()
+                raise
+            self._running.release()
+
+    def wait_for(
+        self,
+        condition: threading.Condition,
+        is_met: Callable[[], bool],
+        timeout_s: float | None,
+    ) -> None:
+        """Wait as `timeouts.wait_for`, and call what comes due, in this thread.
+
+        Args:
+            condition: not held by the caller; a waker notifies it.
+            is_met: the awaited condition.
+            timeout_s: longest wait; None waits for ever.
+        """
+        end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while True:
+            self.run_due()
+            with condition:
+                wait_for(condition, lambda: is_met() or self.is_due, timeout_s)
+                if end_s is not None:
+                    timeout_s = max(0.0, end_s - self._clock.monotonic_s())
+                if is_met() or timeout_s == 0:
+                    return
+
+    def serve(self, future: Future[Any]) -> None:
+        """Call what comes due, in this thread, until a future is done."""
+        ended = threading.Condition()
+
+        def wake(_future: object = None) -> None:
+            with ended:
+                ended.notify_all()
+
+        future.add_done_callback(wake)
+        with self.waking(wake):
+            self.wait_for(ended, future.done, None)
+
+    def _run(self, future: Future[Any], function: Callable[[], object]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001  # judged on the loop
+            future.set_exception(error)
+        except BaseException as error:
+            # Ctrl-C, say: it ends this thread's call, and not the loop.
+            future.set_exception(InterruptedError(repr(error)))
+            raise
+
+    def _wake(self) -> None:
+        for wake in tuple(self._wakers):
+            wake()
