@@ -124,6 +124,26 @@ def test_a_directory_that_is_not_configured_any_more_is_named(
     assert caplog.text.count(text) == 1
 
 
+def test_claims_of_zookeeper_are_compared_with_every_directory(
+    fs: FaultyFileSystem,
+) -> None:
+    """One that holds less is named with the witness; unknown paths are passed over."""
+    in_both(fs)
+    bench = two(fs)
+
+    def check(**claimed: int) -> None:
+        claims = {f"/{path}": ("4be1", count) for path, count in claimed.items()}
+        bench.manager.check_claims("zookeeper /meta/x", claims)
+
+    check(second=3, data=1, elsewhere=9)
+    check(second=2)
+    with pytest.raises(DataMissingError, match=r"directory=/second .*4 partitions"):
+        check(second=4)
+    with pytest.raises(DataMissingError, match=r"zookeeper /meta/x"):
+        check(data=2, second=3)
+    bench.close()
+
+
 # -- forgetting -----------------------------------------------------------------------
 
 

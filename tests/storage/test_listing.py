@@ -1,10 +1,13 @@
 """Names in a partition directory: segments, holes, overlaps, leftovers."""
 
+import errno
+
 import pytest
 
+from metaq.errors import DiskError
 from metaq.model import Offset, SizeBytes
-from metaq.storage.listing import parse_base_offset
-from metaq.storage.segment import segment_file_name
+from metaq.storage.listing import check_names, find_lost, parse_base_offset
+from metaq.storage.segment import Segment, segment_file_name
 from tests.storage.logs import (
     DIRECTORY,
     disk_with_directory,
@@ -155,3 +158,60 @@ def test_an_overlap_disbelieves_the_later_segment() -> None:
     disk.unlink(DIRECTORY / f"{160:020d}.spans")
     (found,) = recover(disk).damage
     assert (found.offset, found.next_good_offset) == (130, None)
+
+
+SIZE_CALL = 3
+"""The list of names, then for a segment: whether it is a directory, and its size."""
+
+
+def test_a_segment_that_retention_takes_at_that_moment_is_passed_over() -> None:
+    """It was in the list of names, and is gone at the next call."""
+    disk = disk_with_log()
+    disk.fail_at(disk.calls + SIZE_CALL, errno.ENOENT)
+    assert check_names(disk, DIRECTORY).segments == ()
+    assert len(check_names(disk, DIRECTORY).segments) == 1
+
+
+def test_a_segment_that_is_no_file_refuses_the_partition() -> None:
+    """A pipe, say: to open it would wait for ever."""
+    disk = disk_with_log()
+    disk.fail_at(disk.calls + SIZE_CALL, errno.EINVAL)
+    assert (
+        check_names(disk, DIRECTORY).bad_name == f"segment is not a file: name={META}"
+    )
+
+
+def test_a_size_that_the_disk_refuses_is_its_error() -> None:
+    """A log of which a part is unknown is not served."""
+    disk = disk_with_log()
+    disk.fail_at(disk.calls + SIZE_CALL, errno.EIO)
+    with pytest.raises(DiskError, match="EIO"):
+        check_names(disk, DIRECTORY)
+
+
+@pytest.mark.parametrize(("more", "lost"), [(-1, False), (0, False), (1, True)])
+def test_an_active_file_may_be_longer_than_its_reader_wants(
+    more: int, lost: bool
+) -> None:
+    """Puts go on; one that is shorter has lost the rest, from a record's end on."""
+    disk = disk_with_log()
+    segment = Segment(DIRECTORY / META, Offset(0), SizeBytes(len(BYTES)))
+    end = Offset(len(BYTES) + more)
+    found = find_lost(disk, segment, end, is_sealed=False)
+    if not lost:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.offset, found.next_good_offset) == (len(BYTES), None)
+    assert found.detail.endswith(f"expected {end} bytes, got {len(BYTES)}")
+
+
+def test_of_a_sealed_segment_names_say_what_is_lost() -> None:
+    """A hole before the next segment; without one retention may have taken it."""
+    disk = disk_with_log()
+    sealed = Segment(DIRECTORY / META, Offset(0), SizeBytes(len(BYTES)))
+    assert find_lost(disk, sealed, Offset(999), is_sealed=True) is None
+    put_segment(disk, len(BYTES) + 1, [[record(6)]], last_id_before=5)
+    found = find_lost(disk, sealed, Offset(len(BYTES) + 1), is_sealed=True)
+    assert found is not None
+    assert (found.offset, found.next_good_offset) == (len(BYTES), len(BYTES) + 1)

@@ -15,7 +15,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.model import Offset, SizeBytes
-from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState
+from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogWaiters
 from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import Ticket
@@ -37,6 +37,7 @@ def test_a_stopped_log_refuses_puts_and_serves_what_is_not_damaged(
     assert [damage.offset for damage in log.damage] == [100, 512]
     with pytest.raises(LogOfflineError, match=r"offset=100 next_good_offset=200"):
         put(bench, log)
+    assert log.statistics().refused_count == 1
     bench.run()
     assert in_flight.is_stored
     assert log.read(Offset(0), 4096).size_bytes == 100
@@ -140,3 +141,19 @@ def test_a_refusal_queues_nothing(fs: FaultyFileSystem) -> None:
     assert not ticket.is_answered
     assert log.next_offset == 1024
     bench.close()
+
+
+def test_a_waiter_is_forgotten_when_it_is_woken_or_cancelled() -> None:
+    """Thousands come and go while a log stands still."""
+    waiters, called = LogWaiters(), []
+    woken, cancelled, kept = (
+        waiters.add(Offset(n), lambda n=n: called.append(n)) for n in range(3)
+    )
+    woken.wake()
+    cancelled.cancel()
+    assert len(waiters) == 1
+    for _ in range(2):
+        woken.wake()
+        cancelled.wake()
+        kept.cancel()
+    assert (called, len(waiters)) == ([0], 0)

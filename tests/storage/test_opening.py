@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from metaq.errors import StorageError
 from metaq.model import LogId
 from metaq.storage.opening import log_directory_name, parse_log_directory_name
+from metaq.storage.producer_file import PRODUCERS_NAME
 from tests.rigs.fs import FaultyFileSystem
 from tests.storage.offline import offline
-from tests.storage.support import log_of, opened
+from tests.storage.support import DATA, filled, log_of, opened
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,17 @@ def test_the_longest_name_is_taken(fs: FaultyFileSystem) -> None:
     bench = opened(fs)
     log_of(bench, LogId("x" * 253, 0))
     bench.close()
+
+
+def test_producers_that_cannot_be_read_are_an_error_of_their_partition(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Repeated batches of theirs would be stored twice; of others nothing is said."""
+    bench, _ = filled(fs)
+    bench.close()
+    with fs.open_append(DATA / "test-0" / PRODUCERS_NAME, create=True) as file:
+        file.write(b"rubbish")
+    opened(fs).close()
+    (found,) = [r for r in caplog.records if "producers are forgotten" in r.message]
+    assert found.levelname == "ERROR"
+    assert "partition=test-0 file=/data/test-0/producers" in found.message

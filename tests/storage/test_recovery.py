@@ -313,3 +313,11 @@ def test_records_with_an_id_tell_when_they_were_appended() -> None:
     index = read_index(disk, DIRECTORY / META, Offset(0))
     assert index is not None
     assert index.newest_append_ms == when
+
+
+def test_a_cut_is_durable_when_the_log_opens() -> None:
+    """Torn bytes that are on the disk would come back, after records put there."""
+    disk = disk_with_log()
+    put_file(disk, META, record(6)[:7])
+    recover(disk)
+    assert content(disk.crash(), META) == BYTES

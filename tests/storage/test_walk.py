@@ -1,7 +1,8 @@
 """Walks over segments: files that get shorter end them with a flaw."""
 
-from metaq.model import Millis, Offset, Position
-from metaq.storage.walk import RangeReader, walk_records
+from metaq.model import Millis, Offset, Position, SizeBytes
+from metaq.storage.segment import Segment
+from metaq.storage.walk import WINDOW_BYTES, RangeReader, walk_headers, walk_records
 from tests.storage.logs import SPAN, disk_with_directory, put_file, record
 
 
@@ -33,3 +34,18 @@ def test_a_checksum_of_a_range_that_is_not_there_is_none() -> None:
     assert reader.checksum(Position(0), 10) is not None
     assert reader.checksum(Position(0), 11) is None
     file.close()
+
+
+def test_headers_of_many_windows_follow_each_other() -> None:
+    """A record that begins in one window ends in a later one; none comes twice."""
+    disk = disk_with_directory()
+    sizes = (WINDOW_BYTES - 30, 10, 3 * WINDOW_BYTES, 5)
+    records = [record(number, size) for number, size in enumerate(sizes, 1)]
+    path = put_file(disk, "0.meta", b"".join(records))
+    segment = Segment(path, Offset(0), SizeBytes(sum(map(len, records))))
+    found = list(walk_headers(disk, segment, Offset(0), segment.end_offset))
+    starts = [sum(map(len, records[:n])) for n in range(len(records))]
+    assert found == [
+        (start, len(data), number)
+        for number, (start, data) in enumerate(zip(starts, records, strict=True), 1)
+    ]
