@@ -17,30 +17,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.broker.load import TURN_S, Turns
 from metaq.model import LogId, Offset
 from metaq.protocol.commands import Get
+from metaq.storage.log_state import WaitHandle
+from metaq.storage.partition_log import PartitionLog
 
 TICK_S: Final = 0.005
 """Waits end at multiples of this, so that thousands share a timer."""
-
-
-class Handle(Protocol):
-    """A request that can be cancelled."""
-
-    def cancel(self) -> None:
-        """Cancel it; harmless when it has happened already."""
-        ...
-
-
-class WaitableLog(Protocol):
-    """Partition log interface used by waiters."""
-
-    def wait(self, offset: Offset, callback: Callable[[], None]) -> Handle:
-        """Call back once when bytes at `offset` are readable or the log stops."""
-        ...
 
 
 class Waiter:
@@ -72,7 +58,7 @@ class _Group:
         self._forget = forget
         self._is_closed = False
         self.waiters: dict[Waiter, None] = {}
-        self.handle: Handle | None = None
+        self.handle: asyncio.TimerHandle | WaitHandle | None = None
 
     def remove(self, waiter: Waiter) -> None:
         """Take one out; the last one closes the group."""
@@ -102,7 +88,7 @@ class Waiters:
         self.count = 0
         """Gets that are waiting."""
 
-    def add(self, waiter: Waiter, *, log: WaitableLog | None, wait_ms: int) -> None:
+    def add(self, waiter: Waiter, *, log: PartitionLog | None, wait_ms: int) -> None:
         """Let a get wait; `log` is None if it does not exist yet."""
         self.count += 1
         waiter.at_tick = self._tick_after(wait_ms)
@@ -119,7 +105,7 @@ class Waiters:
         if log is not None:
             self._watch(group, waiter.offset, log)
 
-    def on_new_log(self, log_id: LogId, log: WaitableLog) -> None:
+    def on_new_log(self, log_id: LogId, log: PartitionLog) -> None:
         """Let those who waited for a log to exist wait for its data."""
         group = self._by_place.get((log_id, Offset(0)))
         if group is not None:
@@ -164,7 +150,7 @@ class Waiters:
             tick.handle = self._loop.call_at(number * TICK_S, self._end_group, tick)
         return tick
 
-    def _watch(self, group: _Group, offset: Offset, log: WaitableLog) -> None:
+    def _watch(self, group: _Group, offset: Offset, log: PartitionLog) -> None:
         group.handle = log.wait(offset, partial(self._end_group, group))
 
     def _end_group(self, group: _Group) -> None:
