@@ -80,12 +80,6 @@ class BadRequestError(WireError):
     status = 400
 
 
-class UnauthorizedError(WireError):
-    """401: defined by MetaQ, never sent."""
-
-    status = 401
-
-
 class ForbiddenError(WireError):
     """403: the partition is administratively closed."""
 
@@ -147,13 +141,6 @@ class UnavailableError(WireError):
     """
 
     status = 503
-    retriable = True
-
-
-class GatewayTimeoutError(WireError):
-    """504: never on the wire; MetaQ's clients make it for their own time-outs."""
-
-    status = 504
     retriable = True
 
 

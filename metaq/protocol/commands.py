@@ -198,15 +198,13 @@ class Sync:
 
 
 class Status(enum.IntEnum):
-    """The reply codes of MetaQ 1.4 (docs/metaq-1.4/broker.md 1.12)."""
+    """Reply codes that MetaQ 1.4 sends (docs/metaq-1.4/broker.md 1.12)."""
 
     OK = 200
     MOVED = 301
     """Read on at the decimal offset in the body."""
     BAD_REQUEST = 400
     """A get with a maximum size of 0 or less."""
-    UNAUTHORIZED = 401
-    """Defined by MetaQ, never sent."""
     FORBIDDEN = 403
     """The partition is administratively closed."""
     NOT_FOUND = 404
@@ -216,8 +214,6 @@ class Status(enum.IntEnum):
     UNAVAILABLE = 503
     """The command has no handler, the broker is shutting down, or it cannot answer it
     now."""
-    GATEWAY_TIMEOUT = 504
-    """Never on the wire: MetaQ's clients make it for their own time-outs."""
 
 
 @dataclass(frozen=True, slots=True)
