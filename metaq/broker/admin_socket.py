@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.clock import Clock, SystemClock
+from metaq.clock import SystemClock
 from metaq.errors import AdminError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 
@@ -69,11 +69,7 @@ def short_address(fs: FileSystem, path: Path) -> Iterator[str]:
 
 
 def call_admin(
-    data_path: Path,
-    request: Mapping[str, object],
-    *,
-    timeout_s: float,
-    clock: Clock = _CLOCK,
+    data_path: Path, request: Mapping[str, object], *, timeout_s: float
 ) -> dict[str, object]:
     """Send one request to the broker of a data directory and return its answer.
 
@@ -81,7 +77,6 @@ def call_admin(
         data_path: the broker's `dataPath`.
         request: an object with `command`, ready for JSON.
         timeout_s: bound on the whole call, in seconds, above 0.
-        clock: counts it.
 
     Returns:
         The fields of the result, `ok` left out.
@@ -97,14 +92,14 @@ def call_admin(
             f"the request is too long: expected at most {REQUEST_BYTES_MAX} bytes,"
             f" got {len(line)}"
         )
-    deadline_s = clock.monotonic_s() + timeout_s
+    deadline_s = _CLOCK.monotonic_s() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         _connect(sock, data_path, timeout_s)
         try:
             # A broker that refuses the connection answers before it is asked.
             with suppress(BrokenPipeError):
                 sock.sendall(line)
-            answer = _receive_line(sock, deadline_s, clock)
+            answer = _receive_line(sock, deadline_s)
         except TimeoutError as error:
             raise AdminError(
                 f"the broker at {data_path} did not answer within {timeout_s:g} s;"
@@ -134,12 +129,12 @@ def _connect(sock: socket.socket, data_path: Path, timeout_s: float) -> None:
         ) from error
 
 
-def _receive_line(sock: socket.socket, deadline_s: float, clock: Clock) -> bytes:
+def _receive_line(sock: socket.socket, deadline_s: float) -> bytes:
     """Return the first line without its end; at end of stream, an incomplete line."""
     parts: list[bytes] = []
     size = 0
     while size < REPLY_BYTES_MAX:
-        left_s = deadline_s - clock.monotonic_s()
+        left_s = deadline_s - _CLOCK.monotonic_s()
         if left_s <= 0:
             raise TimeoutError
         sock.settimeout(left_s)
