@@ -12,7 +12,8 @@ is forgotten by starting twice. Keep in step: `holdings.py` (layout and judgemen
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import secrets
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,9 @@ TRANSACTIONS: Final = "transactions"
 
 JAVA_STOP_FILE: Final = "heuristic.log"
 """Files that only a Java broker writes there, at its stop."""
+
+IDENTITY_BYTES: Final = 16
+"""Size of the random name of a data directory; no two have the same."""
 
 _log = logging.getLogger(__name__)
 
@@ -187,25 +191,17 @@ def with_cure(path: Path, loss: Damage) -> Damage:
 class Inventory:
     """Contents records of one broker's data directories. Owner: the log manager."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        clock: Clock,
-        transactions: Path,
-        new_identity: Callable[[], str],
-    ) -> None:
+    def __init__(self, fs: FileSystem, clock: Clock, transactions: Path) -> None:
         """Begin without records; `read` comes first.
 
         Args:
             fs: the disk.
             clock: for the time in a record.
             transactions: where a Java broker on these directories has its journal.
-            new_identity: returns a random one.
         """
         self._fs = fs
         self._clock = clock
         self._transactions = transactions
-        self._new_identity = new_identity
         self._records: dict[Path, Holdings | None] = {}
         self._found: dict[Path, Collection[str]] = {}
         self._identities: dict[Path, str] = {}
@@ -249,9 +245,9 @@ class Inventory:
                     path,
                     len(found[path]),
                 )
-            self._identities[path] = (
-                record and record.identity
-            ) or self._new_identity()
+            self._identities[path] = (record and record.identity) or secrets.token_hex(
+                IDENTITY_BYTES
+            )
             for other, claim in (record.siblings if record else {}).items():
                 if Path(other) not in found and claim.partition_count:
                     _log.warning(

@@ -11,7 +11,6 @@ thread. A log is created by the first put to it; directory and first segment are
 by its first append, on the storage thread. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -62,15 +61,6 @@ FREE_SPACE_LOW_S: Final = 1.0
 """Interval of free-space checks while puts are refused for lack of space."""
 
 
-IDENTITY_BYTES: Final = 16
-"""Size of the random name of a data directory; no two have the same."""
-
-
-def new_identity() -> str:
-    """Return a random name for a data directory."""
-    return secrets.token_hex(IDENTITY_BYTES)
-
-
 OnDone: TypeAlias = Callable[[Exception | None], None]
 """Callback that takes the error, or None."""
 
@@ -87,7 +77,6 @@ class LogManager:
         *,
         start_worker: StartWorker = GroupThread[Request],
         syncs: Syncs | None = None,
-        new_identity: Callable[[], str] = new_identity,
     ) -> None:
         """Describe the logs; `open` reads them.
 
@@ -98,7 +87,6 @@ class LogManager:
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
             syncs: on the loop's thread; see `LogDir`.
-            new_identity: names a data directory that has none, at random.
         """
         self._fs = fs
         self._clock = clock
@@ -110,9 +98,8 @@ class LogManager:
         self._logs: dict[LogId, PartitionLog] = {}
         self._files = OpenFiles(fs)
         self._retention = Retention(fs, clock, post)
-        self._inventory = Inventory(
-            fs, clock, Path(config.system.data_log_path) / TRANSACTIONS, new_identity
-        )
+        journal = Path(config.system.data_log_path) / TRANSACTIONS
+        self._inventory = Inventory(fs, clock, journal)
         self._forgotten: set[LogId] = set()
         self._last_id = NO_ID
         self._is_closing = False

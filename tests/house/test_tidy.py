@@ -20,7 +20,7 @@ CLOCK = {"metaq/clock.py"}
 CHANCE = {
     "metaq/retry.py", "metaq/broker/app.py", "metaq/client/session.py",
     "metaq/spark/sink/writer.py", "metaq/spark/sink/task.py",
-    "metaq/storage/log_manager.py", "metaq/pipeline/jobs/day_files.py",
+    "metaq/storage/inventory.py", "metaq/pipeline/jobs/day_files.py",
     "metaq/pipeline/declared/service.py",
 }  # fmt: skip
 DISK = {"metaq/fs/calls.py"}
