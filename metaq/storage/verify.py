@@ -159,7 +159,7 @@ def verify_directory(
         segment_count += look.segment_count
         record_count += look.record_count
         checked_bytes += look.checked_bytes
-    losses = {} if record is None else _find_losses(fs, root, record, looks, in_use)
+    losses = {} if record is None else _find_losses(fs, root, record, looks)
     for log_id, look in looks.items():
         loss = losses.pop(log_id, None)
         if loss is not None and not look.is_refused:
@@ -177,11 +177,7 @@ def verify_directory(
 
 
 def _find_losses(
-    fs: FileSystem,
-    root: Path,
-    record: Holdings,
-    looks: Mapping[LogId, "_Look"],
-    in_use: bool,
+    fs: FileSystem, root: Path, record: Holdings, looks: Mapping[LogId, "_Look"]
 ) -> dict[LogId, Damage]:
     """Return which partitions hold less than the record of their data directory says.
 
@@ -194,7 +190,7 @@ def _find_losses(
     found = listed_extents(fs, root, others)
     found |= {str(log_id): look.extent for log_id, look in looks.items()}
     losses = losses_by_record(fs, root, record, found, root / TRANSACTIONS)
-    if in_use and losses:
+    if losses:
         record = read_holdings(fs, root) or record
         lost = {name: extent for name, extent in found.items() if name not in losses}
         lost |= listed_extents(fs, root, losses)
