@@ -218,18 +218,14 @@ class EmbeddedZooKeeper:
         """
         self.data_dir = Path(data_dir).resolve()
         self._port_wanted = port
-        self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def port(self) -> int:
+        self.port = port
         """The port it listens on; 0 before the first start if a free one is wanted."""
-        return self._port
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         """`host:port`, as zk.zkConnect wants it."""
-        return f"{LOOPBACK}:{self._port}"
+        return f"{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -266,8 +262,8 @@ class EmbeddedZooKeeper:
         classpath, java = find_classpath(), find_java()
         deadline_s = time.monotonic() + timeout_s
         for attempt in range(START_TRIES):
-            if self._port_wanted == 0 and (self._port == 0 or attempt):
-                self._port = _free_port()
+            if self._port_wanted == 0 and (self.port == 0 or attempt):
+                self.port = _free_port()
             try:
                 self._require_free_port()
                 self._spawn(java, classpath)
@@ -340,7 +336,7 @@ class EmbeddedZooKeeper:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, self._port))
+                probe.bind((LOOPBACK, self.port))
             except OSError as error:
                 raise EmbeddedZooKeeperError(
                     f"zookeeper cannot listen on {self.address}: {error.strerror}"
@@ -352,7 +348,7 @@ class EmbeddedZooKeeper:
             tick_ms=TICK_MS,
             session_ms_min=SESSION_TIMEOUT_MS_MIN,
             session_ms_max=SESSION_TIMEOUT_MS_MAX,
-            port=self._port,
+            port=self.port,
             host=LOOPBACK,
         )
         (self.data_dir / "zoo.cfg").write_text(zoo_cfg)
@@ -404,7 +400,7 @@ class EmbeddedZooKeeper:
     def _is_serving(self) -> bool:
         try:
             with socket.create_connection(
-                (LOOPBACK, self._port), COMMAND_TIMEOUT_S
+                (LOOPBACK, self.port), COMMAND_TIMEOUT_S
             ) as connection:
                 connection.settimeout(COMMAND_TIMEOUT_S)
                 connection.sendall(b"srvr")
