@@ -1,7 +1,7 @@
 """`metaq cat`: the messages of a topic, without a group, on standard output."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from metaq.cli.tree import command
 from metaq.client import Client
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
-from metaq.model import Message
+from metaq.model import MAX_OFFSET, Message, TopicPartition
 from metaq.protocol.commands import NO_GROUP
 
 FOLLOW_COUNT_MAX: Final = 1000
@@ -47,6 +47,16 @@ class CatOptions:
             metavar="earliest|latest|TIME",
             help="Where to begin; TIME is ISO 8601 (local time without a zone) or"
             " seconds since 1970. Messages stamped by a Java broker carry no time.",
+        ),
+    ]
+    last: Annotated[
+        int | None,
+        click.option(
+            "--last",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Begin with the newest N messages instead, of all partitions together,"
+            " oldest first.",
         ),
     ]
     count_max: Annotated[int | None, max_option("Stop after so many messages.")]
@@ -78,6 +88,7 @@ class CatOptions:
     examples=(
         "metaq cat test --max 10",
         "metaq cat test --from 2026-01-31T12:00 --json",
+        "metaq cat test --last 10",
         "metaq cat test --from latest --follow",
     ),
 )
@@ -89,9 +100,12 @@ def cat(target: Target, options: CatOptions) -> None:
 
     Needs no group and commits nothing. Partitions are printed in turn, each up to the
     end it has when its turn comes; with --follow as messages arrive. Within a partition
-    the order is that of the log.
+    the order is that of the log. --last goes by time over all partitions, and reads
+    nothing before these messages.
     """
     start = parse_start(options.start)
+    if options.last is not None and start != "earliest":
+        raise click.UsageError("--last and --from both say where to begin")
     found = find_topic(
         target,
         options.topic,
@@ -102,11 +116,15 @@ def cat(target: Target, options: CatOptions) -> None:
     if options.count_max == 0:
         return
     with found.target.client() as client:
-        names = [each.name for each in found.partitions]
         if options.follows:
-            messages = _follow(client, options.topic, names, start)
+            messages = _follow(client, found.partitions, start, options.last)
         else:
-            messages = client.browse(options.topic, partitions=names, start=start)
+            messages = client.browse(
+                options.topic,
+                partitions=found.partitions,
+                start=start,
+                last=options.last,
+            )
         with closing(messages):
             for message in islice(messages, options.count_max):
                 write_message(message, as_json=options.as_json)
@@ -115,13 +133,24 @@ def cat(target: Target, options: CatOptions) -> None:
 
 
 def _follow(
-    client: Client, topic: str, names: list[str], start: Start
+    client: Client,
+    partitions: Sequence[TopicPartition],
+    start: Start,
+    last: int | None,
 ) -> Generator[Message, None, None]:
     """Yield messages until the reader of our output has gone."""
+    topic = partitions[0].topic
+    if last is not None:
+        ends = {one: client.get(topic, one, MAX_OFFSET) for one in partitions}
+        places = {one: end.next_offset for one, end in ends.items()}
+        for message in client.browse(topic, partitions=partitions, last=last):
+            places[message.partition] = message.next_offset
+            yield message
+        start = places
     with client.consumer(
         NO_GROUP,
         [topic],
-        partitions=names,
+        partitions=partitions,
         offsets=MemoryOffsets(),
         start=start,
         commit_interval_s=None,

@@ -22,7 +22,6 @@ from metaq.cli.options import (
 )
 from metaq.cli.tree import command, group
 from metaq.client.admin.cluster_admin import (
-    Goal,
     OffsetChange,
     delete_offsets,
     plan_copy,
@@ -37,6 +36,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.errors import GroupInUseError
 from metaq.client.fan_out import for_each
+from metaq.client.offsets.offset_reset import Goal
 from metaq.errors import ClientError, MetaqError, NoBrokerError
 from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.zk.errors import PayloadError

@@ -97,10 +97,15 @@ def require_text(name: str, value: object) -> None:
 
 def require_names(name: str, value: object) -> None:
     """Refuse a value that is not a collection of texts; raises as `require_text`."""
+    for each in require_list(name, value):
+        require_text(name, each)
+
+
+def require_list(name: str, value: object) -> Collection[object]:
+    """Return a collection that is no text; raises as `require_text` for the rest."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Collection):
         raise wrong_type(name, "a list of names", value)
-    for each in value:
-        require_text(name, each)
+    return value
 
 
 def check_group(group: str) -> str:
@@ -191,27 +196,27 @@ def split_topics(topics: Topics) -> tuple[tuple[str, ...], tuple[TopicPattern, .
 
 
 def fixed_partitions(
-    topics: Collection[str], names: Collection[str]
+    topics: Collection[str], names: Collection[str | TopicPartition]
 ) -> tuple[TopicPartition, ...]:
     """Return the named partitions of each topic.
 
     Args:
         topics: topic names.
-        names: `b-p`: broker id and number of the partition.
+        names: partitions of these topics; or `b-p`, broker id and number, of each.
 
     Raises:
-        ConfigError: no name, or one that is none.
-        TypeError: it is no list, or one of them is no text.
+        ConfigError: no name, one that is none, or a partition of another topic.
+        TypeError: it is no list, or one of them is neither.
     """
-    require_names("partitions", names)
+    require_list("partitions", names)
     if not names:
         raise ConfigError("partitions: expected at least one name such as '0-1'")
-    found: set[TopicPartition] = set()
-    for name in names:
-        parsed = parse_partition(name)
-        if parsed is None:
-            raise ConfigError(f"partitions: expected names as '0-1', got {name!r}")
-        found.update(TopicPartition(topic, *parsed) for topic in topics)
+    found = {as_partition(name, [topic]) for topic in topics for name in names}
+    for one in found:
+        if one.topic not in topics:
+            raise ConfigError(
+                f"partitions: expected some of {name_few(sorted(topics))}, got {one}"
+            )
     return tuple(sorted(found))
 
 

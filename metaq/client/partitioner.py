@@ -48,8 +48,8 @@ class OutgoingMessage(NamedTuple):
     """Application attribute; "" is one, None is none."""
     key: str | bytes | None = None
     """Stored with the message; the same key goes to the same partition."""
-    partition: str | None = None
-    """`<broker>-<partition>` to send it there and nowhere else."""
+    partition: str | TopicPartition | None = None
+    """To send it there and nowhere else: `<broker>-<partition>`, or a partition."""
     headers: Headers = ()
     """Names and bytes, stored with the message in this order."""
 
@@ -155,16 +155,19 @@ class Pinned:
 
 
 def parse_partition(topic: str, text: object) -> TopicPartition:
-    """Return the partition `<broker>-<partition>` of a topic.
+    """Return the partition `<broker>-<partition>` of a topic, or the partition itself.
 
     Raises:
-        TypeError: it is no text.
-        ConfigError: the text is something else.
+        TypeError: it is neither a text nor a partition.
+        ConfigError: the text is something else, or the partition of another topic.
     """
     wanted = "'<broker>-<partition>', such as '0-1'"
+    if isinstance(text, TopicPartition):
+        if text.topic == topic:
+            return text
+        raise ConfigError(f"partition: expected one of topic {topic}, got {text}")
     if not isinstance(text, str):
-        # People give numbers, and the `partition` of a message.
-        raise wrong_type("partition", f"str {wanted}", text)
+        raise wrong_type("partition", f"TopicPartition or str {wanted}", text)
     found = paths.parse_partition(text)
     if found is None:
         raise ConfigError(f"partition: expected {wanted}, got {text[:80]!r}")

@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, Unpack
 
@@ -407,7 +408,7 @@ class AsyncClient:
         group: str,
         topics: Topics,
         *,
-        partitions: Collection[str] | None = None,
+        partitions: Collection[str | TopicPartition] | None = None,
         broadcast: bool = False,
         offsets: OffsetStore | None = None,
         **options: Unpack[ConsumerKeywords],
@@ -417,8 +418,9 @@ class AsyncClient:
         Args:
             group: consumer group; its members share the partitions.
             topics: topic names, a `TopicPattern`, or a list of both.
-            partitions: read these of each topic, `b-p` by name, and share them with no
-                member; None has the group share all of them. Not with patterns.
+            partitions: read these, of each topic where they are names like `0-1`, and
+                share them with no member; None has the group share all of them. Not
+                with patterns.
             broadcast: every machine reads everything: the group is named
                 `<group>-<address of the machine>`. Consumers of one machine share.
             offsets: where offsets are committed; None takes ZooKeeper, the file
@@ -458,8 +460,11 @@ class AsyncClient:
         self,
         topic: str,
         *,
-        partitions: Collection[str] | None = None,
+        partitions: Collection[str | TopicPartition] | None = None,
         start: Start = "earliest",
+        last: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         stop_at_end: bool = True,
         partial: bool = False,
         timeout: float | None = None,
@@ -468,9 +473,16 @@ class AsyncClient:
 
         Args:
             topic: topic name.
-            partitions: names like `0-1`; None takes all, later ones too when it does
-                not stop at the end.
+            partitions: partitions, or names like `0-1`; None takes all, later ones too
+                when it does not stop at the end.
             start: where to begin in each partition; see `ConsumerOptions.start`.
+            last: begin with the newest messages instead, so many of all partitions
+                together, oldest first; 0 or more. What is before them is not read; they
+                are held in memory. Messages of a MetaQ 1.4 broker carry no time: they
+                are ordered among those of one broker alone.
+            since: begin at the first message of that time or later; the same as a time
+                as `start`. Local time without a zone.
+            until: end before the first message of that time or later.
             stop_at_end: go through the partitions one after the other, each up to the
                 end that its log has now; else all at once, for ever.
             partial: go on with the rest while a broker of the topic is away;
@@ -483,7 +495,11 @@ class AsyncClient:
             NoBrokerError: no broker serves the topic, or a partition that is named.
             PartitionsAwayError: all partitions are asked for, and a broker that has
                 some of them is away.
-            ConfigError: a name of a partition that is none.
+            CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
+                1.4 broker has messages.
+            ConfigError: a name of a partition that is none; several of `start`, `last`
+                and `since`; `until` for a reader that does not stop at the end.
+            TypeError: a value of another type.
             CorruptRecordError: a damaged record; messages before it were yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
 
@@ -494,6 +510,9 @@ class AsyncClient:
             topic,
             partitions=partitions,
             start=start,
+            last=last,
+            since=since,
+            until=until,
             stop_at_end=stop_at_end,
             partial=partial,
             timeout=timeout,
@@ -506,7 +525,7 @@ class AsyncClient:
     async def get(
         self,
         topic: str,
-        partition: str,
+        partition: str | TopicPartition,
         offset: Offset,
         max_bytes: int = FETCH_BYTES,
         timeout: float | None = None,
@@ -515,7 +534,7 @@ class AsyncClient:
 
         Args:
             topic: topic name.
-            partition: its name, like `0-1`.
+            partition: the partition, or its name, like `0-1`.
             offset: a record boundary, or any offset outside the log: the result says
                 where the log is.
             max_bytes: how much is asked for; a larger message comes as a whole.
@@ -619,7 +638,7 @@ def _make_source(
     context: ClientContext,
     group: str,
     topics: SubscribedTopics,
-    partitions: Collection[str] | None,
+    partitions: Collection[str | TopicPartition] | None,
     options: ConsumerOptions,
 ) -> PartitionSource:
     """Return the source of a consumer's partitions: named ones, all, or its group's."""

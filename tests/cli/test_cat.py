@@ -1,6 +1,7 @@
 """`metaq cat`: every message of a topic, in order, without a group."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,46 @@ def test_a_reader_that_goes_away_ends_following_while_no_message_comes(
     broker.put(b"m0", topic="t")
     words = ["cat", "t", "--follow", "--broker", f"127.0.0.1:{broker.port}"]
     assert_ends_without_reader(words, b"m0\n")
+
+
+def test_the_newest_come_oldest_first(broker: AnyBroker) -> None:
+    """Of all partitions together; none of them comes twice, or is left out."""
+    for number in range(6):
+        broker.put(b"m%d" % number, topic="t", partition=number % 2)
+    for count, text in ((0, ""), (3, "m3\nm4\nm5\n"), (9, None)):
+        result = run("cat", "t", "--last", str(count), broker=broker)
+        wanted = "m0\nm1\nm2\nm3\nm4\nm5\n" if text is None else text
+        assert result.stdout == wanted, result.stderr
+    lines = run("cat", "t", "--last", "1", "--json", broker=broker).stdout
+    assert json.loads(lines)["data"] == "m5"
+    result = run("cat", "t", "--last", "2", "--partition", "7-0", broker=broker)
+    assert result.stdout == "m2\nm4\n"
+
+
+def test_following_after_the_newest_leaves_nothing_out(broker: AnyBroker) -> None:
+    """Messages that arrive in the meantime come once."""
+    broker.put(b"m0", b"m1", topic="t", partition=0)
+    put, result = ["m0", "m1"], []
+
+    def follow() -> None:
+        words = ["cat", "t", "--last", "2", "--follow", "--max", "5"]
+        result.extend(run(*words, broker=broker).stdout.split())
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    while thread.is_alive():
+        put.append(f"new-{len(put)}")
+        broker.put(put[-1].encode(), topic="t", partition=1)
+        thread.join(0.02)
+    first = put.index(result[0])
+    assert result == put[first : first + 5]
+
+
+def test_a_beginning_is_said_once(broker: AnyBroker) -> None:
+    """--last and --from are two of them."""
+    result = run("cat", "t", "--last", "2", "--from", "latest", broker=broker)
+    assert result.exit_code == 2
+    assert "--last and --from both say where to begin" in result.stderr
 
 
 def test_damage_is_an_error_with_an_offset(java: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where messages begin: so many back, with a bound on the work."""
+"""Message boundaries: beside an offset and so many back, with a bound on the work."""
 
 import asyncio
 import itertools
@@ -10,13 +10,17 @@ from typing import Any, TypeVar
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.cluster.boundaries import WINDOW_BYTES, offset_back
+from metaq.client.cluster.boundaries import (
+    WINDOW_BYTES,
+    offset_back,
+    require_boundary,
+)
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.errors import CorruptRecordError, NoRecordError
+from metaq.errors import ClientError, CorruptRecordError, NoRecordError
 from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Get, Value
-from metaq.record.layout import encode_record
+from metaq.record.layout import HEADER_BYTES, encode_record
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import partition
 
@@ -123,10 +127,64 @@ def test_it_is_where_the_list_of_all_messages_says(
             broker.inner.roll()
     end = offset_after(broker)
     offsets = [*sorted(offsets), end]
-    chosen = [(rng.randrange(len(offsets)), rng.randrange(400)) for _ in range(60)]
+    chosen = [(rng.randrange(len(offsets)), rng.randrange(400)) for _ in range(20)]
     questions = [(offsets[at], count) for at, count in chosen]
     found, _counts = back(broker, *questions)
     assert found == [offsets[max(0, at - count)] for at, count in chosen]
+
+
+def nearest(broker: AnyBroker, *offsets: int) -> list[list[int]]:
+    """Return the boundaries that errors name beside offsets; of a boundary, itself."""
+
+    async def look(context: ClientContext, deadline_s: float, offset: int) -> list[int]:
+        try:
+            await require_boundary(
+                context, FIRST, Offset(offset), deadline_s=deadline_s
+            )
+        except ClientError as error:
+            start = f"test/0-0: {offset} is not a message boundary; nearest: "
+            names = str(error).removeprefix(start)
+            if names == str(error):
+                raise
+            return [int(one) for one in names.split(", ") if one != "not known"]
+        return [offset]
+
+    async def ask(context: ClientContext, deadline_s: float) -> list[list[int]]:
+        return [await look(context, deadline_s, offset) for offset in offsets]
+
+    return asked(broker, ask)[0]
+
+
+def test_an_offset_is_a_boundary_or_its_neighbours_are_named(
+    start_broker: StartBroker, rng: random.Random
+) -> None:
+    """For any offset within, between messages of any size."""
+    broker = start_broker({"test": 1}, settings={"maxSegmentSize": "1000000"})
+    data: list[bytes] = []
+    while sum(map(len, data)) < 2 * WINDOW_BYTES:
+        data.append(random_payload(rng))
+    broker.put(*data)
+    sizes = [len(one) + HEADER_BYTES for one in data]
+    bounds = [0, *itertools.accumulate(sizes)]
+    questions, answers = [], []
+    for _ in range(50):
+        at = rng.randrange(1, len(bounds))
+        inside = rng.randrange(bounds[at - 1] + 1, bounds[at])
+        questions += [bounds[at], inside]
+        answers += [[bounds[at]], bounds[at - 1 : at + 1]]
+    assert nearest(broker, *questions) == answers
+
+
+def test_an_offset_outside_the_log_is_refused_with_its_ends(
+    start_broker: StartBroker,
+) -> None:
+    """The ends themselves are boundaries."""
+    broker = start_broker({"test": 1})
+    assert nearest(broker, 0) == [[0]]
+    with pytest.raises(ClientError, match="expected an offset from 0 to 0, got 1"):
+        nearest(broker, 1)
+    broker.put(b"a")
+    assert nearest(broker, 0, 21, 5) == [[0], [21], [0, 21]]
 
 
 def offset_after(broker: AnyBroker) -> Offset:
@@ -180,6 +238,17 @@ def java(start_metaq_1_4: StartBroker) -> Any:
     return start_metaq_1_4()
 
 
+def test_an_offset_after_damage_is_a_boundary(java: Any) -> None:
+    """So is the place at which damage begins: a group goes on there, or after it."""
+    offsets = java.put(*(b"%02d" % number + bytes(100) for number in range(10)))
+    java.inner.corrupt(offsets[5], length=50)
+    java.inner.corrupt(offsets[7])
+    good = offsets[5:9]
+    assert nearest(java, *good) == [[at] for at in good]
+    beside = [[offsets[8]], [offsets[8], offsets[9]]]
+    assert nearest(java, offsets[7] + 1, offsets[8] + 1) == beside
+
+
 def test_a_log_whose_start_was_deleted_ends_there(java: Any) -> None:
     """The first message that there still is; small answers of a get do not matter."""
     java.put(b"a", b"b")
@@ -219,7 +288,7 @@ def test_what_looks_like_records_within_a_message_is_none(java: Any) -> None:
 def test_damage_after_the_answer_is_an_error_that_names_it(
     java: Any, length: int | None
 ) -> None:
-    """What cannot be counted is not skipped; what is before the answer is no matter."""
+    """It cannot be counted, and is not skipped; earlier damage is no matter."""
     data = [b"%06d" % number + bytes(9_974) for number in range(1000)]
     offsets = java.put(*data)
     end = java.inner.log_end()
@@ -237,7 +306,7 @@ def test_bytes_that_do_not_come_are_an_error(java: Any) -> None:
     offsets = java.put(*(b"%d" % number for number in range(10)))
     java.inner.lose(offsets[4], offsets[6])
     end = java.inner.log_end()
-    with pytest.raises(CorruptRecordError, match=f"no data at offset {offsets[4]}"):
+    with pytest.raises(CorruptRecordError, match=f"offset {offsets[4]}: no data"):
         back(java, (end, 2))
 
 

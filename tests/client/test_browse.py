@@ -93,7 +93,7 @@ def test_browsing_reads_the_chosen_partitions_from_the_chosen_start(
     assert payloads(list(found)) == [b"c"]
     assert list(client.browse("two", start="latest")) == []
     for name in ("1", "0-x", "two/0-1"):
-        with pytest.raises(ConfigError, match="expected names as '0-1', got"):
+        with pytest.raises(ConfigError, match="expected a name as '0-3', got"):
             list(client.browse("two", partitions=[name]))
 
 

@@ -12,7 +12,6 @@ from metaq.client.admin.cluster_admin import (
     GroupDescription,
     OffsetChange,
     describe_group,
-    find_goal,
     plan_copy,
     plan_reset,
     read_offsets,
@@ -22,7 +21,7 @@ from metaq.client.admin.cluster_admin import (
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import CannotAnswerError, GroupInUseError
-from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.offset_reset import NO_MESSAGE, find_goal
 from metaq.errors import (
     ClientError,
     ConfigError,
@@ -31,7 +30,7 @@ from metaq.errors import (
     UnavailableError,
 )
 from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
-from metaq.protocol.commands import Command, OffsetQuery, Reply, Result, Version
+from metaq.protocol.commands import Command, Get, OffsetQuery, Reply, Result, Version
 from metaq.protocol.texts import no_record_starts
 from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.zk.errors import PayloadError
@@ -236,7 +235,7 @@ def test_a_partition_without_a_log_begins_at_0(
 @pytest.mark.parametrize(
     ("offset", "text"),
     [
-        (RECORD_BYTES + 1, "test/0-0: no message begins at offset 23"),
+        (RECORD_BYTES + 1, "test/0-0: 23 is not a message boundary; nearest: 22, 44"),
         (10 * RECORD_BYTES + 1, "expected an offset from 0 to 220, got 221"),
     ],
 )
@@ -257,7 +256,7 @@ def test_an_offset_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("status", "text", "kind", "said"),
     [
-        (500, no_record_starts("test-0", 7), ClientError, "begin"),
+        (500, no_record_starts("test-0", 7), ClientError, "7 is not a message bound"),
         (500, "internal error", ServerError, "^internal error$"),
         (503, "the partition is moving", UnavailableError, "^the partition is moving$"),
     ],
@@ -271,6 +270,8 @@ def test_a_broker_that_cannot_say_where_messages_begin_is_told_as_it_says(
         if isinstance(command, Version):
             body = encode_version_body(Capabilities("test", spans=True))
             return Result(200, body.encode(), command.opaque)
+        if isinstance(command, Get):
+            return Result(404, b"", command.opaque)
         if not isinstance(command, OffsetQuery):
             return ok(command)
         if command.question is not None:

@@ -188,7 +188,7 @@ def mistakes(client: Any, producer: Any, consumer: Any) -> dict[str, Callable[[]
         "topics: expected a list of names, got bytes b'test'": (
             lambda: client.consumer("g", b"test")
         ),
-        "partitions: expected str, got int 0": (
+        "partition: expected TopicPartition or str, got int 0": (
             lambda: client.consumer("g", ["test"], partitions=[0])
         ),
         "topic: expected str, got int 6": lambda: client.partitions(6),

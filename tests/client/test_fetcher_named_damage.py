@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.client.admin.cluster_admin import find_goal
 from metaq.client.cluster.metadata_queries import count_between
 from metaq.client.errors import StuckError
+from metaq.client.offsets.offset_reset import find_goal
 from metaq.errors import CorruptRecordError
 from metaq.model import MAX_OFFSET, Offset
 from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of

@@ -4,6 +4,7 @@ import pytest
 
 from metaq.client.names import (
     GROUP_REFUSED,
+    as_partition,
     broadcast_group,
     check_group,
     check_topics,
@@ -65,7 +66,7 @@ def test_fixed_partitions_are_those_of_every_topic() -> None:
 @pytest.mark.parametrize("names", ["0-1", [], ["0"], ["a-b"], ["-1-0"]])
 def test_partitions_that_are_none(names: list[str]) -> None:
     """A text is no list of partitions either."""
-    with pytest.raises((TypeError, ConfigError), match="partitions: expected"):
+    with pytest.raises((TypeError, ConfigError), match=r"partitions?: expected"):
         fixed_partitions(["t"], names)
 
 
@@ -82,3 +83,38 @@ def test_machines_without_an_address_are_not_one_group() -> None:
     for host in ("127.0.0.1", "::1"):
         with pytest.raises(ConfigError, match="a group name of its own"):
             broadcast_group("g", host)
+
+
+def test_partitions_are_given_by_name_or_as_what_they_are() -> None:
+    """A name is enough where there is one topic."""
+    wanted = TopicPartition("t", BrokerId(0), 3)
+    assert as_partition("0-3", ["t"]) == as_partition(wanted, ["t", "u"]) == wanted
+    assert fixed_partitions(["t", "u"], [wanted, "0-4"]) == (
+        wanted,
+        TopicPartition("t", BrokerId(0), 4),
+        TopicPartition("u", BrokerId(0), 4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("0", ConfigError, "expected a name as '0-3', got '0'"),
+        ("0-3", ConfigError, "'0-3' may be of any of 2 topics, expected a TopicPart"),
+        (3, TypeError, "expected TopicPartition or str, got int 3"),
+        (None, TypeError, "expected TopicPartition or str, got NoneType None"),
+    ],
+)
+def test_arguments_that_name_no_partition(
+    value: object, kind: type[Exception], text: str
+) -> None:
+    """The error says what is expected."""
+    with pytest.raises(kind, match=f"^partition: {text}"):
+        as_partition(value, ["t", "u"])
+
+
+def test_a_partition_of_another_topic_is_refused() -> None:
+    """It would never be read."""
+    other = TopicPartition("v", BrokerId(0), 3)
+    with pytest.raises(ConfigError, match="expected some of t, u, got v/0-3"):
+        fixed_partitions(["u", "t"], [other])

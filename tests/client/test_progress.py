@@ -31,6 +31,7 @@ from metaq.model import GroupOffset, Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
+from tests.rigs.inside import move_consumer
 from tests.rigs.waiting import wait_until
 
 ZERO, ONE = partition(0), partition(1)
@@ -418,7 +419,7 @@ def test_health_tells_of_a_place_behind_the_log_end(
     broker.put(b"m")
     with client.consumer("g", ["test"], watchdog_s=0.2, **IDLE) as consumer:
         assert consumer.receive(30).data == b"m"
-        consumer.seek(ZERO, Offset(1_000_000))
+        move_consumer(consumer, ZERO, Offset(1_000_000))
         wait_until(lambda: consumer.health().problems)
         assert consumer.receive(0) is None
         (problem,) = consumer.health().problems
@@ -454,7 +455,7 @@ def test_lag_behind_the_log_end_is_not_known(broker: Any, client: Any) -> None:
     options = {"watchdog_s": None, "commit_interval_s": None, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         take(consumer, 1)
-        consumer.seek(ZERO, Offset(1_000_000))
+        move_consumer(consumer, ZERO, Offset(1_000_000))
         assert consumer.lag()[ZERO] == UNKNOWN_LAG
         consumer.seek(ZERO, Offset(0))
         assert consumer.lag()[ZERO].bytes != 0

@@ -10,6 +10,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.client import Client, Message, OutgoingMessage, SendResult
+from metaq.errors import ClientError
+from metaq.model import Offset
 from metaq.zk.znodes import decode_registration
 from tests.java.server import JavaBroker
 from tests.matrix.scene import broker_arguments
@@ -44,6 +46,7 @@ def cluster(
     """Broker 0 is MetaQ's own, broker 1 is ours; topic "both" is on either."""
     root, home = new_root(), tmp_path_factory.mktemp("cluster")
     topics = {"both": {"numPartitions": 2}, "java": {}, "ordered": {}, "wild-*": {}}
+    topics["newest"] = {}
     ours_of = {"both": 2, "wild-*": 1}
     with (
         JavaBroker(server_jars, home / "java", root, topics) as java,
@@ -120,6 +123,26 @@ def test_one_group_reads_both_kinds_to_the_end(cluster: Cluster) -> None:
             assert consumer.receive(timeout=1) is None
 
 
+def test_where_messages_begin_is_found_in_a_log_of_java(cluster: Cluster) -> None:
+    """It knows no boundaries and no counts: they are found in the bytes."""
+    address = f"127.0.0.1:{cluster.java.port}"
+    data = [b"%d" % number + bytes(number * 37 % 5_000) for number in range(COUNT)]
+    with Client(brokers=[address]) as client:
+        with client.producer() as producer:
+            offsets = [producer.send("newest", one).offset for one in data]
+        found = list(client.browse("newest", last=7))
+        assert [one.data for one in found] == data[-7:]
+        with client.consumer("movers", ["newest"], start="latest") as consumer:
+            wait_until(lambda: bool(consumer.assignment()))
+            beside = f"nearest: {offsets[8]}, {offsets[9]}$"
+            with pytest.raises(ClientError, match=beside):
+                consumer.seek("0-0", Offset(offsets[8] + 1))
+            consumer.seek("0-0", offsets[8])
+            message = consumer.receive(timeout=20)
+            assert message is not None
+            assert message.data == data[8]
+
+
 def test_a_client_that_leaves_is_no_error_of_a_java_broker(cluster: Cluster) -> None:
     """It logs an error for every reset."""
     said = len(cluster.java.read_log())
@@ -180,7 +203,8 @@ def test_nodes_are_the_same(cluster: Cluster) -> None:
     checksum = "/meta/brokers/ids/N/master_config_checksum"
     assert theirs[checksum][0] == b"%d" % zlib.crc32(cluster.java.ini.read_bytes())
     own[checksum] = theirs[checksum]
-    only_java = {path for path in theirs if "/java/" in path or "/ordered/" in path}
+    java_topics = {"java", "ordered", "newest"}
+    only_java = {path for path in theirs if java_topics.intersection(path.split("/"))}
     only_ours = {path for path in own if "/idle/" in path}
     assert {path: theirs[path] for path in theirs.keys() - only_java} == {
         path: own[path] for path in own.keys() - only_ours

@@ -12,6 +12,7 @@ from metaq.broker.hot_puts import HotPuts
 from metaq.broker.orders import perform
 from metaq.broker.session import Session
 from metaq.fs import FileSystem
+from metaq.model import TopicPartition
 from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.log_dir import LogDir
 from metaq.testing.embedded import EmbeddedBroker
@@ -35,6 +36,19 @@ def commit_owner_of(directory: LogDir) -> CommitOwner:
 def subscription_of(consumer: Any) -> Any:
     """Return what an async consumer reads, and where it stands."""
     return consumer._subscription
+
+
+def move_consumer(consumer: Any, partition: TopicPartition, offset: int) -> None:
+    """Have a consumer of either world read where its log has nothing; no call does."""
+
+    async def move() -> None:
+        twin._move(partition, offset)
+
+    if hasattr(consumer, "_thread"):
+        twin, run = consumer._twin, consumer._thread.run
+    else:
+        twin, run = consumer.twin, consumer._run
+    run(move())
 
 
 def fetchers_of(consumer: Any) -> Any:

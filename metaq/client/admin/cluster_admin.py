@@ -14,32 +14,24 @@ Source: docs/metaq-1.4/client.md 4, 13 and 14.
 import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal, TypeAlias
 
 from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import count_between, log_range
-from metaq.client.consume.browse import get_at
 from metaq.client.consume.progress import Lag, lag_of
 from metaq.client.errors import (
     BrokerRegisteredError,
-    CannotAnswerError,
     GroupInUseError,
-    NoProgressError,
     PartitionsAwayError,
 )
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
-from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset
+from metaq.client.offsets.offset_reset import NO_MESSAGE, Goal, find_goal
 from metaq.errors import (
     ClientError,
     ConfigError,
     CoordinationError,
-    CorruptRecordError,
     MetaqError,
     NoBrokerError,
-    NoRecordError,
 )
 from metaq.model import (
     BrokerAddress,
@@ -49,16 +41,11 @@ from metaq.model import (
     TopicPartition,
     printable,
 )
-from metaq.record.layout import HEADER_BYTES
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, list_groups, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step
 from metaq.zk.session import Coordinator
-
-Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
-"""Next offset of a group after a move: the log start, the log end, the first message of
-a time, an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,57 +418,6 @@ async def _read_old(
     except PayloadError:
         # Its members cannot begin: writing an offset is the remedy.
         return None
-
-
-async def find_goal(
-    context: ClientContext,
-    partition: TopicPartition,
-    goal: Goal,
-    *,
-    deadline_s: float,
-) -> Offset:
-    """Return the offset of a goal in one partition; raises as `plan_reset`."""
-    if isinstance(goal, str | datetime):
-        begin, _ = await first_offset(
-            context, partition, None, goal, deadline_s=deadline_s
-        )
-        return begin.offset
-    ends = await log_range(context, partition, deadline_s=deadline_s)
-    log_start, log_end = ends or (Offset(0), Offset(0))
-    if goal in {log_start, log_end}:
-        return goal
-    if not log_start < goal < log_end:
-        raise ClientError(
-            f"{partition}: expected an offset from {log_start} to {log_end}, got {goal}"
-        )
-    try:
-        # What is before it may be damaged, and the reason to go on here.
-        await count_between(context, partition, goal, goal, deadline_s=deadline_s)
-    except CannotAnswerError:
-        # A MetaQ 1.4 broker does not know where its records begin; checksums show it.
-        await _read_one(context, partition, goal, deadline_s)
-    except NoRecordError as error:
-        raise _no_message_at(partition, goal, error) from error
-    return goal
-
-
-async def _read_one(
-    context: ClientContext, partition: TopicPartition, offset: Offset, deadline_s: float
-) -> None:
-    try:
-        found = await get_at(
-            context, partition, offset, HEADER_BYTES, deadline_s=deadline_s
-        )
-    except (CorruptRecordError, NoProgressError) as error:
-        raise _no_message_at(partition, offset, error) from error
-    if not found.messages:
-        raise _no_message_at(partition, offset, "the log ends within it")
-
-
-def _no_message_at(
-    partition: TopicPartition, offset: Offset, cause: object
-) -> ClientError:
-    return ClientError(f"{partition}: no message begins at offset {offset}: {cause}")
 
 
 async def plan_copy(

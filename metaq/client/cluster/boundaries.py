@@ -1,4 +1,4 @@
-"""Where messages begin: so many back from an offset.
+"""Message boundaries: at an offset or beside it, and so many messages before it.
 
 A log is addressed by bytes, so the offset of the n-th message before another one has to
 be searched. Our brokers say where records begin, and count them: the range is halved
@@ -17,7 +17,11 @@ earlier, and its chain is the one that is found. The log start needs no slack.
 Source: docs/metaq-1.4/client.md 2.4; docs/protocol.md, questions.
 """
 
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -29,10 +33,11 @@ from metaq.client.cluster.metadata_queries import (
     read_slice,
 )
 from metaq.client.errors import CannotAnswerError
-from metaq.errors import CorruptRecordError
+from metaq.errors import ClientError, CorruptRecordError, NoRecordError
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
 from metaq.record.scan import (
     CleanEnd,
+    ScanResult,
     is_blank_to_end,
     scan_records,
     search_next_record,
@@ -83,13 +88,14 @@ async def offset_back(
         NoBrokerError: the broker is not there.
         WireError: the broker refused.
     """
-    ends = await log_range(context, partition, deadline_s=deadline_s)
+    log = _Log(context, partition, deadline_s)
+    ends = await log.ends()
     if ends is None:
         return Offset(0)
-    low, end = ends[0], Offset(max(ends[0], min(offset, ends[1])))
-    search = _SearchBack(context, partition, low, end, count, deadline_s)
+    end = max(ends[0], min(offset, ends[1]))
+    search = _SearchBack(log, ends[0], end, count)
     try:
-        await count_between(context, partition, end, end, deadline_s=deadline_s)
+        await log.count(end, end)
     except CannotAnswerError:
         search.counts = False
     while search.left > 0 and search.low < search.end:
@@ -102,24 +108,127 @@ async def offset_back(
     return max(search.low, search.end)
 
 
+async def require_boundary(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    *,
+    deadline_s: float,
+) -> None:
+    """Refuse an offset at which no message begins, and the log does not end.
+
+    Our brokers know it. Of MetaQ 1.4's, WINDOW_BYTES around it are read: it is a
+    boundary where records lead there.
+
+    Args:
+        context: the client's parts.
+        partition: whose log.
+        offset: the offset.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: it is outside the log, or within a message; the text names the
+            boundaries on either side, as far as they can be known.
+        CorruptRecordError: it is in damaged bytes.
+        NoBrokerError: the broker is not there.
+        WireError: the broker refused.
+    """
+    log = _Log(context, partition, deadline_s)
+    low, end = await log.ends() or (Offset(0), Offset(0))
+    if offset in {low, end}:
+        return
+    if not low < offset < end:
+        raise ClientError(
+            f"{partition}: expected an offset from {low} to {end}, got {offset}"
+        )
+    near: list[Offset] = []
+    try:
+        # What is before it may be damaged, and the reason to go on here.
+        await log.count(offset, offset)
+        near = [offset]
+    except CannotAnswerError:
+        near = await log.around(offset, low, end)
+    except NoRecordError:
+        with contextlib.suppress(CorruptRecordError):
+            near = await log.around(offset, low, end)
+    if offset not in near:
+        names = ", ".join(map(str, near)) or "not known"
+        raise ClientError(
+            f"{partition}: {offset} is not a message boundary; nearest: {names}"
+        )
+
+
+class _Log:
+    """One log, as it is asked."""
+
+    def __init__(
+        self, context: ClientContext, partition: TopicPartition, deadline_s: float
+    ) -> None:
+        self.partition = partition
+        place = context, partition
+        self.ends = partial(log_range, *place, deadline_s=deadline_s)
+        self.nearest = partial(nearest_offset, *place, deadline_s=deadline_s)
+        self.count = partial(count_between, *place, deadline_s=deadline_s)
+        self.cut = partial(boundaries_between, *place, deadline_s=deadline_s)
+        self.slice = partial(read_slice, *place, deadline_s=deadline_s)
+
+    async def read(self, start: Offset, end: Offset) -> bytes:
+        """Return the bytes from `start` to `end`.
+
+        Raises:
+            CorruptRecordError: the broker has not all of them.
+        """
+        data = bytearray()
+        while (at := Offset(start + len(data))) < end:
+            piece = await self.slice(at, SizeBytes(end - at))
+            if not piece:
+                raise self.damaged(at, f"no data, and the log goes on to {end}", None)
+            data += piece
+        return bytes(data)
+
+    async def around(self, offset: Offset, low: Offset, end: Offset) -> list[Offset]:
+        """Return the boundaries beside an offset within low..end, both boundaries.
+
+        The first one may be the offset itself. Either may be missing: only records that
+        are there as a whole show them.
+        """
+        start = Offset(max(low, offset - SLACK_BYTES))
+        data = await self.read(start, Offset(min(end, offset + SLACK_BYTES)))
+        for starts, ending in _chains(data):
+            bounds = [Offset(start + at) for at in (*starts, ending.position)]
+            after = bisect_right(bounds, offset)
+            if starts and offset <= bounds[-1]:
+                return bounds[max(0, after - 1) : after + 1]
+        return []
+
+    def damaged(
+        self, at: Offset, detail: str, after: Offset | None
+    ) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{self.partition}: damaged record at offset {at}: {detail}",
+            partition=self.partition,
+            offset=at,
+            next_good_offset=after,
+            detail=detail,
+        )
+
+
 @dataclass(slots=True)
 class _SearchBack:
     """A search for the message that is `left` messages before `end`."""
 
-    context: ClientContext
-    partition: TopicPartition
+    log: _Log
     low: Offset
     """A boundary; it is not before this one."""
     end: Offset
     """A boundary; with none left, the answer."""
     left: int
-    deadline_s: float
     counts: bool = True
     """Whether the broker counts records."""
     size_bytes: int = WINDOW_BYTES
     """Of the next window."""
     damage: CorruptRecordError | None = None
-    """What ends at `low`."""
+    """The damage that ends at `low`."""
 
     async def step(self) -> None:
         """Bring `low` or `end` nearer; raises as the questions, and as the window."""
@@ -127,19 +236,14 @@ class _SearchBack:
             await self._halve()
             return
         found = await self._read_window()
-        if not found:
-            self.size_bytes *= 2
-            return
-        self.end = found[-min(self.left, len(found))]
-        self.left -= min(self.left, len(found))
-        self.size_bytes = WINDOW_BYTES
+        self.size_bytes = WINDOW_BYTES if found else 2 * self.size_bytes
+        if found:
+            count = min(self.left, len(found))
+            self.end, self.left = found[-count], self.left - count
 
     async def pass_damage(self, error: CorruptRecordError) -> None:
         """Look at what comes after it alone; raise it if that is nothing."""
-        start = await nearest_offset(
-            self.context, self.partition, Offset(0), deadline_s=self.deadline_s
-        )
-        after = error.next_good_offset
+        start, after = await self.log.nearest(Offset(0)), error.next_good_offset
         if start is not None and start > self.low:
             # Retention has deleted it, or the bytes were never damaged.
             self.low = start
@@ -150,15 +254,10 @@ class _SearchBack:
 
     async def _halve(self) -> None:
         """Find in which half of the range the message is."""
-        ask = self.context, self.partition
-        cuts = await boundaries_between(
-            *ask, self.low, self.end, 1, deadline_s=self.deadline_s
-        )
+        cuts = await self.log.cut(self.low, self.end, 1)
         # Without a cut it is one message.
-        cut, count = self.low, 1
-        if cuts:
-            cut = cuts[0]
-            count = await count_between(*ask, cut, self.end, deadline_s=self.deadline_s)
+        cut = cuts[0] if cuts else self.low
+        count = await self.log.count(cut, self.end)
         if cuts and count >= self.left:
             self.low = cut
         else:
@@ -175,46 +274,32 @@ class _SearchBack:
                 to `end`.
         """
         start = Offset(max(self.low, self.end - self.size_bytes))
-        starts, broken = _chain_to_end(await self._read(start))
-        is_whole = start == self.low
-        trusted = [at for at in starts if is_whole or at >= SLACK_BYTES]
-        is_damaged = self.size_bytes >= WINDOW_BYTES_MAX and not trusted
-        if is_whole:
-            is_damaged = starts[:1] != [0]
-        if not is_damaged:
-            return [Offset(start + at) for at in trusted]
-        damaged = Offset(start + broken)
-        after = Offset(start + starts[0]) if starts else self.end
-        raise CorruptRecordError(
-            f"{self.partition}: damaged record at offset {damaged}: the records from"
-            f" there on do not lead to the next good one at {after}",
-            partition=self.partition,
-            offset=damaged,
-            next_good_offset=after,
-            detail=f"its records do not lead to offset {after}",
-        )
+        starts, broken = _chain_to_end(await self.log.read(start, self.end))
+        if start == self.low:
+            trusted, is_damaged = starts, starts[:1] != [0]
+        else:
+            trusted = [at for at in starts if at >= SLACK_BYTES]
+            is_damaged = self.size_bytes >= WINDOW_BYTES_MAX and not trusted
+        if is_damaged:
+            after = Offset(start + starts[0]) if starts else self.end
+            detail = f"the records from there on do not lead to the good one at {after}"
+            raise self.log.damaged(Offset(start + broken), detail, after)
+        return [Offset(start + at) for at in trusted]
 
-    async def _read(self, start: Offset) -> bytes:
-        """Return the bytes from `start` to `end`."""
-        data = bytearray()
-        while (at := Offset(start + len(data))) < self.end:
-            piece = await read_slice(
-                self.context,
-                self.partition,
-                at,
-                SizeBytes(self.end - at),
-                deadline_s=self.deadline_s,
-            )
-            if not piece:
-                raise CorruptRecordError(
-                    f"{self.partition}: no data at offset {at}, and the log goes on to"
-                    f" {self.end}",
-                    partition=self.partition,
-                    offset=at,
-                    detail="no data",
-                )
-            data += piece
-        return bytes(data)
+
+def _chains(data: bytes) -> Iterator[tuple[list[Position], ScanResult]]:
+    """Yield the starts of records that are adjacent, and where they end.
+
+    What follows them is no record, or is cut off; the next ones are searched there.
+    """
+    at, is_found = Position(0), True
+    while is_found:
+        starts: list[Position] = []
+        ending = scan_records(data, at, starts=starts)
+        yield starts, ending
+        is_found, at = search_next_record(
+            data, Position(ending.position + 1), effort_max=EFFORT_MAX
+        )
 
 
 def _chain_to_end(data: bytes) -> tuple[list[Position], Position]:
@@ -222,17 +307,11 @@ def _chain_to_end(data: bytes) -> tuple[list[Position], Position]:
 
     Also where the records before them broke off.
     """
-    at, broken, is_found = Position(0), Position(0), True
-    while is_found:
-        starts: list[Position] = []
-        ending = scan_records(data, at, starts=starts)
+    broken = Position(0)
+    for starts, ending in _chains(data):
         if isinstance(ending, CleanEnd):
             # Zero bytes look like empty records; only a known boundary is believed.
-            is_blank = at > 0 and is_blank_to_end(data, at)
+            is_blank = starts[0] > 0 and is_blank_to_end(data, starts[0])
             return ([] if is_blank else starts), broken
-        # What chained up to there was no record, or is before damage.
         broken = ending.position
-        is_found, at = search_next_record(
-            data, Position(broken + 1), effort_max=EFFORT_MAX
-        )
     return [], broken

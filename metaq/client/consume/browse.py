@@ -4,20 +4,25 @@
 
 Reading up to the end goes partition by partition, in the order of their numbers, with
 one get ahead of the caller, and ends at the log ends of the time when reading began.
-Following never ends; it is a consumer whose offsets are kept in memory. Both continue
-at the log start when retention moves it.
+The newest N of a topic are the newest of the last N of each partition; these are found
+without reading what is before them. Following never ends; it is a consumer whose
+offsets are kept in memory. All continue at the log start when retention moves it.
 
 Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 """
 
 import asyncio
 import contextlib
+import heapq
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Final, TypeAlias
 
+from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
@@ -28,6 +33,7 @@ from metaq.client.cluster.metadata_queries import (
 )
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -47,6 +53,7 @@ from metaq.model import (
     MAX_OFFSET,
     SCHEME,
     BrokerAddress,
+    BrokerId,
     Message,
     Offset,
     TopicPartition,
@@ -283,37 +290,43 @@ async def browse_topic(
     context: ClientContext,
     topic: str,
     *,
-    partitions: Collection[str] | None,
+    partitions: Collection[str | TopicPartition] | None,
     start: Start,
+    last: int | None,
+    since: datetime | None,
+    until: datetime | None,
     stop_at_end: bool,
     partial: bool,
     timeout: float | None,
 ) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages of a topic, many at a time, each time of one partition.
+    """Yield the messages of a topic, many at a time.
 
-    Arguments and errors are those of `AsyncClient.browse`.
+    Each time they are of one partition, but for those of `last`. Arguments and errors
+    are those of `AsyncClient.browse`.
     """
-    check_start(start)
+    start = _check_range(start, last, since, until, stop_at_end=stop_at_end)
     check_topic(topic)
     deadline_s = context.deadline_s(timeout)
+    source = None
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
         if not partial:
             snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
         chosen = tuple(sorted(snapshot.get_partitions(topic)))
+        if not stop_at_end:
+            source = topic_source(context.metadata, [topic], clock=context.clock)
     else:
         chosen = fixed_partitions([topic], partitions)
         await read_cluster(context, (), deadline_s=deadline_s)
-    if stop_at_end:
-        is_named = partitions is not None
-        batches = _read_all(context, chosen, start, timeout, is_named=is_named)
-    elif partitions is None:
-        every = topic_source(context.metadata, [topic], clock=context.clock)
-        batches = _follow(context, every, start)
+        if not stop_at_end:
+            await _require_known(context, chosen, deadline_s)
+            source = listed_source(chosen, clock=context.clock)
+    if source is not None and last is None:
+        batches = _follow(context, source, start)
     else:
-        await _require_known(context, chosen, deadline_s)
-        listed = listed_source(chosen, clock=context.clock)
-        batches = _follow(context, listed, start)
+        is_named = partitions is not None
+        reading = _Reading(context, chosen, until, timeout, is_named)
+        batches = reading.last(last, source) if last is not None else reading.all(start)
     left_s = timeout
     if timeout is not None:
         # Finding the topic counts for the time of the first messages.
@@ -325,33 +338,124 @@ async def browse_topic(
             left_s = timeout
 
 
-async def _read_all(
-    context: ClientContext,
-    partitions: Collection[TopicPartition],
+def _check_range(
     start: Start,
-    timeout: float | None,
+    last: int | None,
+    since: datetime | None,
+    until: datetime | None,
     *,
-    is_named: bool,
-) -> AsyncGenerator[list[Message], None]:
-    deadline_s = context.deadline_s(timeout)
-    # All ends first: later puts are left out in every partition.
-    ranges = await all_of(
-        log_range(context, one, deadline_s=deadline_s) for one in partitions
-    )
-    for partition, ends in zip(partitions, ranges, strict=True):
-        if ends is None:
-            # The topic's own partitions were known a moment ago.
-            if is_named:
-                await _require_known(context, [partition], context.deadline_s(timeout))
+    stop_at_end: bool,
+) -> Start:
+    """Return where to begin; refuse what does not go together, or is none."""
+    check_start(start)
+    if last is not None:
+        check_whole("last", last, 0)
+    for name, moment in (("since", since), ("until", until)):
+        if moment is None:
             continue
-        begin, _ = await first_offset(
-            context, partition, None, start, deadline_s=context.deadline_s(timeout)
+        if not isinstance(moment, datetime):
+            raise TypeError(
+                f"{name}: expected datetime, got {type(moment).__name__} {moment!r:.80}"
+            )
+        check_start(moment)
+    if (start != "earliest") + (last is not None) + (since is not None) > 1:
+        raise ConfigError("browse: expected one of start, last and since")
+    if until is not None and not stop_at_end:
+        raise ConfigError("until: expected a reader that stops at the end")
+    return since or start
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Partitions that are read up to an end."""
+
+    context: ClientContext
+    partitions: Collection[TopicPartition]
+    until: datetime | None
+    timeout: float | None
+    is_named: bool
+    """Whether the caller named the partitions."""
+
+    async def all(self, start: Start) -> AsyncGenerator[list[Message], None]:
+        """Yield the messages from `start` on, partition by partition."""
+        for partition, end in (await self._ends()).items():
+            begin = await self._offset_of(partition, start)
+            async with contextlib.aclosing(self._read(partition, begin, end)) as read:
+                async for messages in read:
+                    yield messages
+
+    async def last(
+        self, count: int, source: FixedSource | None
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield the newest messages of all partitions; then follow a source.
+
+        The order is that of their ids, which is that of their times; among messages
+        without a time it means something at one broker alone.
+
+        Raises:
+            CannotAnswerError: messages of several brokers, and some have no time.
+        """
+        found: list[Message] = []
+        brokers: set[BrokerId] = set()
+        ends, is_timeless = await self._ends(), False
+        for partition, end in ends.items() if count else ():
+            deadline_s = self.context.deadline_s(self.timeout)
+            begin = await offset_back(
+                self.context, partition, end, count, deadline_s=deadline_s
+            )
+            tail: list[Message] = []
+            async with contextlib.aclosing(self._read(partition, begin, end)) as read:
+                async for messages in read:
+                    tail += messages
+            brokers |= {one.partition.broker_id for one in tail[:1]}
+            is_timeless = is_timeless or any(one.timestamp_ms is None for one in tail)
+            if is_timeless and len(brokers) > 1:
+                raise CannotAnswerError(
+                    f"last={count}: messages of {partition.topic} carry no time where a"
+                    " MetaQ 1.4 broker stored them, so those of several brokers have no"
+                    " common order; read the partitions of one broker"
+                )
+            found = list(heapq.merge(found, tail, key=attrgetter("id")))[-count:]
+        if found:
+            yield found
+        if source is not None:
+            async with contextlib.aclosing(_follow(self.context, source, ends)) as more:
+                async for messages in more:
+                    yield messages
+
+    async def _ends(self) -> dict[TopicPartition, Offset]:
+        """Return where to stop in each partition that has a log."""
+        deadline_s = self.context.deadline_s(self.timeout)
+        # All ends first: later puts are left out in every partition.
+        ranges = await all_of(
+            log_range(self.context, one, deadline_s=deadline_s)
+            for one in self.partitions
         )
-        cursor = PartitionCursor(partition, begin.offset, end=ends[1])
-        reading = _read_ahead(context, cursor, timeout)
-        async with contextlib.aclosing(reading) as batches:
-            async for messages in batches:
-                yield messages
+        ends = {}
+        for partition, log in zip(self.partitions, ranges, strict=True):
+            if log is not None:
+                ends[partition] = log[1]
+            elif self.is_named:
+                # The topic's own partitions were known a moment ago.
+                deadline_s = self.context.deadline_s(self.timeout)
+                await _require_known(self.context, [partition], deadline_s)
+        if self.until is not None:
+            for partition, end in ends.items():
+                ends[partition] = min(end, await self._offset_of(partition, self.until))
+        return ends
+
+    async def _offset_of(self, partition: TopicPartition, start: Start) -> Offset:
+        deadline_s = self.context.deadline_s(self.timeout)
+        begin, _ = await first_offset(
+            self.context, partition, None, start, deadline_s=deadline_s
+        )
+        return begin.offset
+
+    def _read(
+        self, partition: TopicPartition, begin: Offset, end: Offset
+    ) -> AsyncGenerator[list[Message], None]:
+        cursor = PartitionCursor(partition, begin, end=end)
+        return _read_ahead(self.context, cursor, self.timeout)
 
 
 async def _read_ahead(

@@ -44,15 +44,11 @@ from metaq.client.names import as_partition
 from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
 from metaq.client.offsets.committer import Commit
 from metaq.client.offsets.named_offsets import Committable, read_committable
+from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
 from metaq.client.timeouts import require_loop, within
-from metaq.client.validation import (
-    check_offset,
-    check_timeout,
-    check_whole,
-    wrong_type,
-)
+from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import Message, Offset, TopicPartition
@@ -738,34 +734,49 @@ class AsyncConsumer:
 
     async def seek(
         self,
-        partition: TopicPartition,
-        offset: Offset,
+        partition: TopicPartition | str,
+        to: Goal,
         timeout: float | None = None,
     ) -> None:
-        """Continue at another offset; fetched messages of the partition are dropped.
+        """Continue elsewhere; fetched messages of the partition are dropped.
+
+        The broker is asked before anything moves: an offset costs three short requests,
+        and of a MetaQ 1.4 broker 2 MiB around it are read. Messages may be handed out
+        in the meantime.
 
         Args:
-            partition: one that is assigned.
-            offset: a record boundary.
-            timeout: seconds; None takes the client's `request_timeout_s`. No request is
-                sent: only a thread of the sync world waits, for the client's loop.
+            partition: one that is assigned; `0-3` where there is one topic.
+            to: "earliest" for the log start, "latest" for its end; a datetime for the
+                first message of that time or later (local time without a zone); or an
+                offset, at which a message begins or the log ends.
+            timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
             ClosedError: the partition is not ours.
-            RequestTimeoutError: the loop did not run it in time, and will not.
+            ClientError: an offset outside the log, or within a message: the text names
+                the nearest ones that are not. Nothing moved, as after any error.
+            CannotAnswerError: a time, of a MetaQ 1.4 broker, which knows none.
+            ConfigError: no name of a partition; or no place in any.
+            TypeError: `partition` or `to` is of another type.
+            RequestTimeoutError: the time is over.
+            MetaqError: the broker cannot be asked, or refuses.
+
+        Cancellation: nothing moved.
         """
         self._require_loop()
-        check_timeout(timeout)
-        # A caller that gave up before the loop ran this has cancelled it by now.
-        await asyncio.sleep(0)
-        self._move(partition, offset)
+        check_goal("to", to)
+        one = self._require_assigned(as_partition(partition, self.topics))
+        deadline_s = self._context.deadline_s(timeout)
+        offset = await find_goal(self._context, one, to, deadline_s=deadline_s)
+        self._move(one, offset)
 
-    def _move(self, partition: TopicPartition, offset: Offset) -> None:
-        check_offset("offset", offset)
-        if not isinstance(partition, TopicPartition):
-            raise wrong_type("partition", "TopicPartition", partition)
+    def _require_assigned(self, partition: TopicPartition) -> TopicPartition:
         if partition not in self.assignment():
             raise ClosedError(f"{partition}: not assigned to this consumer")
+        return partition
+
+    def _move(self, partition: TopicPartition, offset: Offset) -> None:
+        self._require_assigned(partition)
         self.current_batch.drop(partition)
         self._subscription.move(partition, offset)
 

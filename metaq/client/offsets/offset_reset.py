@@ -9,15 +9,17 @@ a consumer that starts at the latest offset.
 import logging
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
+from metaq.client.cluster.boundaries import require_boundary
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF, log_range, offset_at
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
-from metaq.client.options import Start
+from metaq.client.options import Start, check_start
 from metaq.client.timeouts import within
-from metaq.errors import NoBrokerError
+from metaq.client.validation import check_offset
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
 from metaq.retry import retry
 
@@ -25,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 NO_MESSAGE: Final = MessageId(-1)
 """Written by MetaQ's clients as the id when no message was read yet."""
+
+Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
+"""Place to go on: the log start, its end, the first message of a time, an offset."""
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
@@ -153,3 +158,58 @@ async def _require_served(
             f" {partition.broker_id} has no such partition: is the topic deleted, or"
             " the broker another one?"
         )
+
+
+def check_goal(name: str, goal: object) -> None:
+    """Refuse a value that is no goal in any partition.
+
+    Args:
+        name: of the argument, for the error.
+        goal: the given value.
+
+    Raises:
+        ConfigError: a text, a number or a time that means nothing.
+        TypeError: it is of another type.
+    """
+    if isinstance(goal, int):
+        check_offset("offset", goal)
+    elif isinstance(goal, datetime):
+        check_start(goal)
+    elif not isinstance(goal, str):
+        raise TypeError(
+            f"{name}: expected an offset, a datetime, 'earliest' or 'latest', got"
+            f" {type(goal).__name__} {goal!r:.80}"
+        )
+    elif goal not in {"earliest", "latest"}:
+        raise ConfigError(f"{name}: expected 'earliest' or 'latest', got {goal!r:.80}")
+
+
+async def find_goal(
+    context: ClientContext,
+    partition: TopicPartition,
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> Offset:
+    """Return the offset of a goal in one partition.
+
+    Args:
+        context: the client's parts.
+        partition: the partition to move in.
+        goal: where to; an offset is a message boundary.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: an offset outside the log, or within a message.
+        CannotAnswerError: a time, of a broker that knows none.
+        CorruptRecordError: an offset in damaged bytes.
+        NoBrokerError: the broker of the partition is not there.
+        WireError: the broker refuses to answer.
+    """
+    if isinstance(goal, str | datetime):
+        begin, _ = await first_offset(
+            context, partition, None, goal, deadline_s=deadline_s
+        )
+        return begin.offset
+    await require_boundary(context, partition, goal, deadline_s=deadline_s)
+    return goal

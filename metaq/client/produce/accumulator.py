@@ -52,7 +52,7 @@ class Accumulator:
         data: BytesLike,
         attribute: str | None = None,
         key: str | bytes | None = None,
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         headers: Headers = (),
         timeout_s: float | None = None,
     ) -> SendFuture:

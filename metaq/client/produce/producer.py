@@ -53,7 +53,12 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerAddress, BrokerId, LocalTransactionId
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    LocalTransactionId,
+    TopicPartition,
+)
 from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -195,7 +200,7 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
@@ -206,7 +211,8 @@ class AsyncProducer:
             attribute: application attribute; "" is one, None is none.
             key: stored; the same key goes to the same partition, see `KeyHash`.
             headers: names and bytes, stored in this order; a dict, or pairs.
-            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
+                a partition of the topic.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
                 Waiting for memory, or for a new topic, takes at most as long again.
 
@@ -249,7 +255,7 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
         """Begin to send one message; waits for memory and for a new topic only.

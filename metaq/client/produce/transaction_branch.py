@@ -244,7 +244,7 @@ class TransactionSends:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> PendingResult:
         """Add one message and wait until its broker holds it.
@@ -256,7 +256,8 @@ class TransactionSends:
             key: stored; the same key goes to the same partition as outside of the
                 transaction. See `AsyncProducer.transaction` for local ones.
             headers: names and bytes, stored in this order; a dict, or pairs.
-            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
+                a partition of the topic.
             timeout: seconds; None is `timeout_s` of the producer's options.
 
         Returns:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Final, Self, Unpack
@@ -29,6 +30,7 @@ from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.names import Topics
 from metaq.client.offsets.named_offsets import Committable
+from metaq.client.offsets.offset_reset import Goal
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
     HOOKS,
@@ -59,7 +61,7 @@ from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
 from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
-from metaq.model import Message, Offset, TopicPartition
+from metaq.model import Message, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -229,7 +231,7 @@ class Client(SyncObject[AsyncClient]):
         group: str,
         topics: Topics,
         *,
-        partitions: Collection[str] | None = None,
+        partitions: Collection[str | TopicPartition] | None = None,
         broadcast: bool = False,
         offsets: OffsetStore | None = None,
         **options: Unpack[ConsumerKeywords],
@@ -258,8 +260,11 @@ class Client(SyncObject[AsyncClient]):
         self,
         topic: str,
         *,
-        partitions: Collection[str] | None = None,
+        partitions: Collection[str | TopicPartition] | None = None,
         start: Start = "earliest",
+        last: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         stop_at_end: bool = True,
         partial: bool = False,
         timeout: float | None = None,
@@ -271,6 +276,9 @@ class Client(SyncObject[AsyncClient]):
             topic,
             partitions=partitions,
             start=start,
+            last=last,
+            since=since,
+            until=until,
             stop_at_end=stop_at_end,
             partial=partial,
             timeout=timeout,
@@ -594,13 +602,14 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def seek(
         self,
-        partition: TopicPartition,
-        offset: Offset,
+        partition: TopicPartition | str,
+        to: Goal,
         timeout: float | None = None,
     ) -> None:
-        """Go on at another offset; see `AsyncConsumer.seek`."""
+        """Go on elsewhere; see `AsyncConsumer.seek`."""
         limit_s = self._twin.limit_s(timeout)
-        self._thread.run(self._twin.seek(partition, offset), timeout_s=limit_s)
+        seeking = self._twin.seek(partition, to, timeout)
+        self._thread.run(seeking, timeout_s=limit_s)
 
     rollback = blocking(AsyncConsumer.rollback)
     assignment = direct(AsyncConsumer.assignment)

@@ -96,7 +96,7 @@ class Producer(SyncClosable[AsyncProducer]):
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
@@ -123,7 +123,7 @@ class Producer(SyncClosable[AsyncProducer]):
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
-        partition: str | None = None,
+        partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
         """Put one message on its way; see `AsyncProducer.send_nowait`."""
