@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import (
+    committing,
     consuming,
     fairness,
     figures,
@@ -43,6 +44,7 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     **kafka.FIGURES,
     **producing.FIGURES,
     **consuming.FIGURES,
+    **committing.FIGURES,
     **spark_figures.FIGURES,
     **spark_archive.FIGURES,
     **spark_audit.FIGURES,

@@ -14,6 +14,11 @@ has committed once; before that, a late commit sets no owner back, because its o
 not below the one where the next owner began. If the version changed while we own the
 partition (a tool, or ourselves, when an answer got lost), the commit goes back to 2.
 
+`commit_together` is one request for partitions that we have committed under the same
+claim: our member node is there, so our session lives; each owner node is as it was
+made; each offset node has the version that our last commit left. If it does not fit,
+`commit_offset` finds out why (docs/decisions/0051).
+
 Keep in step: `groups.py`, `znodes.py`.
 
 Source: docs/metaq-1.4/client.md 4, 13 and 14.6.

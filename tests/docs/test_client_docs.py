@@ -69,7 +69,7 @@ def test_keywords_have_the_fields_and_types_of_their_options(
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 12
+    assert TEXT.count("```python") == len(FILES) > 0
 
 
 class Redis:
