@@ -1,18 +1,24 @@
-"""Batches and full lists: over partitions, until count, bytes or time; handled
-together."""
+"""Batches and full lists: over gets and partitions, until count, bytes or time."""
 
+import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from metaq.client import AsyncConsumer, Consumer
 from metaq.client.offsets.offset_store import MemoryOffsets
+from metaq.errors import ClientError, ConfigError, MetaqError, OwnershipLostError
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads
-from tests.rigs.inside import twin_of
+from tests.rigs.inside import redeliver, twin_of
+from tests.rigs.waiting import wait_until
 
-ZERO = partition(0)
+ZERO, ONE = partition(0, "two"), partition(1, "two")
 MANUAL: dict[str, Any] = {"commit_interval_s": None, **IDLE}
+SMALL = 200
+"""A get of so many bytes brings a few messages."""
 
 
 @pytest.fixture
@@ -30,27 +36,272 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"m%05d" % n for n in range(start, stop)]
 
 
-def async_of(consumer: Any) -> Any:
+def async_of(consumer: Any) -> AsyncConsumer:
     """Return the async consumer of either world."""
-    return getattr(consumer, "twin", None) or twin_of(consumer)
+    is_sync = isinstance(consumer, Consumer)
+    twin: AsyncConsumer = twin_of(consumer) if is_sync else consumer.twin
+    return twin
+
+
+# -- full lists -----------------------------------------------------------------------
 
 
 def test_a_full_list_is_of_several_gets(broker: Any, client: Any) -> None:
-    """Each get brings a few messages; the list has as many as requested."""
+    """In order, and handled when the next one is requested."""
     broker.put(*numbered(0, 60))
-    with client.consumer("g", ["test"], fetch_bytes=200, **IDLE) as consumer:
+    with client.consumer("g", ["test"], fetch_bytes=SMALL, **IDLE) as consumer:
         assert payloads(consumer.receive_many(50, 60, fill=True)) == numbered(0, 50)
-        assert payloads(consumer.receive_many(10, 60, fill=True)) == numbered(50, 60)
+        assert payloads(consumer.receive_many(9, 60, fill=True)) == numbered(50, 59)
+        assert payloads(consumer.receive_many(9, 0.02, fill=True)) == numbered(59, 60)
+        assert consumer.receive_many(9, 0.02, fill=True) == []
 
 
-def test_a_batch(broker: Any, client: Any) -> None:
-    broker.put(*numbered(0, 60))
+def test_a_full_list_is_of_several_partitions(broker: Any, client: Any) -> None:
+    for number in (0, 1):
+        broker.put(*numbered(0, 30), topic="two", partition=number)
+    with client.consumer("g", ["two"], fetch_bytes=SMALL, **IDLE) as consumer:
+        found = consumer.receive_many(60, 60, fill=True)
+    for one in (ZERO, ONE):
+        part = [message for message in found if message.partition == one]
+        assert payloads(part) == numbered(0, 30)
+
+
+def test_one_commit_is_for_the_whole_list(broker: Any, client: Any) -> None:
+    """Without it all of them come again, from every partition."""
+    for number in (0, 1):
+        broker.put(*numbered(0, 10), topic="two", partition=number)
     store = MemoryOffsets()
-    with client.consumer(
-        "g", ["test"], offsets=store, fetch_bytes=200, **MANUAL
-    ) as consumer:
-        for batch in consumer.batches(max_count=25, max_wait_s=0.5):
-            print(batch)
-            batch.commit()
-            if len(batch) < 25:
+    options = {"offsets": store, **MANUAL}
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        client.consumer("g", ["two"], **options) as consumer,
+    ):
+        assert len(consumer.receive_many(20, 60, fill=True)) == 20
+        raise ZeroDivisionError
+    with client.consumer("g", ["two"], **options) as consumer:
+        assert len(consumer.receive_many(20, 60, fill=True)) == 20
+        consumer.commit()
+    with client.consumer("g", ["two"], **options) as consumer:
+        assert consumer.receive_many(20, 0.02, fill=True) == []
+
+
+def test_a_list_that_waits_is_filled_by_what_comes(broker: Any, client: Any) -> None:
+    """Also when it comes in the partition of which the list has messages."""
+    broker.put(*numbered(0, 3))
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        filling = pool.submit(consumer.receive_many, 6, 60, fill=True)
+        fetch_buffer = async_of(consumer).fetch_buffer
+        wait_until(lambda: fetch_buffer.has_waiters)
+        broker.put(*numbered(3, 6))
+        assert payloads(filling.result()) == numbered(0, 6)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_partition_that_goes_while_a_list_is_filled_is_left_out(
+    broker: Any, client: Any, is_lost: bool
+) -> None:
+    """It is given back at once: nobody works on its messages."""
+    for number in (0, 1):
+        broker.put(*numbered(0, 3), topic="two", partition=number)
+    with (
+        client.consumer("g", ["two"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        filling = pool.submit(consumer.receive_many, 100, 0.5, fill=True)
+        fetch_buffer = async_of(consumer).fetch_buffer
+        wait_until(
+            lambda: (
+                all(s.is_taken for s in fetch_buffer.statistics().values())
+                and fetch_buffer.has_waiters
+            )
+        )
+        if is_lost:
+            fetch_buffer.fence(ZERO)
+        else:
+            consumer.pause(ZERO)
+            wait_until(lambda: not fetch_buffer.statistics()[ZERO].is_taken)
+        assert {message.partition for message in filling.result()} == {ONE}
+        assert is_lost or fetch_buffer.handled()[ZERO].offset == 0
+
+
+# -- batches --------------------------------------------------------------------------
+
+
+def test_batches_have_counts_and_the_offsets_where_they_begin_and_end(
+    broker: Any, client: Any
+) -> None:
+    """The next batch begins where the one before ended."""
+    offsets = broker.put(*numbered(0, 25))
+    where = partition(0)
+    with client.consumer("g", ["test"], fetch_bytes=SMALL, **IDLE) as consumer:
+        sizes, ends, found = [], [offsets[0]], []
+        for batch in consumer.batches(max_count=10, max_wait_s=0.05):
+            sizes.append(len(batch))
+            assert batch.begins == {where: ends[-1]}
+            ends.append(batch.offsets[where])
+            found += [message.data for message in batch]
+            assert batch[0].data == found[-len(batch)]
+            assert payloads(batch[-2:]) == found[-2:]
+            assert "messages: test/0-0" in repr(batch)
+            if len(found) == 25:
                 break
+    assert found == numbered(0, 25)
+    assert max(sizes) <= 10
+    assert set(offsets) >= set(ends[:-1])
+
+
+def test_a_batch_is_bounded_in_bytes_and_has_one_message_at_least(
+    broker: Any, client: Any
+) -> None:
+    broker.put(b"a", b"b", bytes(3000), b"c")
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        batches = consumer.batches(max_bytes=1000, max_wait_s=60)
+        sizes = [list(map(len, payloads(next(batches)))) for _ in range(2)]
+    assert sizes == [[1, 1], [3000]]
+
+
+def test_a_batch_is_handed_out_when_its_time_is_over(broker: Any, client: Any) -> None:
+    """The time runs from the first message; without messages there is no batch."""
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        batches = consumer.batches(max_count=10, max_wait_s=0.01)
+        first = pool.submit(next, batches)
+        fetch_buffer = async_of(consumer).fetch_buffer
+        wait_until(lambda: fetch_buffer.has_waiters)
+        broker.put(b"a")
+        assert payloads(first.result()) == [b"a"]
+        pool.submit(batches.close).result()
+
+
+def test_messages_of_a_batch_are_handled_when_the_next_is_requested(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 10))
+    store = MemoryOffsets()
+    options = {"offsets": store, **IDLE}
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        client.consumer("g", ["test"], **options) as consumer,
+    ):
+        for number, batch in enumerate(consumer.batches(max_count=4, max_wait_s=60)):
+            assert payloads(batch) == numbered(4 * number, 4 * number + 4)
+            if number == 1:
+                raise ZeroDivisionError
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(consumer.receive_many(6, 60, fill=True)) == numbered(4, 10)
+
+
+def test_the_commit_of_a_batch_is_durable_and_of_the_last_one_only(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 10))
+    store = MemoryOffsets()
+    options = {"offsets": store, **MANUAL}
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        client.consumer("g", ["test"], **options) as consumer,
+    ):
+        batches = consumer.batches(max_count=4, max_wait_s=60)
+        first = next(batches)
+        first.commit()
+        second = next(batches)
+        assert second.is_last
+        with pytest.raises(ClientError, match="the next messages were requested"):
+            first.commit()
+        raise ZeroDivisionError
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(consumer.receive_many(6, 60, fill=True)) == numbered(4, 10)
+
+
+def test_a_lost_partition_is_reported_and_the_others_are_committed(
+    broker: Any, client: Any
+) -> None:
+    for number in (0, 1):
+        broker.put(*numbered(0, 5), topic="two", partition=number)
+    store = MemoryOffsets()
+    options = {"offsets": store, **MANUAL}
+    with client.consumer("g", ["two"], **options) as consumer:
+        batch = next(consumer.batches(max_count=10, max_wait_s=60))
+        assert set(batch.offsets) == {ZERO, ONE}
+        async_of(consumer).fetch_buffer.fence(ZERO)
+        with pytest.raises(OwnershipLostError, match="two/0-0: lost"):
+            batch.commit()
+    with client.consumer("g", ["two"], **options) as consumer:
+        again = consumer.receive_many(5, 60, fill=True)
+        assert {message.partition for message in again} == {ZERO}
+        assert consumer.receive_many(5, 0.02, fill=True) == []
+
+
+def test_a_batch_that_is_given_back_comes_again(broker: Any, client: Any) -> None:
+    """Without the partitions that were taken away."""
+    for number in (0, 1):
+        broker.put(*numbered(0, 5), topic="two", partition=number)
+    with client.consumer("g", ["two"], **MANUAL) as consumer:
+        twin = async_of(consumer)
+        batches = consumer.batches(max_count=10, max_wait_s=60)
+        first = next(batches)
+        redeliver(twin, first)
+        second = next(batches)
+        assert sorted(second) == sorted(first)
+        with pytest.raises(ClientError, match="the next messages were requested"):
+            redeliver(twin, first)
+        twin.fetch_buffer.fence(ONE)
+        redeliver(twin, second)
+        third = consumer.receive_many(10, 0.02, fill=True)
+        assert third == [each for each in first if each.partition == ZERO]
+
+
+def test_batches_end_with_the_consumer_after_what_was_fetched(
+    broker: Any, client: Any
+) -> None:
+    """A failure comes after the messages fetched before it."""
+    broker.put(*numbered(0, 3))
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        batches = consumer.batches(max_count=2, max_wait_s=60)
+        assert len(next(batches)) == 2
+        async_of(consumer).fetch_buffer.fail(MetaqError("over"))
+        assert payloads(next(batches)) == numbered(2, 3)
+        with pytest.raises(MetaqError, match="over"):
+            next(batches)
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        batches = consumer.batches()
+        consumer.close()
+        assert list(batches) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({"max_count": 0}, "max_count: expected 1 or more, got 0"),
+        ({"max_bytes": 0}, "max_bytes: expected 1 or more, got 0"),
+        ({"max_wait_s": -1}, "max_wait_s: expected 0 to"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(
+    client: Any, bounds: dict[str, Any], text: str
+) -> None:
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        pytest.raises(ConfigError, match=text),
+    ):
+        next(consumer.batches(**bounds))
+
+
+def test_a_second_reader_beside_batches_is_refused(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 3))
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        filling = pool.submit(consumer.receive_many, 4, 60, fill=True)
+        fetch_buffer = async_of(consumer).fetch_buffer
+        wait_until(lambda: fetch_buffer.has_waiters)
+        with pytest.raises(ClientError, match="two tasks or threads read this"):
+            consumer.receive_many(1, 60, fill=True)
+        broker.put(b"last")
+        assert len(filling.result()) == 4

@@ -10,12 +10,14 @@ from metaq.client import (
     AsyncAdmin,
     AsyncClient,
     AsyncConsumer,
+    AsyncMessageBatch,
     AsyncOrderedProducer,
     AsyncProducer,
     AsyncTransaction,
     AsyncXa,
     Client,
     Consumer,
+    MessageBatch,
     OrderedProducer,
     Producer,
     SendFuture,
@@ -27,6 +29,7 @@ TWINS: list[tuple[type[Any], type[Any]]] = [
     (Client, AsyncClient),
     (Producer, AsyncProducer),
     (Consumer, AsyncConsumer),
+    (MessageBatch, AsyncMessageBatch),
     (OrderedProducer, AsyncOrderedProducer),
     (Admin, AsyncAdmin),
     (Transaction, AsyncTransaction),
@@ -52,6 +55,10 @@ UNBOUNDED = {
     "Consumer.__iter__": "is receive for ever; receive has the bound",
     "Consumer.commit_nowait": "waits for nothing; the future ends by itself",
     "Consumer.assignment": "asks no one",
+    "Consumer.batches": "is receive for ever; receive_many has the bound",
+    "Consumer.pause": "waits for nothing",
+    "Consumer.resume": "waits for nothing",
+    "Consumer.paused": "asks no one",
     "Consumer.health": "asks no one",
     "Consumer.statistics": "asks no one",
     "Consumer.let_go": "gives a batch back, waits for nothing",
@@ -164,7 +171,7 @@ def test_a_call_returns_what_its_twin_returns(
 ) -> None:
     """Annotations of derived methods are those of the async ones, awaited."""
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
-    of_each_world |= {"admin", "browse", "commit_nowait"}
+    of_each_world |= {"admin", "browse", "batches", "commit_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation
         twin = inspect.signature(getattr(other, name)).return_annotation

@@ -8,7 +8,7 @@ back.
 import asyncio
 from itertools import chain
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -20,6 +20,7 @@ from tests.client.test_fetch_buffer import ONE, STEP, ZERO, FetchedBatch, batch
 
 PARTITIONS = st.sampled_from([ZERO, ONE])
 COUNTS = st.integers(1, 5)
+COUNT_MAX = 8
 
 
 class Log:
@@ -50,8 +51,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.buffer = FetchBuffer(
             clock=ManualClock(),
-            buffer_bytes_max=30 * STEP,
-            buffer_count_max=30,
+            buffer_bytes_max=100 * STEP,
+            buffer_count_max=COUNT_MAX,
             on_room=lambda: None,
         )
         self.current = CurrentBatch(self.buffer)
@@ -201,6 +202,15 @@ class Machine(RuleBasedStateMachine):
         for partition, handled in self.buffer.handled().items():
             self.logs[partition].check_handled(handled.offset)
 
+    @invariant()
+    def paused_partitions_take_no_space(self) -> None:
+        count = sum(
+            buffer.buffered_count
+            for buffer in self.buffer.statistics().values()
+            if not buffer.is_paused
+        )
+        assert self.buffer.has_space == (count < COUNT_MAX)
+
     # -- pause, and the rebalancer ----------------------------------------------------
 
     @rule(partition=PARTITIONS)
@@ -264,7 +274,8 @@ class Machine(RuleBasedStateMachine):
         assert self.buffer.reached_bounds() == []
 
 
-from hypothesis import Phase
-PHASES=[Phase.generate]
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=200, phases=PHASES, stateful_step_count=40)
+# Without shrinking, which takes minutes: a failure prints its steps.
+TestMachine.settings = settings(
+    max_examples=200, phases=[Phase.generate], stateful_step_count=40
+)

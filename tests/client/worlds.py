@@ -5,12 +5,14 @@ async client on an event loop of its own.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
+from metaq.errors import ClosedError
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.servers import BoundedLoopThread
 
@@ -98,7 +100,9 @@ class AsyncWorldConsumer(AsyncWorldPart):
             while (one := self._run(step())) is not None:
                 yield one
         finally:
-            self._run(close())
+            # A loop that was left open may outlive its client.
+            with contextlib.suppress(ClosedError):
+                self._run(close())
 
 
 class AsyncWorldBatch(AsyncWorldPart):

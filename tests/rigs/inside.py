@@ -56,6 +56,11 @@ def fetchers_of(consumer: Any) -> Any:
     return consumer._subscription._fetchers
 
 
+def redeliver(consumer: Any, batch: Any) -> None:
+    """Have an async consumer give a batch back, as a rolled back transaction does."""
+    consumer._redeliver(batch)
+
+
 def sleepers_of(fetch_buffer: Any) -> set[Any]:
     """Return the futures of the tasks that wait for a batch."""
     sleepers: set[Any] = fetch_buffer._sleepers
