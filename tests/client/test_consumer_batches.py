@@ -17,8 +17,8 @@ from tests.rigs.waiting import wait_until
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
 MANUAL: dict[str, Any] = {"commit_interval_s": None, **IDLE}
-SMALL = 200
-"""A get of so many bytes brings a few messages."""
+FEW: dict[str, Any] = {"fetch_bytes": 65536, **IDLE}
+"""A get brings three of the `wide` messages."""
 
 
 @pytest.fixture
@@ -36,6 +36,10 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"m%05d" % n for n in range(start, stop)]
 
 
+def wide(start: int, stop: int) -> list[bytes]:
+    return [text + bytes(20_000) for text in numbered(start, stop)]
+
+
 def async_of(consumer: Any) -> AsyncConsumer:
     """Return the async consumer of either world."""
     is_sync = isinstance(consumer, Consumer)
@@ -48,22 +52,22 @@ def async_of(consumer: Any) -> AsyncConsumer:
 
 def test_a_full_list_is_of_several_gets(broker: Any, client: Any) -> None:
     """In order, and handled when the next one is requested."""
-    broker.put(*numbered(0, 60))
-    with client.consumer("g", ["test"], fetch_bytes=SMALL, **IDLE) as consumer:
-        assert payloads(consumer.receive_many(50, 60, fill=True)) == numbered(0, 50)
-        assert payloads(consumer.receive_many(9, 60, fill=True)) == numbered(50, 59)
-        assert payloads(consumer.receive_many(9, 0.02, fill=True)) == numbered(59, 60)
+    broker.put(*wide(0, 60))
+    with client.consumer("g", ["test"], **FEW) as consumer:
+        assert payloads(consumer.receive_many(50, 60, fill=True)) == wide(0, 50)
+        assert payloads(consumer.receive_many(9, 60, fill=True)) == wide(50, 59)
+        assert payloads(consumer.receive_many(9, 0.02, fill=True)) == wide(59, 60)
         assert consumer.receive_many(9, 0.02, fill=True) == []
 
 
 def test_a_full_list_is_of_several_partitions(broker: Any, client: Any) -> None:
     for number in (0, 1):
-        broker.put(*numbered(0, 30), topic="two", partition=number)
-    with client.consumer("g", ["two"], fetch_bytes=SMALL, **IDLE) as consumer:
+        broker.put(*wide(0, 30), topic="two", partition=number)
+    with client.consumer("g", ["two"], **FEW) as consumer:
         found = consumer.receive_many(60, 60, fill=True)
     for one in (ZERO, ONE):
         part = [message for message in found if message.partition == one]
-        assert payloads(part) == numbered(0, 30)
+        assert payloads(part) == wide(0, 30)
 
 
 def test_one_commit_is_for_the_whole_list(broker: Any, client: Any) -> None:
@@ -110,11 +114,12 @@ def test_a_partition_that_goes_while_a_list_is_filled_is_left_out(
         client.consumer("g", ["two"], **IDLE) as consumer,
         ThreadPoolExecutor(1) as pool,
     ):
-        filling = pool.submit(consumer.receive_many, 100, 0.5, fill=True)
+        filling = pool.submit(consumer.receive_many, 100, 2, fill=True)
         fetch_buffer = async_of(consumer).fetch_buffer
         wait_until(
             lambda: (
-                all(s.is_taken for s in fetch_buffer.statistics().values())
+                [one.is_taken for one in fetch_buffer.statistics().values()]
+                == [True] * 2
                 and fetch_buffer.has_waiters
             )
         )
@@ -134,9 +139,9 @@ def test_batches_have_counts_and_the_offsets_where_they_begin_and_end(
     broker: Any, client: Any
 ) -> None:
     """The next batch begins where the one before ended."""
-    offsets = broker.put(*numbered(0, 25))
+    offsets = broker.put(*wide(0, 25))
     where = partition(0)
-    with client.consumer("g", ["test"], fetch_bytes=SMALL, **IDLE) as consumer:
+    with client.consumer("g", ["test"], **FEW) as consumer:
         sizes, ends, found = [], [offsets[0]], []
         for batch in consumer.batches(max_count=10, max_wait_s=0.05):
             sizes.append(len(batch))
@@ -148,7 +153,7 @@ def test_batches_have_counts_and_the_offsets_where_they_begin_and_end(
             assert "messages: test/0-0" in repr(batch)
             if len(found) == 25:
                 break
-    assert found == numbered(0, 25)
+    assert found == wide(0, 25)
     assert max(sizes) <= 10
     assert set(offsets) >= set(ends[:-1])
 

@@ -1,8 +1,8 @@
 """Any mixture of what a reader and a fetcher do with a fetch buffer, against a model.
 
 The model has the messages of each partition in order, how many were handed out, and how
-many of these are handled. Nothing is skipped, and nothing comes twice that was not given
-back.
+many of these are handled. Nothing is skipped, and nothing comes twice that was not
+given back.
 """
 
 import asyncio

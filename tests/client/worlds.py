@@ -114,6 +114,12 @@ class AsyncWorldBatch(AsyncWorldPart):
     def __len__(self) -> int:
         return len(self.twin)
 
+    def __getitem__(self, at: Any) -> Any:
+        return self.twin[at]
+
+    def __repr__(self) -> str:
+        return repr(self.twin)
+
 
 class AsyncWorld:
     """An async client, called from outside its loop; mirrors `Client`."""

@@ -58,7 +58,7 @@ def fetchers_of(consumer: Any) -> Any:
 
 def redeliver(consumer: Any, batch: Any) -> None:
     """Have an async consumer give a batch back, as a rolled back transaction does."""
-    consumer._redeliver(batch)
+    consumer._redeliver(getattr(batch, "twin", batch))
 
 
 def sleepers_of(fetch_buffer: Any) -> set[Any]:
