@@ -194,7 +194,7 @@ def test_health_names_the_bound_of_the_buffer(
 
 def test_health_names_handlers_that_are_all_at_work(broker: Any, client: Any) -> None:
     """A bound is reached because they are."""
-    broker.put(*numbered(0, 50))
+    broker.put(*([bytes(20_000)] * 20))
     is_over = threading.Event()
     is_async = not isinstance(client, WORLDS["sync"])
 
@@ -204,7 +204,7 @@ def test_health_names_handlers_that_are_all_at_work(broker: Any, client: Any) ->
     async def handle_async(message: Message) -> None:
         await asyncio.to_thread(handle, message)
 
-    options = {"buffer_count_max": 1, **IDLE}
+    options = {"buffer_count_max": 1, "fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         running = threading.Thread(
             target=consumer.run, args=[handle_async if is_async else handle]

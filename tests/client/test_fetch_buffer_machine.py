@@ -6,6 +6,7 @@ given back.
 """
 
 import asyncio
+import contextlib
 from itertools import chain
 
 from hypothesis import Phase, settings
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from metaq.client.consume.current_batch import CurrentBatch, Filling
 from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.errors import OwnershipLostError
 from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
 from tests.client.test_fetch_buffer import ONE, STEP, ZERO, FetchedBatch, batch
@@ -179,7 +181,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        self.current.confirm()
+        with contextlib.suppress(OwnershipLostError):  # one was lost before
+            self.current.confirm()
         self.request()
 
     def deliver_again(self, partition: TopicPartition | None = None) -> None:
