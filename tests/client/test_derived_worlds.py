@@ -63,7 +63,6 @@ UNBOUNDED = {
     "Consumer.statistics": "asks no one",
     "Consumer.let_go": "gives a batch back, waits for nothing",
     "MessageBatch.__iter__": "goes through a list",
-    "MessageBatch.require_last": "asks no one",
     "OrderedProducer.__enter__": "is start, by the disk",
     "OrderedProducer.__exit__": "is close, by close_timeout_s",
     "OrderedProducer.statistics": "asks no one",
@@ -79,7 +78,6 @@ UNBOUNDED = {
 """Methods without a time-out, and the reason for each."""
 
 INNER = {
-    "AsyncMessageBatch.require_last",
     "AsyncClient.require_new",
     "AsyncConsumer.begin_handling",
     "AsyncConsumer.commit_order",
@@ -90,7 +88,6 @@ INNER = {
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.has_ended",
     "Consumer.let_go",
-    "MessageBatch.require_last",
 }
 """Names that the worlds have for each other, and for their client."""
 

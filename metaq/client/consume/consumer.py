@@ -499,7 +499,8 @@ class AsyncConsumer:
             ClientError: the next messages were requested before, and those of this one
                 counted as handled.
         """
-        batch.require_last()
+        if not batch.is_last:
+            raise ClientError(f"{batch!r}: the next messages were requested before")
         self.current_batch.release()
 
     # -- pause ------------------------------------------------------------------------
@@ -892,13 +893,11 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
             timeout: seconds; None takes the client's `request_timeout_s`.
 
         Raises:
-            ClientError: the next messages were requested before; nothing is committed.
             OwnershipLostError: a partition of it belongs to another member now; the
                 others are committed.
             RequestTimeoutError, MetaqError: as `AsyncConsumer.commit`.
         """
-        self.require_last()
-        await self.consumer.commit(timeout=timeout)
+        await self.consumer.commit(None if self.is_last else self, timeout)
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar, overload
 
 from metaq.client.consume.current_batch import Filling
 from metaq.client.validation import check_seconds, check_whole
-from metaq.errors import ClientError
 from metaq.model import Message, Offset, TopicPartition
 
 C_co = TypeVar("C_co", covariant=True)
@@ -66,11 +65,3 @@ class ListedMessages(Sequence[Message], Generic[C_co]):
             f"{each} {self.begins[each]} to {end}" for each, end in self.offsets.items()
         )
         return f"<{type(self).__name__} of {len(self)} messages: {', '.join(ranges)}>"
-
-    def require_last(self) -> None:
-        """Raise ClientError if the messages after this batch were requested."""
-        if not self.is_last:
-            raise ClientError(
-                f"{self!r}: the next messages were requested, and these count as"
-                " handled; call the consumer's `commit`"
-            )

@@ -623,5 +623,4 @@ class MessageBatch(ListedMessages[Consumer]):
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""
-        self.require_last()
-        self.consumer.commit(timeout=timeout)
+        self.consumer.commit(None if self.is_last else self, timeout)
