@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from metaq.client.duplicate_ids import DuplicateIds
+from metaq.client.foreign_names import OURS
 from metaq.client.validation import (
     WIRE_BYTES_MAX,
     check_offset,
@@ -247,7 +248,33 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
     return decorate
 
 
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a call name its arguments where one is given by another name.
+
+    The look is at the failure: a call that is right pays next to nothing.
+    """
+    names = inspect.signature(function).parameters.keys() - {"self"}
+
+    def refuse(keywords: Collection[str]) -> None:
+        for name in keywords:
+            if name not in names:
+                raise _no_option(function.__qualname__, name, names) from None
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            refuse(keywords)
+            raise
+
+    return call
+
+
 def _no_option(title: str, name: str, names: Collection[str]) -> TypeError:
+    ours = OURS.get(name.replace(".", "_"))
+    if ours is not None:
+        return TypeError(f"{title}: no option '{name}'; here that is {ours}")
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {_listed(names)}"
     return TypeError(f"{title}: no option '{name}'; {hint}")

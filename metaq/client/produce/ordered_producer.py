@@ -31,6 +31,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import MessageTooLargeError
 from metaq.client.names import check_topic
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
+from metaq.client.options import names_arguments
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.dead_letter_files import DeadLetterFiles
@@ -340,6 +341,7 @@ class AsyncOrderedProducer:
 
     # -- sending ----------------------------------------------------------------------
 
+    @names_arguments
     async def send(
         self,
         data: BytesLike,

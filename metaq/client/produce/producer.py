@@ -28,7 +28,7 @@ from typing import Literal, Self
 from metaq.client.cluster.metadata import Metadata
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions
+from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -192,6 +192,7 @@ class AsyncProducer:
             del self._topics[topic]
             raise NoBrokerError(f"topic {topic} has no partitions")
 
+    @names_arguments
     async def send(
         self,
         topic: str,
@@ -287,6 +288,7 @@ class AsyncProducer:
             except BufferFullError as error:
                 await self._wait_room(error, deadline_s)
 
+    @names_arguments
     async def send_many(
         self,
         topic: str,

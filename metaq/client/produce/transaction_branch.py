@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
-from metaq.client.options import ProducerOptions
+from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.attempts import NEVER_LEFT, REFUSALS, BatchSpan, plan_spans
 from metaq.client.produce.batches import encode_records, ends_of
@@ -236,6 +236,7 @@ class TransactionParts(BranchParts):
 class TransactionSends:
     """The calls that add messages; base of both kinds of transaction."""
 
+    @names_arguments
     async def send(
         self,
         topic: str,
@@ -279,6 +280,7 @@ class TransactionSends:
         message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
         return (await self._send(topic, [message], timeout))[0]
 
+    @names_arguments
     async def send_many(
         self,
         topic: str,

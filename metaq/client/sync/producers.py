@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions
+from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
@@ -88,6 +88,7 @@ class Producer(SyncClosable[AsyncProducer]):
 
     prepare = blocking(AsyncProducer.prepare)
 
+    @names_arguments
     def send(
         self,
         topic: str,
@@ -146,6 +147,7 @@ class Producer(SyncClosable[AsyncProducer]):
             except BufferFullError as error:
                 self._wait_room(error, deadline_s)
 
+    @names_arguments
     def send_many(
         self,
         topic: str,
