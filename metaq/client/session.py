@@ -33,6 +33,7 @@ from metaq.client.consume.browse import (
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.fetch_handler import Marks
+from metaq.client.errors import TopicExistsError
 from metaq.client.group.assignments import PartitionSource, listed_source, topic_source
 from metaq.client.group.rebalancer import GroupSource
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -187,6 +188,7 @@ class AsyncClient:
             paths,
             self._make_producer,
             coordinator,
+            self._make_topic,
             self._place,
         )
         await metadata.start()
@@ -619,6 +621,10 @@ class AsyncClient:
         return self._made.snapshot(self.context)
 
     # -- inside -----------------------------------------------------------------------
+
+    async def _make_topic(self, topic: str, timeout: float | None) -> None:
+        with contextlib.suppress(TopicExistsError):
+            await self.admin().create_topic(topic, partitions=1, timeout=timeout)
 
     def _adopt(self, child: Closable) -> None:
         """Remember whom to close; those that are closed already may go.

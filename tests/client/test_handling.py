@@ -233,6 +233,8 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
     async def scenario() -> None:
         async with AsyncClient(**broker.client_options) as client:
             await fill(client, 0, b"bad")
+            await asyncio.to_thread(broker.create_topic, "not.yet")
+            await asyncio.to_thread(broker.close_partition, "not.yet")
             async with client.consumer("g", ["test"]) as consumer:
                 context = client.context
                 monkeypatch.setattr(
@@ -244,7 +246,7 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
                 await until(lambda: any("takes it" in p for p in problems(consumer)))
                 assert not consumer.health().is_ok
                 assert "test/0-0" in problems(consumer)[0]
-                await asyncio.to_thread(broker.create_topic, "not.yet")
+                await asyncio.to_thread(broker.open_partition, "not.yet")
                 await until(handled_everything(consumer, 1))
                 assert consumer.health().is_ok
                 task.cancel()
@@ -267,7 +269,7 @@ def problems(consumer: AsyncConsumer) -> tuple[str, ...]:
     return consumer.health().problems
 
 
-def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
+def test_dead_letters_that_can_never_be_taken_are_refused_by_the_run(
     start_broker: StartBroker,
 ) -> None:
     """An error, not silence: with what is added the name is too long for a topic."""
@@ -282,7 +284,7 @@ def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
             async with client.producer() as producer:
                 await producer.send(topic, b"a")
             async with client.consumer("g", [topic]) as consumer:
-                with pytest.raises(HandlerFailedError, match="no topic can have"):
+                with pytest.raises(ConfigError, match="no topic can have"):
                     await consumer.run(handler, retry=RetryPolicy(then="dead_letter"))
 
     asyncio.run(scenario())

@@ -1,6 +1,6 @@
 """Parts shared by all objects of one client."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,12 +31,16 @@ class MessageSender(Protocol):
     ) -> object:
         """Send one message and wait until it is on the broker's disk."""
 
-    async def close(self) -> None:
-        """Wait for sent messages, then refuse more."""
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait so many seconds for sent messages, and refuse more."""
 
 
 ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
 """Makes a producer of the client; the caller owns and closes it."""
+
+
+TopicMaker = Callable[[str, float | None], Awaitable[None]]
+"""Makes a topic of one partition on each broker, within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class ClientContext:
     make_producer: ProducerMaker
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
+    make_topic: TopicMaker | None = None
+    """Makes a topic, unless another client does, and waits until brokers serve it."""
     place: str = "brokers"
     """Address of the cluster, for people."""
 

@@ -10,11 +10,13 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from functools import partial
 from typing import Self, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
 from metaq.client.consume.current_batch import CurrentBatch, Filling, current_task
+from metaq.client.consume.dead_letter_topics import require_letter_topics
 from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
@@ -569,12 +571,16 @@ class AsyncConsumer:
             concurrency: how many messages are handled at once, 1 or more; of each
                 partition one.
             retry: policy for failures.
-            timeout: seconds until it returns; then running handlers have
-                `revoke_timeout_s` to end, and dead letters half a second. The consumer
-                stays open, and may be run again.
+            timeout: seconds until no more messages are begun. Running handlers have
+                `revoke_timeout_s` to end, then they are cancelled and have a second;
+                dead letters have half a second. It returns after that (5 s later where
+                the disk of a local retry store hangs), also when a handler goes on,
+                which keeps its partition until it ends. The consumer stays open, and
+                may be run again.
                 None: until another task or thread calls `close`.
 
         Raises:
+            NoTopicError: `retry` sends dead letters to a topic that does not exist.
             HandlerFailedError: a message was given up, and `retry` says to stop.
             RequestTimeoutError: the local retry store could not be opened in time.
             MetaqError: the consumer has failed, is running already, or is not started.
@@ -614,6 +620,9 @@ class AsyncConsumer:
                 ProducerOptions(), DeadLetterSelector()
             ),
             before=self._handling,
+            require_letter_topics=partial(
+                require_letter_topics, self._context, retry, self.topics
+            ),
         )
         self._runs.add(self._handling)
         return self._handling

@@ -59,6 +59,9 @@ GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: no broker accepts the dead letter, or the
 local retry store does not accept the message."""
 
+END_S: Final = 1.0
+"""Longest wait for handlers that are cancelled at the end of a run."""
+
 LETTER_S: Final = 0.5
 """Least time of a dead letter that is sent at the end of a run."""
 
@@ -143,6 +146,7 @@ class Handling:
         make_producer: Callable[[], MessageSender],
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
+        require_letter_topics: Callable[[float | None], Awaitable[None]] | None = None,
     ) -> None:
         """Prepare; call it on the loop.
 
@@ -155,12 +159,15 @@ class Handling:
             make_producer: called for the first dead letter.
             fs: the disk of the local retry store; None: this machine's.
             before: the previous run, which has ended; its messages may be stuck.
+            require_letter_topics: looks for the topics of dead letters, in the seconds
+                that it is given; None where there are none.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self._clock = clock
         self._make_producer = make_producer
+        self._require_letter_topics = require_letter_topics
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
         self._failure_log = FailureLog(_log)
@@ -176,6 +183,8 @@ class Handling:
         self._lock = threading.Lock()
         self._idle: set[asyncio.Task[Any]] = set()
         """Workers of `run` that wait for a batch."""
+        self._late: set[asyncio.Task[None]] = set()
+        """Workers whose handlers go on after the run; referred to, so that they can."""
         self._is_ending = False
         self.is_closed = False
         """The run is over, and no worker uses it."""
@@ -186,15 +195,20 @@ class Handling:
     # -- life -------------------------------------------------------------------------
 
     async def start(self, timeout_s: float | None) -> None:
-        """Open the local retry store and begin to replay it, within the run's time.
+        """Look for topics of dead letters, open the retry store, begin to replay it.
+
+        Within the run's time, or LETTER_S where that is shorter.
 
         Raises:
+            NoTopicError: there is no topic for dead letters.
             StorageError: the directory is unusable, or another process has it.
             RequestTimeoutError: the disk does not answer.
         """
         check_timeout(timeout_s)
         if timeout_s is not None:
             self._deadline_s = self._clock.monotonic_s() + timeout_s
+        if self._require_letter_topics is not None:
+            await self._require_letter_topics(self._letter_timeout_s())
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
@@ -210,7 +224,7 @@ class Handling:
             if self._retry_store is not None:
                 await self._retry_store.close()
             if self._producer is not None:
-                await self._producer.close()
+                await self._producer.close(self._letter_timeout_s())
         finally:
             self.has_ended = True
 
@@ -224,7 +238,9 @@ class Handling:
     ) -> None:
         """Run the async world's workers, until one fails or all have ended.
 
-        After `timeout_s` (None: never) handlers that run have `grace_s` to end.
+        After `timeout_s` (None: never) handlers that run have `grace_s` to end. Then
+        they are cancelled, and one that has not ended END_S later is not waited for: it
+        keeps its partition until it returns.
 
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
@@ -247,10 +263,16 @@ class Handling:
             self._is_ending = True
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+            ended, self._late = await asyncio.wait(tasks, timeout=END_S)
+            if self._late:
+                _log.warning(
+                    "handlers do not end, and go on after their run: group=%s count=%d",
+                    self._group,
+                    len(self._late),
+                )
+        for task in tasks:
+            if task in ended and not task.cancelled() and (error := task.exception()):
+                raise error
 
     # -- workers ----------------------------------------------------------------------
 

@@ -27,7 +27,11 @@ from metaq.retry import Backoff
 LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
 """Action for a message that is given up."""
 
-_NEEDED_BY: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
+_NEEDED_BY: Final = {
+    "dead_letter_topic": "dead_letter",
+    "create_dead_letter_topic": "dead_letter",
+    "park_dir": "park",
+}
 """Field of a policy → the last resort that uses it."""
 
 KINDS_MAX: Final = 100
@@ -56,8 +60,11 @@ class RetryPolicy:
     with a line in the log ("drop")."""
     dead_letter_topic: str | None = None
     """Topic of dead letters; None: the message's topic with the suffix `.dead`. The
-    brokers must have it: as long as no broker accepts a dead letter, its partition
-    waits, and `health` says so."""
+    brokers must have it when `run` begins: as long as no broker accepts a dead letter,
+    its partition waits, and `health` says so."""
+    create_dead_letter_topic: bool = False
+    """Make a topic of dead letters that does not exist when `run` begins, with one
+    partition on each broker. False: `run` refuses to begin without it."""
     park_dir: Path | str | None = None
     """With "park": directory of the local retry store; one process at a time."""
     replay_first_s: float = 5.0
@@ -95,13 +102,16 @@ class RetryPolicy:
             raise ConfigError(
                 f"dead_letter_topic: expected a name without blanks, got {topic!r}"
             )
+        creates: object = self.create_dead_letter_topic
+        if not isinstance(creates, bool):
+            raise wrong_type("create_dead_letter_topic", "True or False", creates)
         if not isinstance(self.park_dir, str | os.PathLike | None):
             raise wrong_type("park_dir", "str or Path", self.park_dir)
         if self.then == "park" and self.park_dir is None:
             raise ConfigError("then='park' needs a park_dir")
         for name, then in _NEEDED_BY.items():
             value = getattr(self, name)
-            if value is not None and self.then != then:
+            if value not in (None, False) and self.then != then:
                 # Its user expects that such messages go there, and none is lost.
                 raise ConfigError(
                     f"{name}: expected then={then!r} with it, got {value!r} and"
