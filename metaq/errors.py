@@ -336,7 +336,7 @@ class ClosedError(ClientError):
 
 
 class ConfigError(MetaqError):
-    """A setting is wrong; the message names the file, section, key and value."""
+    """A setting or an argument is wrong; the message names it, and its value."""
 
 
 class AdminError(MetaqError):

@@ -13,8 +13,8 @@ from metaq.client import (
     PartitionsAwayError,
     PartlySentError,
     SendResult,
-    XaError,
 )
+from metaq.client.errors import XaError
 from metaq.errors import (
     CorruptRecordError,
     DiskError,

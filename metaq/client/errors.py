@@ -107,8 +107,10 @@ class TopicExistsError(ClientError):
     """A topic was to be made, and there is one of that name."""
 
 
-class NoTopicError(ClientError):
+class NoTopicError(NoBrokerError):
     """Nothing is known of a topic: no broker serves, defines or has recorded it."""
+
+    refresh_metadata = False
 
 
 class TopicRefusedError(ClientError):

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from metaq.client import (
-    BrokerRegisteredError,
     Client,
-    ClientError,
     ConfigError,
     Effect,
     GroupInUseError,
@@ -22,9 +20,10 @@ from metaq.client import (
     NoTopicError,
     RequestTimeoutError,
     TopicExistsError,
-    TopicRefusedError,
 )
+from metaq.client.errors import BrokerRegisteredError, TopicRefusedError
 from metaq.clock import Clock
+from metaq.errors import ClientError
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.definitions import TopicDefinition, encode_definition
@@ -205,16 +204,16 @@ def _put_brokers(client: Client) -> set[str]:
          "topic 'mine' is not deleted: server.ini of broker 0 defines it (/"),
         (lambda a: a.create_topic("a,b", partitions=1), ConfigError,
          "expected names without blanks, commas and slashes, got 'a,b'"),
-        (lambda a: a.create_topic("new", partitions=1, brokers=["0"]), ConfigError,
-         "brokers: expected a whole number, got '0'"),
+        (lambda a: a.create_topic("new", partitions=1, brokers=["0"]), TypeError,
+         "brokers: expected a whole number (int), got str '0'"),
         (lambda a: a.create_topic("new", partitions=1, brokers=0), TypeError,
          "brokers: expected ids or 'all', got 0"),
         (lambda a: a.create_topic("new", partitions=1, settings={"stat": True}),
          TypeError, "setting stat: expected str, got bool True"),
         (lambda a: a.alter_topic("orders", settings="stat=true"), TypeError,
          "settings: expected a dict of texts, got str"),
-        (lambda a: a.forget_broker("0"), ConfigError,
-         "broker_id: expected a whole number, got '0'"),
+        (lambda a: a.forget_broker("0"), TypeError,
+         "broker_id: expected a whole number (int), got str '0'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_sentence(

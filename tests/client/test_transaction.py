@@ -15,13 +15,13 @@ from metaq.client import (
     OutgoingMessage,
     RequestTimeoutError,
     RoundRobin,
-    ServerError,
     TransactionError,
     TransactionInDoubtError,
     TransactionRolledBackError,
     TransactionState,
 )
 from metaq.client.produce.transaction_branch import Branch
+from metaq.errors import ServerError
 from metaq.model import BrokerId, LocalTransactionId, TopicPartition
 from metaq.protocol.version import Capabilities
 from metaq.testing.clock import ManualClock

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from metaq.client import (
-    ServerError,
     TransactionInDoubtError,
     TransactionRolledBackError,
     UnknownXidError,
-    XaError,
 )
+from metaq.client.errors import XaError
+from metaq.errors import ServerError
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import QUICK, WORLDS

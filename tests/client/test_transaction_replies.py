@@ -3,15 +3,12 @@
 import pytest
 
 from metaq.client import (
-    BadReplyError,
     HeuristicError,
     TransactionRolledBackError,
     UnknownXidError,
-    XaError,
-    XaProtocolError,
-    XaRolledBackError,
     XaTransactionId,
 )
+from metaq.client.errors import XaError, XaProtocolError, XaRolledBackError
 from metaq.client.produce.transaction_replies import (
     parse_outcomes,
     parse_pending,
@@ -19,7 +16,7 @@ from metaq.client.produce.transaction_replies import (
     parse_vote,
     require_done,
 )
-from metaq.errors import ServerError
+from metaq.errors import BadReplyError, ServerError
 from metaq.protocol.commands import Result
 from tests.protocol.golden import reply_text
 

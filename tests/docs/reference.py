@@ -42,44 +42,28 @@ OPTIONS_MIN = 10
 """Calls with as many arguments by name take the options of client.md."""
 # What to do, where it is more than the policy of the class says.
 ADVICE = {
-    "BadReplyError": "Report it: a broker, or something between, is broken.",
-    "BehindLogEndError": "Find out why the log is shorter; then `seek`.",
-    "BrokerRegisteredError": "Stop the broker first.",
     "BufferFullError": "Wait for results, or raise `buffer_bytes_max`.",
-    "CannotAnswerError": "Do without: MetaQ 1.4 cannot answer it.",
     "ClosedError": "Do not use it after `close`.",
     "ConfigError": "Correct the setting that it names.",
     "CoordinationError": "Repeat; see whether ZooKeeper answers.",
     "CorruptRecordError": "Restore the data, or `seek` to `next_good_offset`.",
-    "ForbiddenError": "Repeat when an operator has opened the partition.",
     "GroupInUseError": "Stop the group's consumers first.",
     "HandlerFailedError": "Correct the handler; the message comes again.",
     "HeuristicError": "Compare `code` with the other branches; then `forget`.",
-    "LocalProtocolError": "Correct the call; nothing was sent.",
-    "LogDirLockedError": "Use another directory: one process owns it.",
-    "MemberTakenError": "Give each member its own `consumer_id`.",
     "MessageTooLargeError": "Send less, or raise the broker's bound.",
-    "NoProgressError": "Find the broker that it names; `seek` past it to go on.",
-    "NoTopicError": "Make the topic first.",
-    "GivenUpError": "Look whether it was done, then repeat.",
-    "NotSettledError": "Wait for the other members, and repeat.",
-    "OffsetStoreError": "Repair the file or database; handled messages may come again.",
+    "NoBrokerError": "Repeat it; see whether the broker that it names is up.",
+    "NoTopicError": "Make the topic, or correct its name.",
+    "TransactionError": "Roll back, and do all of it again: read its text.",
     "OutcomeUnknownError": "Look for the message, or send it again and bear a repeat.",
     "OwnershipLostError": "Nothing: the next owner reads on from the committed offset.",
     "PartitionsAwayError": "Wait for the broker, or read without its `partitions`.",
     "PartlySentError": "Read `outcomes`, and repeat those that failed.",
     "Reject": "Raise it in a handler: the message is rejected at once.",
-    "RemoteProtocolError": "Report it: the peer breaks the protocol.",
-    "ServerError": "Read its text: the broker says why.",
     "RequestTimeoutError": "Ask again; of a change, look first whether it was made.",
-    "StuckError": "Open the consumer again, and report it.",
     "TopicExistsError": "Alter the topic, or take another name.",
-    "TopicRefusedError": "Read its text: the broker says why.",
     "TransactionInDoubtError": "Local: look for the messages. XA: say the same again.",
     "TransactionRolledBackError": "Do all of it again.",
     "UnknownXidError": "Nothing is left of it: ask the log of the transaction manager.",
-    "XaError": "Look at `code`.",
-    "XaProtocolError": "Call in the order begin, end, prepare, commit.",
 }
 
 
@@ -269,7 +253,11 @@ def _classes_in(hint: typing.Any) -> Iterator[type]:
 def _errors() -> str:
     kinds = {getattr(public, n) for n in client.__all__ if _is_error(n)}
     head = (
-        "## Errors\n\nA kind is indented below the one that it also is.\n"
+        "## Errors\n\n"
+        "What a program does something about. A kind is indented below the one that\n"
+        "it also is. Any other error of this package is a kind of one of these, or of\n"
+        "`MetaqError` alone; its class is in `metaq.client.errors` or `metaq.errors`,\n"
+        "and its text says what to do. An argument of another type is a `TypeError`.\n"
         "*Stored* is about the messages of a call of a producer: *not stored* is\n"
         "certain, *in doubt* may be either. *Retriable*, the attribute `retriable`:\n"
         "the same call may succeed later, with nothing changed.\n\n"

@@ -141,7 +141,6 @@ class AsyncAdmin:
 
         Cancellation: it may be made.
         """
-        check_topic(topic)
         context = self._context
         deadline_s = await context.reach(timeout)
         definition = _checked(

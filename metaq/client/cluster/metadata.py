@@ -27,6 +27,7 @@ from typing import Final, Protocol
 
 from metaq.client.cluster.broker_facts import BrokerFacts, parse_facts
 from metaq.client.cluster.presence import require_all_there
+from metaq.client.errors import NoTopicError
 from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
@@ -110,8 +111,10 @@ class Metadata(Protocol):
                 are only read, are none.
 
         Raises:
-            NoBrokerError: no broker served it before the deadline; the text names
-                topics with a similar name.
+            NoTopicError: nothing is known of it at the deadline; the text names topics
+                with a similar name.
+            NoBrokerError: no broker takes puts to it, though one gives its messages.
+            PartitionsAwayError: it is recorded, and its brokers are away.
             CoordinationError: ZooKeeper, which knows, was out of reach.
             ClosedError, NodeNameError: as `watch_topic`.
         """
@@ -155,7 +158,8 @@ class Metadata(Protocol):
         text = "takes puts to" if is_read else "serves"
         there = ", ".join(map(str, snapshot.brokers)) or "none"
         hint = "" if is_read else f"; {near_topics(name, known)}"
-        return NoBrokerError(
+        kind = NoBrokerError if is_read else NoTopicError
+        return kind(
             f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
             f" the brokers that are there: {there}{hint}"
         )

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import groupby
 from typing import Final
 
-from metaq.client.errors import PartitionsAwayError
+from metaq.client.errors import NoTopicError, PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
@@ -109,9 +109,9 @@ def missing_topics(snapshot: ClusterSnapshot, topics: Iterable[str]) -> tuple[st
     )
 
 
-def unknown_topic(topic: str, names: Collection[str]) -> NoBrokerError:
+def unknown_topic(topic: str, names: Collection[str]) -> NoTopicError:
     """Return the error of a query of a topic that is not among those that there are."""
-    return NoBrokerError(f"no broker has topic '{topic}'; {_alike(topic, names)}")
+    return NoTopicError(f"no broker has topic '{topic}'; {_alike(topic, names)}")
 
 
 def unknown_pattern(pattern: str, names: Collection[str]) -> NoBrokerError:
