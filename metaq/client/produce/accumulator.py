@@ -39,12 +39,12 @@ class Accumulator:
         self._options = buffer.options
         # A third of the cost of `with`, twice a message.
         self._acquire, self._release = buffer.lock.acquire, buffer.lock.release
-        self._routes = routes
+        self.routes = routes
         self._timeout_s = buffer.options.timeout_s
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic's partitions are known, so that `append` takes it."""
-        return topic in self._routes.by_topic
+        return topic in self.routes.by_topic
 
     def append(
         self,
@@ -88,7 +88,7 @@ class Accumulator:
         else:
             data = frozen(data)
             payload, flag = encode_payload(data, attribute, key, headers)
-        routes, buffer = self._routes, self.buffer
+        routes, buffer = self.routes, self.buffer
         may_move = key is None and partition is None and routes.is_default
         if may_move and topic in routes.by_topic:
             senders = routes.by_topic[topic]
@@ -134,7 +134,7 @@ class Accumulator:
             ClosedError: the producer is closed.
         """
         size_bytes = payload_bytes + HEADER_BYTES
-        self._routes.sender(partition).check(size_bytes, is_lasting=True)
+        self.routes.sender(partition).check(size_bytes, is_lasting=True)
         if size_bytes > self._options.buffer_bytes_max:
             self.buffer.refuse(size_bytes, 1)
 
@@ -162,11 +162,11 @@ class Accumulator:
         check_timeout(timeout_s)
         listed = list_messages(messages)
         order: list[int] | None = None
-        if topic not in self._routes.by_topic:
+        if topic not in self.routes.by_topic:
             raise unknown_topic(topic)
         if not listed:
             runs: list[Run] = []
-        elif self._routes.is_default and set(map(type, listed)) == {bytes}:
+        elif self.routes.is_default and set(map(type, listed)) == {bytes}:
             payloads = cast("list[bytes]", listed)
             runs = [Run(None, payloads, [], may_move=True)]
         else:
@@ -199,7 +199,7 @@ class Accumulator:
             BufferFullError: no memory now; see `Buffer.wait`.
             ClosedError: the producer is closed.
         """
-        sender, options = self._routes.sender(partition), self._options
+        sender, options = self.routes.sender(partition), self._options
         ends = ends_of(payloads)
         size_bytes = ends[-1]
         with self.buffer.lock:
@@ -214,13 +214,31 @@ class Accumulator:
             sender.seal()
             self._wake(sender)
 
+    def add_apart(
+        self, sender: PartitionSender, apart: Batch, *, may_move: bool
+    ) -> SendFuture:
+        """Add the message of a batch that no sender had; under the lock.
+
+        Raises:
+            MessageTooLargeError: larger than its broker takes.
+            ClosedError: the producer is closed.
+        """
+        ends = ends_of(apart.payloads)
+        size_bytes, flags = ends[-1], [apart.flags.get(0, 0)]
+        batch = self._reserve(sender, size_bytes, 1, size_bytes, apart.timeout_s)
+        batch.add(apart.payloads, flags, ends)
+        batch.may_move = batch.may_move and may_move
+        if not sender.is_awake:
+            sender.note_ready()
+        return SendFuture(batch, len(batch.payloads) - 1)
+
     def unanswered(self) -> list[Batch]:
         """Return every batch without an outcome, after sealing open ones.
 
         Messages appended from now on are in none of them.
         """
         with self.buffer.lock:
-            for sender in self._routes.senders():
+            for sender in self.routes.senders():
                 sender.seal()
             return self.buffer.unanswered()
 
@@ -237,9 +255,9 @@ class Accumulator:
     ) -> tuple[PartitionSender | None, bool]:
         """Return a message's sender; None where all may go anywhere."""
         is_keyed = message.key is not None or message.partition is not None
-        if self._routes.is_default and not is_keyed:
+        if self.routes.is_default and not is_keyed:
             return None, True
-        return self._routes.select(topic, message)
+        return self.routes.select(topic, message)
 
     def _add_next(
         self, topic: str, timeout_s: float, run: Run
@@ -254,7 +272,7 @@ class Accumulator:
             BufferFullError: no memory now.
             ClosedError: the producer is closed.
         """
-        sender = run.sender or self._routes.next_sender(topic)
+        sender = run.sender or self.routes.next_sender(topic)
         options = self._options
         payloads, flags, ends = run.next_messages(
             min(sender.bytes_max, options.buffer_bytes_max),
@@ -271,7 +289,7 @@ class Accumulator:
 
     def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
-        for sender in (run.sender,) if run.sender else self._routes.by_topic[topic]:
+        for sender in (run.sender,) if run.sender else self.routes.by_topic[topic]:
             sender.check(size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
             self.buffer.refuse(size_bytes, 1)

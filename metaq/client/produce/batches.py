@@ -408,6 +408,14 @@ class SendFuture:
         """
         self._batch.call_later(function, self)
 
+    def pass_on(self, batch: Batch) -> None:
+        """Have the only message of another batch end as this one does."""
+
+        def resolve() -> None:
+            batch.resolve([BatchOutcome(0, self._batch.outcome(self._at))])
+
+        self._batch.add_callback(resolve)
+
     def __await__(self) -> Generator[Any, None, SendResult]:
         """Wait for the outcome; errors as `result`."""
         if not self._batch.is_done:

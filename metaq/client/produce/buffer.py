@@ -20,7 +20,7 @@ from typing import Final, Generic, NoReturn, TypeVar
 
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
-from metaq.client.produce.batches import Batch, BatchOutcome, Home
+from metaq.client.produce.batches import Batch, BatchOutcome, Home, ends_of
 from metaq.clock import Clock
 from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError
@@ -222,6 +222,27 @@ class Buffer(Generic[S]):
         self._unanswered[batch] = [sender]
         self._due.set(batch, now_s + age_s(timeout_s))
         return batch
+
+    def begin_apart(self, payload: bytes, flag: int, timeout_s: float) -> Batch:
+        """Return a batch of one message that no sender has yet; under the lock.
+
+        Raises:
+            BufferFullError, MessageTooLargeError, ClosedError: as `check`.
+        """
+        ends = ends_of([payload])
+        self.check(ends[-1], 1)
+        now_s = self.clock.monotonic_s()
+        batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s, may_move=True)
+        self._unanswered[batch] = []
+        self.reserve(batch, ends[-1], 1, bytes_max=ends[-1], count_max=1)
+        batch.add([payload], [flag], ends)
+        return batch
+
+    def release(self, batch: Batch) -> None:
+        """Free the memory of a batch whose messages go to others; under the lock."""
+        del self._unanswered[batch]
+        self._free_bytes += batch.reserved_bytes
+        self._free_count += len(batch.payloads)
 
     def note_moved(self, batch: Batch, sender: S) -> None:
         """Note that messages of a batch went to another sender."""

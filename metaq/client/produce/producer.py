@@ -33,6 +33,7 @@ from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
+from metaq.client.produce.first_messages import FirstMessages
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
@@ -130,6 +131,8 @@ class AsyncProducer:
             append=lambda topic, message: self.accumulator.append(topic, *message),
         )
         """Waiting one-way messages, and the count of dropped ones."""
+        self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
+        """Messages whose topics are not known yet."""
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
             prepare=self._prepare_until,
@@ -182,11 +185,15 @@ class AsyncProducer:
         deadline_s = self._deadline_s(None)
         self._learn(topic, await self._find(topic, deadline_s))
 
+    async def _find_first(self, topic: str, deadline_s: float) -> None:
+        self._learn(topic, await self._find(topic, deadline_s))
+
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
         return await self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
         self._topics[topic] = None
+        self.first_messages.publish(topic, snapshot.put_partitions(topic))
         self._delivery.on_snapshot(snapshot, {topic: None})
         if not self.accumulator.knows(topic):
             del self._topics[topic]
@@ -259,34 +266,48 @@ class AsyncProducer:
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
-        """Begin to send one message; waits for memory and for a new topic only.
+        """Begin to send one message; waits for memory only.
 
         Arguments are those of `send`.
 
         Returns:
-            Its outcome, later. Messages of one task are sent in this order.
+            Its outcome, by its deadline in every case: that of a topic that is not
+            known, too. Messages of one task are sent in this order.
 
         Raises:
-            MetaqError: as `send`, for errors known at once.
+            BufferFullError: no memory within the time, or with `when_full="raise"`.
+            ConfigError, TypeError, MessageTooLargeError, ClosedError: as `send`.
 
         Cancellation: as long as this waits, nothing was appended.
         """
         append = self._append
         if get_ident() != self._thread_id:
             self._require_loop()
-        try:
-            return append(topic, data, attribute, key, partition, headers, timeout)
-        except (BufferFullError, NoBrokerError):
-            deadline_s = self._deadline_s(timeout)
-        except TypeError:
-            require_text("topic", topic)
-            raise
+        deadline_s: float | None = None
         while True:
-            await self._prepare_until(topic, deadline_s)
             try:
                 return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
-                await self._wait_room(error, deadline_s)
+                full = error
+            except NoBrokerError:
+                if self.accumulator.knows(topic):
+                    raise  # the selector found no partition
+                message = kept_message(data, attribute, key, headers)
+                message = message._replace(partition=partition)
+                try:
+                    future = self.first_messages.add(topic, message, timeout)
+                except BufferFullError as error:
+                    full = error
+                else:
+                    if future is not None:
+                        return future
+                    continue
+            except TypeError:
+                require_text("topic", topic)
+                raise
+            if deadline_s is None:
+                deadline_s = self._deadline_s(timeout)
+            await self._wait_room(full, deadline_s)
 
     @names_arguments
     async def send_many(
@@ -472,6 +493,7 @@ class AsyncProducer:
             _log.warning("producer closed early: error=%s", error)
         finally:
             self._stop_listening()
+            self.first_messages.close(ClosedError("the producer was closed"))
             self._delivery.close("the producer was closed")
             self._ended.set()
 

@@ -94,12 +94,19 @@ class Routes:
         known = self._topics.get(topic)
         if known is None:
             raise unknown_topic(topic)
+        return self.select_among(topic, known, message)
+
+    def select_among(
+        self, topic: str, known: _Topic, message: OutgoingMessage
+    ) -> tuple[PartitionSender, bool]:
+        """Do the same among the partitions of a plan; raises as `select`."""
         if message.partition is not None:
             return self.sender(parse_partition(topic, message.partition)), False
         selector = self._selector
         if selector is None:
             if message.key is None:
-                return self.next_sender(topic), True
+                choice = known.available or known.known
+                return self.sender(choice[next(self.turn) % len(choice)]), True
             selector = self._by_key
         partition = _select(selector, topic, known, message)
         return self.sender(partition), getattr(selector, "may_move", False)
@@ -161,14 +168,19 @@ class Routes:
             The senders of those that do not any more, with or without messages.
         """
         before = self._topics.get(topic, _Topic((), ()))
-        partitions = tuple(sorted(available))
-        known = tuple(sorted({*before.known, *partitions}))
-        if not known or (before.known and before.available == partitions):
+        now = self.plan(topic, available)
+        if now is None or (before.known and before.available == now.available):
             return []
-        self._topics[topic] = _Topic(partitions, known)
-        self.by_topic[topic] = tuple(map(self.sender, partitions or known))
-        gone = set(before.available).difference(partitions)
+        self._topics[topic] = now
+        self.by_topic[topic] = tuple(map(self.sender, now.available or now.known))
+        gone = set(before.available).difference(now.available)
         return [self.sender(one) for one in before.available if one in gone]
+
+    def plan(self, topic: str, available: Sequence[TopicPartition]) -> _Topic | None:
+        """Return what `set_partitions` would set; None when it knows no partition."""
+        before = self._topics.get(topic, _Topic((), ()))
+        known = tuple(sorted({*before.known, *available}))
+        return _Topic(tuple(sorted(available)), known) if known else None
 
 
 def _of(

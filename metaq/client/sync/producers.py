@@ -132,20 +132,31 @@ class Producer(SyncClosable[AsyncProducer]):
         if not self._thread.is_usable:
             self._thread.require_usable()
         append = self._twin.accumulator.append
-        try:
-            return append(topic, data, attribute, key, partition, headers, timeout)
-        except (BufferFullError, NoBrokerError):
-            deadline_s = self._deadline_s(timeout)
-        except TypeError:
-            require_text("topic", topic)
-            raise
+        deadline_s: float | None = None
         while True:
-            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-            self._thread.run(self._twin.prepare(topic, timeout=left_s))
             try:
                 return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
-                self._wait_room(error, deadline_s)
+                full = error
+            except NoBrokerError:
+                if self._twin.accumulator.knows(topic):
+                    raise  # the selector found no partition
+                message = kept_message(data, attribute, key, headers)
+                message = message._replace(partition=partition)
+                try:
+                    future = self._twin.first_messages.add(topic, message, timeout)
+                except BufferFullError as error:
+                    full = error
+                else:
+                    if future is not None:
+                        return future
+                    continue
+            except TypeError:
+                require_text("topic", topic)
+                raise
+            if deadline_s is None:
+                deadline_s = self._deadline_s(timeout)
+            self._wait_room(full, deadline_s)
 
     @names_arguments
     def send_many(

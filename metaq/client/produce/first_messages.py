@@ -1,0 +1,178 @@
+"""Messages for topics whose partitions are not known yet: each has its future at once.
+
+Theory of operation. A message that cannot be appended, because its topic is not known,
+waits in a batch of its own: it takes memory of the buffer, `flush` waits for it, and it
+fails at its deadline like any other. One task per topic looks for the topic. When it is
+known the messages are added to the batches of its partitions, in their order, and their
+futures end with those.
+
+    Invariant: a topic becomes known and its waiting messages are added under one hold
+    of the buffer's lock, so no later message of a caller is before them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from metaq.client.names import check_topic
+from metaq.client.partitioner import OutgoingMessage, parse_partition
+from metaq.client.produce.accumulator import Accumulator
+from metaq.client.produce.batches import Batch, BatchOutcome, SendFuture
+from metaq.client.produce.runs import encode_outgoing
+from metaq.errors import ClosedError, MetaqError
+from metaq.model import TopicPartition
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    message: OutgoingMessage
+    batch: Batch
+
+
+class FirstMessages:
+    """Messages that wait for their topics. Owner: one producer.
+
+    Concurrency: `add` in any thread, the others on the producer's loop.
+    """
+
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        *,
+        find: Callable[[str, float], Awaitable[None]],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            accumulator: of the producer.
+            find: calls `publish` when a topic is known; raises MetaqError at the
+                deadline that it is given.
+        """
+        self._accumulator = accumulator
+        self._buffer = accumulator.buffer
+        self._find = find
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(
+        self, topic: str, message: OutgoingMessage, timeout_s: float | None
+    ) -> SendFuture | None:
+        """Keep a message until its topic is known; None where it is by now.
+
+        Raises:
+            BufferFullError: no memory now; see `Buffer.wait`.
+            MessageTooLargeError, ClosedError, ConfigError, TypeError: as
+                `Accumulator.append`.
+        """
+        check_topic(topic)
+        if message.partition is not None:
+            parse_partition(topic, message.partition)
+        payload, flag = encode_outgoing(message)
+        if timeout_s is None:
+            timeout_s = self._buffer.options.timeout_s
+        with self._buffer.lock:
+            if self._accumulator.knows(topic):
+                return None
+            batch = self._buffer.begin_apart(payload, flag, timeout_s)
+            waiting = self._waiting.setdefault(topic, [])
+            is_soonest = all(batch.deadline_s < one.batch.deadline_s for one in waiting)
+            waiting.append(_Waiting(message, batch))
+        if is_soonest:
+            # The task of the others would see this deadline too late.
+            try:
+                self._buffer.home.loop.call_soon_threadsafe(self._begin, topic)
+            except RuntimeError:
+                raise ClosedError("the client is closed") from None
+        return SendFuture(batch, 0)
+
+    def _begin(self, topic: str) -> None:
+        if topic in self._waiting:
+            task = asyncio.get_running_loop().create_task(
+                self._run_topic(topic), name=f"producer-topic-{topic}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run_topic(self, topic: str) -> None:
+        """Look for a topic until it is known, or nothing waits for it any more."""
+        while waiting := self._waiting.get(topic):
+            deadline_s = min(one.batch.deadline_s for one in waiting)
+            try:
+                await self._find(topic, deadline_s)
+            except MetaqError as error:
+                self._fail(topic, error, deadline_s)
+
+    def _fail(self, topic: str, error: MetaqError, deadline_s: float) -> None:
+        """Fail the messages with that deadline, or an earlier one."""
+        with self._buffer.lock:
+            waiting = self._waiting.pop(topic, [])
+            left = [one for one in waiting if one.batch.deadline_s > deadline_s]
+            if left:
+                self._waiting[topic] = left
+        for one in waiting:
+            if one.batch.deadline_s <= deadline_s:
+                self._buffer.resolve(one.batch, [BatchOutcome(0, error)])
+
+    def publish(self, topic: str, available: Sequence[TopicPartition]) -> None:
+        """Make a topic known, with the messages that wait for it first in its batches.
+
+        Args:
+            topic: its name.
+            available: its partitions that take messages now; none: nothing is done.
+        """
+        routes, lock = self._accumulator.routes, self._buffer.lock
+        known = routes.plan(topic, available)
+        added: list[tuple[_Waiting, SendFuture | Exception]] = []
+        chosen: list[tuple[_Waiting, Callable[[], SendFuture] | Exception]] = []
+        while known is not None:
+            with lock:
+                fresh = self._waiting.get(topic, [])[len(chosen) :]
+                if not fresh:
+                    routes.set_partitions(topic, available)
+                    self._waiting.pop(topic, None)
+                    added = [(one, self._add(one, to)) for one, to in chosen]
+                    break
+            # Outside of the lock: a selector is a function of the user's.
+            for one in fresh:
+                try:
+                    sender, may_move = routes.select_among(topic, known, one.message)
+                    add = partial(
+                        self._accumulator.add_apart,
+                        sender,
+                        one.batch,
+                        may_move=may_move,
+                    )
+                    chosen.append((one, add))
+                except Exception as error:  # noqa: BLE001  # its future has it
+                    chosen.append((one, error))
+        for one, result in added:
+            if isinstance(result, SendFuture):
+                result.pass_on(one.batch)
+            else:
+                failure = result
+                if not isinstance(failure, MetaqError):
+                    failure = MetaqError(
+                        f"topic '{topic}': selector failed: {result!r}"
+                    )
+                one.batch.resolve([BatchOutcome(0, failure)])
+        self._buffer.announce()
+
+    def _add(
+        self, one: _Waiting, to: Callable[[], SendFuture] | Exception
+    ) -> SendFuture | Exception:
+        """Move a message to its partition's batch; under the lock."""
+        self._buffer.release(one.batch)
+        if isinstance(to, Exception):
+            return to
+        try:
+            return to()
+        except MetaqError as error:
+            return error
+
+    def close(self, error: MetaqError) -> None:
+        """Fail what waits."""
+        for task in self._tasks:
+            task.cancel()
+        for topic in tuple(self._waiting):
+            self._fail(topic, error, float("inf"))
