@@ -130,20 +130,22 @@ def test_a_zookeeper_that_is_away_fails_the_future_as_that(broker: AnyBroker) ->
 
 def test_threads_that_send_first_lose_nothing(broker: AnyBroker) -> None:
     """Each one's messages keep their order."""
-    with Client(**broker.client_options, **QUICK) as client:
-        with client.producer(timeout_s=PATIENCE_S) as producer:
+    with (
+        Client(**broker.client_options, **QUICK) as client,
+        client.producer(timeout_s=PATIENCE_S) as producer,
+    ):
 
-            def send(name: bytes) -> None:
-                for number in range(200):
-                    producer.send_nowait("new", name + b"-%d" % number)
+        def send(name: bytes) -> None:
+            for number in range(200):
+                producer.send_nowait("new", name + b"-%d" % number)
 
-            threads = [threading.Thread(target=send, args=(n,)) for n in (b"a", b"b")]
-            for thread in threads:
-                thread.start()
-            broker.create_topic("new")
-            for thread in threads:
-                thread.join()
-            producer.flush(PATIENCE_S)
+        threads = [threading.Thread(target=send, args=(n,)) for n in (b"a", b"b")]
+        for thread in threads:
+            thread.start()
+        broker.create_topic("new")
+        for thread in threads:
+            thread.join()
+        producer.flush(PATIENCE_S)
     found = broker.stored("new")
     for name in (b"a", b"b"):
         mine = [data for data in found if data.startswith(name)]

@@ -52,7 +52,13 @@ from metaq.client.options import ConsumerOptions, ProducerOptions, check_callabl
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import ClientError, ClosedError, MetaqError, RequestTimeoutError
+from metaq.errors import (
+    ClientError,
+    ClosedError,
+    CoordinationError,
+    MetaqError,
+    RequestTimeoutError,
+)
 from metaq.model import Message, Offset, TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals
@@ -181,7 +187,10 @@ class AsyncConsumer:
             self._subscription.fence(self.assignment())
             await self._end(deadline_s)
             if isinstance(error, RequestTimeoutError) and timeout is not None:
-                self._context.metadata.require_reachable(timeout)
+                try:
+                    self._context.metadata.require_reachable(timeout)
+                except CoordinationError as away:
+                    raise away from None
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:

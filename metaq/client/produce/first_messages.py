@@ -121,6 +121,8 @@ class FirstMessages:
             topic: its name.
             available: its partitions that take messages now; none: nothing is done.
         """
+        if self._accumulator.knows(topic):
+            return
         routes, lock = self._accumulator.routes, self._buffer.lock
         known = routes.plan(topic, available)
         added: list[tuple[_Waiting, SendFuture | Exception]] = []
