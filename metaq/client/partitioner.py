@@ -23,7 +23,6 @@ from struct import unpack
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from metaq.client.validation import wrong_type
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.flags import Headers
@@ -167,7 +166,11 @@ def parse_partition(topic: str, text: object) -> TopicPartition:
             return text
         raise ConfigError(f"partition: expected one of topic {topic}, got {text}")
     if not isinstance(text, str):
-        raise wrong_type("partition", f"TopicPartition or str {wanted}", text)
+        # People give numbers.
+        raise TypeError(
+            f"partition: expected TopicPartition or str {wanted}, got"
+            f" {type(text).__name__} {text!r:.80}"
+        )
     found = paths.parse_partition(text)
     if found is None:
         raise ConfigError(f"partition: expected {wanted}, got {text[:80]!r}")

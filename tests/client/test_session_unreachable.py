@@ -78,7 +78,7 @@ def test_zookeeper_that_cannot_be_reached_is_that_in_every_call(client: Any) -> 
 
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_zookeeper_that_goes_away_is_not_an_unknown_topic(world: str) -> None:
-    """What was known is used; of what was not known nothing is claimed."""
+    """The client uses what it knew, and claims nothing of what it did not know."""
     server = MemoryZooKeeper()
     server.put("/meta/brokers/ids/0/master", b"meta://127.0.0.1:1")
     options: dict[str, Any] = {"request_timeout_s": SHORT_S}

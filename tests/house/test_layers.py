@@ -116,8 +116,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 }
 SHARED: dict[str, set[str]] = {
     "client": {
-        "duplicate_ids", "errors", "fan_out", "names", "off_loop", "options",
-        "partitioner", "spool", "timeouts", "validation",
+        "duplicate_ids", "errors", "fan_out", "foreign_names", "names", "off_loop",
+        "options", "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
         "cluster", "clusters", "columns", "errors", "letters", "offsets",
