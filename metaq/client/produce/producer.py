@@ -40,6 +40,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.client.produce.put_connection import Pool
+from metaq.client.produce.routes import NotKnownYetError
 from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
@@ -289,9 +290,7 @@ class AsyncProducer:
                 return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
                 full = error
-            except NoBrokerError:
-                if self.accumulator.knows(topic):
-                    raise  # the selector found no partition
+            except NotKnownYetError:
                 message = kept_message(data, attribute, key, headers)
                 message = message._replace(partition=partition)
                 try:

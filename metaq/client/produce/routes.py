@@ -202,6 +202,10 @@ def _select(
     return partition
 
 
-def unknown_topic(topic: str) -> NoBrokerError:
+class NotKnownYetError(NoBrokerError):
+    """The partitions of a topic are not known yet, and may be at any moment."""
+
+
+def unknown_topic(topic: str) -> NotKnownYetError:
     """Return the error of a message for a topic whose partitions are not known."""
-    return NoBrokerError(f"topic {topic} is not known yet")
+    return NotKnownYetError(f"topic {topic} is not known yet")

@@ -16,6 +16,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.routes import NotKnownYetError
 from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
@@ -28,7 +29,6 @@ from metaq.client.sync.derived import (
     on_loop,
 )
 from metaq.clock import Clock
-from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
@@ -138,9 +138,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
                 full = error
-            except NoBrokerError:
-                if self._twin.accumulator.knows(topic):
-                    raise  # the selector found no partition
+            except NotKnownYetError:
                 message = kept_message(data, attribute, key, headers)
                 message = message._replace(partition=partition)
                 try:
