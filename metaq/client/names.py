@@ -235,10 +235,7 @@ def as_partition(value: object, topics: Collection[str]) -> TopicPartition:
     if isinstance(value, TopicPartition):
         return value
     if not isinstance(value, str):
-        raise TypeError(
-            f"partition: expected TopicPartition or str, got {type(value).__name__}"
-            f" {value!r:.80}"
-        )
+        raise wrong_type("partition", "TopicPartition or str", value)
     parsed = parse_partition(value)
     if parsed is None:
         raise ConfigError(f"partition: expected a name as '0-3', got {value!r}")

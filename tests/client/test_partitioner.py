@@ -151,7 +151,7 @@ def test_pinned_by_number_takes_the_first_broker_that_has_it() -> None:
     "text",
     [
         *["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", "1-2\n"],
-        *[21 * "1" + "-1", 1, TopicPartition("u", BrokerId(0), 1), b"0-1"],
+        *[21 * "1" + "-1", 1, b"0-1"],
     ],
 )
 def test_what_is_no_partition_is_refused(text: Any) -> None:
@@ -167,3 +167,5 @@ def test_every_partition_that_a_broker_can_register_can_be_named() -> None:
     longest = TopicPartition("t", BrokerId(int(20 * "9")), int(20 * "8"))
     assert parse_partition("t", longest.name) == longest
     assert parse_partition("t", longest) == longest
+    with pytest.raises(ConfigError, match="expected one of topic u, got t/9999"):
+        parse_partition("u", longest)

@@ -47,7 +47,12 @@ from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.timeouts import within
-from metaq.client.validation import WIRE_BYTES_MAX, check_offset, check_whole
+from metaq.client.validation import (
+    WIRE_BYTES_MAX,
+    check_offset,
+    check_whole,
+    wrong_type,
+)
 from metaq.errors import ConfigError, MetaqError, NoBrokerError, ServerError, WireError
 from metaq.model import (
     MAX_OFFSET,
@@ -354,9 +359,7 @@ def _check_range(
         if moment is None:
             continue
         if not isinstance(moment, datetime):
-            raise TypeError(
-                f"{name}: expected datetime, got {type(moment).__name__} {moment!r:.80}"
-            )
+            raise wrong_type(name, "datetime", moment)
         check_start(moment)
     if (start != "earliest") + (last is not None) + (since is not None) > 1:
         raise ConfigError("browse: expected one of start, last and since")

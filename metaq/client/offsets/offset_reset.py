@@ -18,7 +18,7 @@ from metaq.client.cluster.metadata_queries import BACKOFF, log_range, offset_at
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start, check_start
 from metaq.client.timeouts import within
-from metaq.client.validation import check_offset
+from metaq.client.validation import check_offset, wrong_type
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
 from metaq.retry import retry
@@ -176,10 +176,8 @@ def check_goal(name: str, goal: object) -> None:
     elif isinstance(goal, datetime):
         check_start(goal)
     elif not isinstance(goal, str):
-        raise TypeError(
-            f"{name}: expected an offset, a datetime, 'earliest' or 'latest', got"
-            f" {type(goal).__name__} {goal!r:.80}"
-        )
+        wanted = "an offset, a datetime, 'earliest' or 'latest'"
+        raise wrong_type(name, wanted, goal)
     elif goal not in {"earliest", "latest"}:
         raise ConfigError(f"{name}: expected 'earliest' or 'latest', got {goal!r:.80}")
 
