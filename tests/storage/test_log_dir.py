@@ -20,6 +20,7 @@ from metaq.fs.group_thread import GroupThread
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.append_request import AppendRequest, Request
 from metaq.storage.log_dir import TRANSITIONS, DirEvent, DirState
+from metaq.storage.log_manager import FREE_SPACE_IDLE_S
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
@@ -276,6 +277,14 @@ def test_a_directory_is_low_for_the_size_that_was_refused(
     bench.manager.tick(clock.monotonic_s())
     bench.run()
     assert not directory.is_low_on_space
+    used = 20_000 - directory.free_bytes
+    for free_bytes, is_low in ((8_000, False), (7_999, True)):
+        fs.set_capacity(used + free_bytes)
+        clock.advance_s(FREE_SPACE_IDLE_S)
+        bench.manager.tick(clock.monotonic_s())
+        bench.run()
+        assert directory.free_bytes == free_bytes
+        assert directory.is_low_on_space is is_low
     bench.close()
 
 

@@ -460,6 +460,24 @@ def test_without_room_a_put_fails_and_later_puts_succeed(fs: FaultyFileSystem) -
     bench.close()
 
 
+def test_refusals_may_be_many(fs: FaultyFileSystem) -> None:
+    """Log and writer count them apart, and agree after hundreds."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    fs.set_capacity(300)
+    for _ in range(300):
+        refused = put(bench, log, 3)
+        bench.run()
+        assert isinstance(refused.error, NoSpaceError)
+    fs.set_capacity(1 << 30)
+    later = put(bench, log)
+    bench.run()
+    assert later.is_stored
+    bench.close()
+
+
 def test_without_memory_for_a_group_its_puts_fail_and_later_puts_succeed(
     fs: FaultyFileSystem,
 ) -> None:

@@ -127,6 +127,16 @@ def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     assert again.fs.read_file(path, 1 << 20) == data  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("size", [0, 134, 135])
+def test_a_java_broker_without_outcomes_leaves_an_empty_map(size: int) -> None:
+    """Or a part of it, where it was killed: nobody is warned."""
+    bench = opened(FaultyFileSystem())
+    bench.close()
+    with bench.fs.open_append(JOURNAL / JAVA_OUTCOMES_FILE, create=True) as file:
+        file.write(bytes(size))
+    assert opened(bench.fs).coordinator.figures().notes == ()
+
+
 def test_outcomes_are_replaced_as_a_whole() -> None:
     """None without a file; what is written last is what is read."""
     fs = FaultyFileSystem()
