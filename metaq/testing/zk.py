@@ -240,6 +240,9 @@ class MemoryZooKeeper:
     def transact(self, operations: Sequence[Operation]) -> tuple[int, ...]:
         """Carry out all operations or none; watches see the tree after all of them.
 
+        Returns:
+            The version of each node after its operation, in their order.
+
         Raises:
             CoordinationError: as `Coordinator.transact`.
         """

@@ -33,6 +33,11 @@ class OffsetStore(Protocol):
     ) -> GroupOffset | None:
         """Return the committed offset; None when there is none.
 
+        Args:
+            group: consumer group.
+            partition: whose offset.
+            deadline_s: absolute.
+
         Raises:
             MetaqError: the store could not be asked, or its content cannot be parsed.
         """
@@ -75,7 +80,7 @@ class MemoryOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the offset stored before."""
+        """Return the offset stored before; see `OffsetStore.load`."""
         del deadline_s  # nothing to wait for
         return self._offsets.get((group, partition))
 
@@ -87,7 +92,7 @@ class MemoryOffsets:
         fence: Fence | None,
         deadline_s: float,
     ) -> Mapping[TopicPartition, MetaqError]:
-        """Remember offsets."""
+        """Remember offsets; see `OffsetStore.commit`."""
         del fence, deadline_s  # no other owner, no wait
         for partition, offset in offsets.items():
             self._offsets[group, partition] = offset
