@@ -107,7 +107,7 @@ def test_news_of_the_cluster_end_a_pause() -> None:
 
 
 class Snapshots:
-    """What a source of topics needs of the cluster."""
+    """Metadata of the cluster, as a source of topics needs it."""
 
     def __init__(self, *counts: tuple[str, int]) -> None:
         self.listeners: list[Callable[[object], None]] = []

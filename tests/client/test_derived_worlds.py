@@ -61,7 +61,6 @@ UNBOUNDED = {
     "Consumer.paused": "asks no one",
     "Consumer.health": "asks no one",
     "Consumer.statistics": "asks no one",
-    "Consumer.let_go": "gives a batch back, waits for nothing",
     "MessageBatch.__iter__": "goes through a list",
     "OrderedProducer.__enter__": "is start, by the disk",
     "OrderedProducer.__exit__": "is close, by close_timeout_s",

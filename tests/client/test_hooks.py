@@ -174,7 +174,7 @@ def test_on_assigned_may_seek_before_the_first_message(
 def test_messages_wait_for_on_assigned(
     client: Any, broker: AnyBroker, world: str
 ) -> None:
-    """What was fetched before it returned stays where it is."""
+    """Messages that were fetched before it returned stay where they are."""
     broker.put(b"a")
     is_free = threading.Event()
 
@@ -261,7 +261,7 @@ def test_what_another_partition_is_at_is_not_committed_by_a_hook(
 def test_a_hook_that_raises_commits_nothing_and_delays_nobody(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
-    """What it could not save comes again, to the next owner; this reader ends."""
+    """Messages that it could not save come to the next owner; this reader ends."""
     broker.put(b"a", partition=1)
 
     def fail(*_args: Any) -> Any:
@@ -568,6 +568,33 @@ def test_run_calls_hooks_while_handlers_work(
     assert book.events[-1][0] == "on_revoked"
 
 
+def test_a_thread_that_waits_for_a_batch_calls_hooks(
+    other: Any, broker: AnyBroker
+) -> None:
+    """Messages of a list that was not handed out are not committed by a hook."""
+    broker.put(b"a")
+    with WORLDS["sync"](**broker.client_options, **QUICK) as client:
+        book = Book("sync", on_revoked=lambda consumer, _partitions: consumer.commit())
+        one = member(client, book, commit_interval_s=None, consumer_id="c1")
+        with one:
+            lists: list[list[Message]] = []
+            reader = threading.Thread(
+                target=lambda: lists.append(one.receive_many(9, 3600.0, fill=True)),
+                daemon=True,
+            )
+            reader.start()
+            wait_until(lambda: book.events)
+            two = member(other, consumer_id="c2")
+            with two:
+                wait_until(lambda: two.assignment() == {ONE})
+                assert book.events[1:] == [("on_revoked", {ONE})]
+                assert book.threads == [reader, reader]
+                assert not stored(broker, ZERO)
+                broker.put(*[b"b"] * 8)
+                reader.join(PATIENCE_S)
+                assert len(lists[0]) == 9
+
+
 def test_a_hook_that_raises_ends_a_run(
     client: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -625,7 +652,7 @@ def test_hooks_are_functions(client: Any, world: str, name: str) -> None:
 
     async def hook(*_args: Any) -> None: ...
 
-    with pytest.raises(ConfigError, match=f"{name}: expected a function"):
+    with pytest.raises(TypeError, match=f"{name}: expected a function"):
         ConsumerOptions(**{name: 3})
     if world == "sync":
         with pytest.raises(ConfigError, match=f"{name}: expected a function"):

@@ -297,7 +297,7 @@ def test_a_pattern_that_no_topic_matches_is_refused(glob: str) -> None:
 
 
 def test_names_and_patterns_are_told_apart(group_client: Any) -> None:
-    """What is neither is refused, and so is nothing."""
+    """Anything else is refused, and so is an empty list."""
     with pytest.raises(TypeError, match="pattern: expected str, got int"):
         TopicPattern(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="topics: expected"):

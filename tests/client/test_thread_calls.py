@@ -27,7 +27,7 @@ def make_calls() -> ThreadCalls:
 
 
 def test_a_waiting_thread_is_woken_and_goes_on_waiting(thread: LoopThread) -> None:
-    """What it waits for may come later, and its time-out is the whole time."""
+    """Its event may come later, and its time-out is the whole time."""
     calls, condition = make_calls(), threading.Condition()
     callers: list[threading.Thread] = []
 
@@ -64,7 +64,7 @@ def test_what_is_given_up_before_it_began_is_not_called(thread: LoopThread) -> N
 
 
 def test_an_error_goes_to_the_loop_and_not_to_the_thread(thread: LoopThread) -> None:
-    """Where it is judged for both worlds."""
+    """The loop judges it for both worlds."""
     calls = make_calls()
 
     def fail() -> None:
