@@ -250,7 +250,7 @@ def test_a_caller_s_time_is_its_own() -> None:
 
 
 def test_a_store_that_hangs_is_abandoned_and_asked_again() -> None:
-    """What waits has its own bound, and the next commit its own write."""
+    """A commit that waits has its own bound, and the next commit its own write."""
 
     async def scenario(rig: Rig) -> None:
         begun_s = CLOCK.monotonic_s()

@@ -60,7 +60,7 @@ def client(world: Any, broker: AnyBroker) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What has the offsets of its messages, as a batch has."""
+    """An object with the offsets of its messages, as a batch."""
 
     messages: list[Message]
     offsets: Mapping[TopicPartition, Offset]
@@ -74,7 +74,7 @@ def ends(messages: list[Message]) -> dict[TopicPartition, int]:
 
 
 def read_both(consumer: Any) -> list[Message]:
-    """Read three messages of each partition; the last one is in hand."""
+    """Read three messages of each partition; the last one is being handled."""
     found = [consumer.receive(PATIENCE_S) for _ in range(6)]
     return sorted(found, key=lambda one: (one.partition, one.offset))
 
@@ -151,7 +151,7 @@ def test_nothing_was_committed_is_none(broker: AnyBroker, client: Any) -> None:
 def test_offsets_may_go_back_and_messages_do_not(
     broker: AnyBroker, client: Any
 ) -> None:
-    """What was set back is delivered to the next consumer, closed as it may be."""
+    """A message that was set back is delivered to the next consumer, closed as it may be."""
     broker.put(*SIX)
     options = {"commit_interval_s": 3600.0, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
@@ -321,7 +321,7 @@ def test_commits_without_waiting_end_and_are_few(
 def test_a_commit_without_waiting_is_of_the_moment_of_its_call(
     broker: AnyBroker, client: Any
 ) -> None:
-    """What is in hand when the loop comes to it is not committed by it."""
+    """The message being handled when the loop comes to it is not committed by it."""
     broker.put(*SIX)
     with client.consumer("g", ["test"], **MANUAL) as consumer:
         iterator = iter(consumer)

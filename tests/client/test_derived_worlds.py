@@ -72,6 +72,7 @@ UNBOUNDED = {
     "Xa.__exit__": "is close, by close_timeout_s",
     "SendFuture.done": "asks no one",
     "SendFuture.add_done_callback": "waits for nothing",
+    "SendFuture.pass_on": "waits for nothing",
     "SendFuture.__await__": "ends by the message's deadline; result has the bound",
 }
 """Methods without a time-out, and the reason for each."""

@@ -34,9 +34,9 @@ class Log:
         self.numbers: list[int] = []
         """Those that passed the filter."""
         self.out = 0
-        """How many of them were handed out."""
+        """Number of them that were handed out."""
         self.handled = 0
-        """How many of those are handled."""
+        """Number of those that are handled."""
         self.is_paused = False
 
     def check_handled(self, offset: Offset) -> None:

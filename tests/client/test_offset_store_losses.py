@@ -266,7 +266,7 @@ def test_one_lost_partition_does_not_fail_the_others() -> None:
 
 
 def test_another_fence_begins_with_a_look_at_the_owner() -> None:
-    """What one session remembers is nothing to the next one."""
+    """The next session uses nothing that one remembers."""
 
     async def scenario() -> None:
         server = MeddledZooKeeper()

@@ -138,7 +138,7 @@ def test_a_commit_that_takes_too_long_is_made_by_the_next_one(
     with client.consumer("g", ["test"], **options) as consumer:
         take(consumer, 2)
         store.hangs = {"commit"}
-        with pytest.raises(RequestTimeoutError, match="commit of group g: not done"):
+        with pytest.raises(RequestTimeoutError, match="commit of g: not done"):
             consumer.commit(timeout=SHORT_S)
         store.hangs = set()
         consumer.commit()

@@ -519,7 +519,7 @@ class AsyncConsumer:
     def pause(self, partitions: Partitions) -> None:
         """Neither fetch nor hand out messages of these partitions before `resume`.
 
-        Fetched messages stay. A batch in hand ends at the next request: its messages
+        Fetched messages stay. A batch being handed out ends at the next request: its messages
         that were not handed out, or by then not handled, come after `resume`. A
         partition that is revoked or lost is forgotten. Never waits.
 
@@ -684,7 +684,7 @@ class AsyncConsumer:
         Returns:
             A future that ends as `commit` would: within `request_timeout_s` when no
             other commit is under way, within twice that in every case, and with the
-            client at the latest. Cancelling it cancels no commit. An error that nobody
+            client at the latest. Cancelling it cancels no commit. An error that no caller
             asks for is logged, and `health` reports it.
 
         Raises:
@@ -919,6 +919,6 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:
-    """Take the error that nobody may ask for; it is logged."""
+    """Take the error, for which no caller may ask; it is logged."""
     if not future.cancelled():
         future.exception()

@@ -131,7 +131,7 @@ class PartitionFetcher:
 
     @property
     def held_back(self) -> str | None:
-        """What the broker does that keeps gets waiting; None: nothing."""
+        """Condition of the broker that keeps gets waiting; None: none."""
         if isinstance(self.last_error, UnavailableError):
             return f"refuses gets: {self.last_error}"
         late_s = self._context.clock.monotonic_s() - self._sent_s - self._wait_s

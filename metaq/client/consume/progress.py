@@ -96,7 +96,7 @@ class Health:
     )
     """Problems, one sentence each."""
     waiting_for: str | None = None
-    """What keeps it from fetching more: bounds that are reached, each with its number,
+    """Reasons that keep it from fetching more: bounds that are reached, each with its number,
     handlers that are all at work, paused partitions, a broker that does not answer.
     None: nothing. A state, not a problem."""
 

@@ -19,7 +19,7 @@ from metaq.errors import ClosedError, MetaqError
 
 @dataclass(frozen=True, slots=True)
 class CommitOrder:
-    """What a caller wants committed."""
+    """Offsets that a caller wants committed."""
 
     named: NamedOffsets | None
     """None: what is handled."""

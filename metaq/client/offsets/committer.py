@@ -71,7 +71,7 @@ class Commit:
     """A commit that has been asked for."""
 
     offsets: Offsets
-    """What it commits."""
+    """Offsets that it commits."""
     failed: "asyncio.Future[Failures] | None"
     """Outcome of its write, which has a bound; None: there is nothing to write."""
     left_s: float

@@ -33,7 +33,7 @@ Committable: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NamedOffsets:
-    """What a commit names."""
+    """Offsets that a commit names."""
 
     offsets: dict[TopicPartition, GroupOffset]
     may_go_back: bool
