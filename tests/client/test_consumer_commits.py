@@ -151,7 +151,7 @@ def test_nothing_was_committed_is_none(broker: AnyBroker, client: Any) -> None:
 def test_offsets_may_go_back_and_messages_do_not(
     broker: AnyBroker, client: Any
 ) -> None:
-    """A message that was set back is delivered to the next consumer, closed as it may be."""
+    """The next consumer gets a message that was set back, closed as it may be."""
     broker.put(*SIX)
     options = {"commit_interval_s": 3600.0, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:

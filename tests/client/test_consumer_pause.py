@@ -77,7 +77,7 @@ def test_no_get_is_sent_for_a_paused_partition(broker: Any, client: Any) -> None
 def test_a_loop_in_the_middle_of_a_batch_hands_out_no_more(
     broker: Any, client: Any
 ) -> None:
-    """The message being handled is handled when the next one is requested, as always."""
+    """The present message is handled when the next one is requested, as always."""
     store = MemoryOffsets()
     broker.put(*numbered(0, 10))
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:

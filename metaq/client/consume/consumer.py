@@ -1,67 +1,45 @@
 """A consumer: partitions that are ours → fetched, handed out, committed.
 
-The async world's consumer, and the core of the sync one. It connects other parts, which
-decide which partitions it reads (`assignments.py`), own the partitions
-(`subscription_state.py`), the wire (`fetcher.py`) and the messages (`fetch_buffer.py`).
+The async world's consumer, and the core of the sync one: messages, pauses and offsets.
+Its start, end and condition are in `consumer_life.py`.
 
 Source: docs/metaq-1.4/client.md 10 to 13.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable
 from functools import partial
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
-from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.presence import find_away_of_group
-from metaq.client.consume.current_batch import CurrentBatch, Filling, current_task
+from metaq.client.consume.consumer_life import ConsumerLife
+from metaq.client.consume.current_batch import Filling, current_task
 from metaq.client.consume.dead_letter_topics import require_letter_topics
 from metaq.client.consume.dead_letters import DeadLetterSelector
-from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
     CONCURRENCY_MAX,
     AsyncHandler,
     Handling,
-    total_of_runs,
 )
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.progress import (
-    UNKNOWN_LAG,
     ConsumerState,
-    ConsumerStatistics,
-    Health,
-    Lag,
-    Unserved,
-    Watchdog,
-    lags_of,
-    waiting_for,
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
-from metaq.client.consume.subscription_state import SubscriptionState
-from metaq.client.group.assignments import PartitionSource
-from metaq.client.group.hooks import Hooks, commits_inside, refuse_inside
-from metaq.client.group.subscribed_topics import SubscribedTopics
+from metaq.client.group.hooks import commits_inside
 from metaq.client.names import as_partition
-from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
-from metaq.client.offsets.committer import Commit
+from metaq.client.offsets.commit_orders import CommitOrder
 from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
-from metaq.client.offsets.offset_store import OffsetStore
-from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
-from metaq.client.timeouts import require_loop, within
+from metaq.client.options import ProducerOptions, check_callable
+from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
-from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
     ClosedError,
-    CoordinationError,
     MetaqError,
-    RequestTimeoutError,
 )
 from metaq.model import Message, Offset, TopicPartition
-from metaq.retry import wait_set
-from metaq.stats import Totals
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +47,7 @@ Partitions: TypeAlias = TopicPartition | str | Iterable[TopicPartition | str]
 """Partitions as users name them."""
 
 
-class AsyncConsumer:
+class AsyncConsumer(ConsumerLife):
     """A member of a group, or a reader of fixed partitions.
 
     Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
@@ -83,269 +61,6 @@ class AsyncConsumer:
 
     Cancellation: cancelling any `await` loses no message.
     """
-
-    def __init__(
-        self,
-        context: ClientContext,
-        *,
-        group: str,
-        topics: SubscribedTopics,
-        source: PartitionSource,
-        store: OffsetStore,
-        options: ConsumerOptions,
-        marks: Marks,
-    ) -> None:
-        """Prepare; `AsyncClient.consumer` is the way in.
-
-        Args:
-            context: the client's parts.
-            group: consumer group; part of commits and gets.
-            topics: the subscribed topics, which are followed; owned from now on.
-            source: source of our partitions; owned from now on.
-            store: store of offsets; owned from now on.
-            options: options chosen by the user.
-            marks: shared by the consumers of one client.
-        """
-        self.group = group
-        """Name of the consumer group."""
-        self._topics = topics
-        self.options = options
-        """Options chosen by the user."""
-        self._context = context
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self.hooks = Hooks(
-            self,
-            options,
-            on_ready=self._hand_out,
-            on_failed=self._fail,
-        )
-        """The user's hooks; for the sync world."""
-        self._subscription = SubscriptionState(
-            context,
-            store,
-            fence=lambda: source.fence,
-            group=group,
-            options=options,
-            marks=marks,
-            hooks=self.hooks,
-            on_fatal=self._fail,
-        )
-        self.fetch_buffer = self._subscription.fetch_buffer
-        """Fetched messages; for the sync world and for handlers."""
-        self.current_batch = CurrentBatch(self.fetch_buffer)
-        """Batch held by the iterator."""
-        self.commit_orders = CommitOrders(self._begin_commit)
-        """Commits that are not waited for; for the sync world."""
-        self._tasks: list[asyncio.Task[None]] = []
-        topics.start()
-        self._unserved = Unserved(topics, reads_all=source.fence is not None)
-        self._unlisten = context.metadata.add_listener(self._on_snapshot)
-        self._state = ConsumerState.NEW
-        self._ended = asyncio.Event()
-        self._handling: Handling | None = None
-        self._concurrency = 0
-        self._watchdog: Watchdog | None = None
-        self._runs = Totals(Handling.statistics, total_of_runs)
-        self.last_lags: Mapping[TopicPartition, Lag] = {}
-        """Last result of `lag`."""
-
-    @property
-    def topics(self) -> Collection[str]:
-        """Names of the topics that it reads; those that match a pattern now, too."""
-        return self._topics.names
-
-    # -- life -------------------------------------------------------------------------
-
-    async def start(self, timeout: float | None = None) -> None:
-        """Join the group and begin to fetch; `async with` calls it.
-
-        Args:
-            timeout: seconds for all of it; None: each request has `request_timeout_s`,
-                and the name of a process that died is waited for up to
-                `session_timeout_s`.
-
-        Raises:
-            ClosedError: it was started before, or closed during the call.
-            CoordinationError: ZooKeeper cannot be reached in time; it is closed.
-            RequestTimeoutError: the time is over; it is closed, and leaves its group
-                as soon as ZooKeeper answers.
-            MetaqError: it could not join, or not read its offsets; it is closed.
-
-        Cancellation: it is closed.
-        """
-        self._require_loop()
-        if self._state is not ConsumerState.NEW:
-            raise ClosedError("a consumer is started once; make another one")
-        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
-        self._state = ConsumerState.JOINING
-        try:
-            await within(timeout, self._start_source(), f"{self}: start")
-        except BaseException as error:
-            self._stop_listening()
-            self._state = ConsumerState.CLOSED
-            self._subscription.fence(self.assignment())
-            await self._end(deadline_s)
-            if isinstance(error, RequestTimeoutError) and timeout is not None:
-                try:
-                    self._context.metadata.require_reachable(timeout)
-                except CoordinationError as away:
-                    raise away from None
-            raise
-        self._state = ConsumerState.RUNNING
-        if self.options.commit_interval_s is not None:
-            committing = self._subscription.run_commits(self.options.commit_interval_s)
-            self._spawn(committing, "commit")
-        if self.options.watchdog_s is not None:
-            self._watchdog = Watchdog(
-                self._context,
-                self.fetch_buffer,
-                group=self.group,
-                bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                status_of=self._subscription.status_of,
-                on_stuck=self._fail,
-            )
-            self._spawn(self._watchdog.run(), "watchdog")
-
-    async def _start_source(self) -> None:
-        await self._source.start(self._subscription)
-        # For a topic that is watched already there is no event.
-        snapshot = self._context.metadata.snapshot
-        self._unserved.update(snapshot, self.group, self.assignment())
-        if self.is_closed:
-            await self._source.stop()
-            raise ClosedError(f"{self} is closed")
-
-    def _stop_listening(self) -> None:
-        self._unlisten()
-        self._topics.stop()
-
-    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        self._unserved.update(snapshot, self.group, self.assignment())
-        self._subscription.on_cluster()
-
-    def _hand_out(self, partitions: Collection[TopicPartition]) -> None:
-        for partition in partitions:
-            self.fetch_buffer.unhold(partition)
-
-    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
-        task = self._loop.create_task(work, name=f"{name} of {self.group}")
-        task.add_done_callback(self._on_task_done)
-        self._tasks.append(task)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
-            self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
-
-    def _fail(self, error: MetaqError) -> None:
-        """Stop fetching; the iterator raises the error after the fetched messages."""
-        _log.error("consumer of group %s stops: %s", self.group, error)
-        self._subscription.stop_fetching()
-        self.fetch_buffer.fail(error)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed, or could not be started."""
-        return self._state is ConsumerState.CLOSED
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is closed and its counters are final."""
-        return self._ended.is_set()
-
-    def require_started(self) -> None:
-        """Raise ClosedError when nothing can ever be received."""
-        if self._state is ConsumerState.NEW:
-            raise ClosedError("the consumer is not started: use it as 'with'")
-
-    async def close(self, timeout: float | None = None) -> None:
-        """Revoke the partitions, commit handled messages, and leave the group.
-
-        The message being handled counts as handled only if `commit` was called or the
-        next one requested. A loop in another task or thread has `revoke_timeout_s` to
-        do that. With `commit_interval_s=None` nothing is committed, but a running
-        `commit` is waited for. A second call waits for the first.
-
-        Args:
-            timeout: seconds for all of it, at most half of them for the message being
-                handled. After that nothing is waited for: messages without a commit are
-                delivered again, and the group is left as soon as ZooKeeper answers, at
-                the latest at the end of the session. None: the last commit and leaving
-                the group have `request_timeout_s` each, the store `close_timeout_s`.
-
-        Raises:
-            ClosedError: it belongs to another event loop; it is not closed.
-            ClientError: a hook raised during the call; it is closed. Or called in a
-                hook, which it would wait for; it is not closed.
-
-        Cancellation: the partitions are revoked at once, and the group is left;
-        messages without a commit are delivered again.
-        """
-        self._require_loop()
-        refuse_inside("close")
-        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
-        if self.is_closed:
-            await wait_set(self._ended, timeout)
-            return
-        self._subscription.end_s = deadline_s
-        before = self.hooks.error
-        is_new = self._state is ConsumerState.NEW
-        self._state = ConsumerState.CLOSED
-        self._stop_listening()
-        if self.current_batch.is_free_for(current_task()):
-            self.current_batch.drop()
-        for task in self._tasks:
-            task.cancel()
-        try:
-            if not is_new:
-                await self._source.stop(deadline_s=deadline_s)
-        finally:
-            await self._end(deadline_s)
-        if self.hooks.error is not None and self.hooks.error is not before:
-            raise self.hooks.error
-
-    async def _end(self, deadline_s: float | None) -> None:
-        """Wake waiters for messages, and close the store."""
-        self.fetch_buffer.fail(ClosedError(f"{self} is closed"))
-        try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            left_s = self.options.revoke_timeout_s
-            if deadline_s is not None:
-                left_s = min(left_s, deadline_s - self._context.clock.monotonic_s())
-            await self.hooks.close(max(0.0, left_s))
-            await self._subscription.close(deadline_s)
-        finally:
-            self._ended.set()
-
-    def limit_s(self, timeout: float | None) -> float:
-        """Return the seconds that a call may take; None: `request_timeout_s`."""
-        return self._context.limit_s(timeout)
-
-    def _require_loop(self) -> None:
-        require_loop(self._loop, self)
-
-    def __str__(self) -> str:
-        return f"consumer of group '{self.group}'"
-
-    def __repr__(self) -> str:
-        health = self.health()
-        return (
-            f"<{type(self).__name__} of group '{self.group}', topics"
-            f" {self._topics}, {self._context.place}: {health.state.value},"
-            f" {health.partition_count} partitions>"
-        )
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, *_error: object
-    ) -> None:
-        if kind is None and self.current_batch.is_free_for(current_task()):
-            self.current_batch.count()
-        await self.close()
 
     # -- messages ---------------------------------------------------------------------
 
@@ -519,9 +234,9 @@ class AsyncConsumer:
     def pause(self, partitions: Partitions) -> None:
         """Neither fetch nor hand out messages of these partitions before `resume`.
 
-        Fetched messages stay. A batch being handed out ends at the next request: its messages
-        that were not handed out, or by then not handled, come after `resume`. A
-        partition that is revoked or lost is forgotten. Never waits.
+        Fetched messages stay. A batch being handed out ends at the next request: its
+        messages that were not handed out, or by then not handled, come after `resume`.
+        A partition that is revoked or lost is forgotten. Never waits.
 
         Args:
             partitions: one or more that are assigned; as text `0-3` where one topic is
@@ -684,8 +399,8 @@ class AsyncConsumer:
         Returns:
             A future that ends as `commit` would: within `request_timeout_s` when no
             other commit is under way, within twice that in every case, and with the
-            client at the latest. Cancelling it cancels no commit. An error that no caller
-            asks for is logged, and `health` reports it.
+            client at the latest. Cancelling it cancels no commit. An error that is not
+            asked for is logged, and `health` reports it.
 
         Raises:
             ClosedError: it belongs to another event loop.
@@ -716,9 +431,6 @@ class AsyncConsumer:
         except MetaqError as error:
             return CommitOrder(None, error)
         return CommitOrder(None)
-
-    def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
-        return self._subscription.commit(order.named, self._context.deadline_s(timeout))
 
     async def committed(
         self,
@@ -817,88 +529,6 @@ class AsyncConsumer:
         for partition, offset in offsets.items():
             self._move(partition, offset)
         self._subscription.drop_handled_ids()
-
-    # -- state ------------------------------------------------------------------------
-
-    def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are read now."""
-        return self._subscription.partitions
-
-    async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
-        """Return the distance of handling from the end of each partition's log.
-
-        Args:
-            timeout: seconds; None takes the client's `request_timeout_s`.
-
-        Returns:
-            The lag of each partition that is read, and `UNKNOWN_LAG` of each one that
-            is read beyond its log end, or is away: those that brokers have recorded,
-            and those of which the group has committed an offset.
-
-        Raises:
-            MetaqError: a broker, or ZooKeeper, cannot be asked.
-        """
-        self._require_loop()
-        context, deadline_s = self._context, self._context.deadline_s(timeout)
-        away: set[TopicPartition] = set()
-        if self._source.fence is not None and context.coordinator is not None:
-            await context.metadata.reach(deadline_s=deadline_s)
-            away = await find_away_of_group(
-                context.coordinator,
-                context.paths,
-                context.metadata.snapshot,
-                group=self.group,
-                topics=self.topics,
-                deadline_s=deadline_s,
-            )
-        handled = {
-            p: o for p, o in self.fetch_buffer.handled().items() if p not in away
-        }
-        lags = await lags_of(context, handled, deadline_s=deadline_s)
-        lags |= dict.fromkeys(sorted(away), UNKNOWN_LAG)
-        self.last_lags = lags
-        return lags
-
-    def health(self) -> Health:
-        """Return the consumer's condition, without a request; cheap."""
-        fetch_buffer, state = self.fetch_buffer, self._state
-        problems = self._subscription.problems() + self._unserved.problems()
-        problems += self._topics.problems()
-        if self._source.last_error is not None:
-            problems.append(f"assignment: {self._source.last_error}")
-        problems += self._source.problems()
-        if self._watchdog is not None:
-            problems += self._watchdog.problems()
-        if self._handling is not None:
-            problems += self._handling.problems()
-        if state is ConsumerState.RUNNING:
-            if fetch_buffer.error is not None:
-                state = ConsumerState.FAILED
-                problems.append(str(fetch_buffer.error))
-            elif self._source.unsettled_since_s is not None:
-                state = ConsumerState.JOINING
-        now_s = self._context.clock.monotonic_s()
-        buffers = fetch_buffer.statistics()
-        last_s = max((one.progress_s for one in buffers.values()), default=now_s)
-        return Health(
-            state=state,
-            is_ok=state is ConsumerState.RUNNING and not problems,
-            partition_count=len(buffers),
-            idle_s=now_s - last_s,
-            uncommitted_count=self._subscription.uncommitted_count,
-            problems=tuple(problems),
-            waiting_for=waiting_for(
-                fetch_buffer,
-                concurrency=None if self._handling is None else self._concurrency,
-                held_back=self._subscription.held_back(),
-            ),
-        )
-
-    def statistics(self) -> ConsumerStatistics:
-        """Return a snapshot of the counters."""
-        return self._subscription.statistics(
-            handling=self._runs.total(), rebalance_count=self._source.rebalance_count
-        )
 
 
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):

@@ -96,9 +96,9 @@ class Health:
     )
     """Problems, one sentence each."""
     waiting_for: str | None = None
-    """Reasons that keep it from fetching more: bounds that are reached, each with its number,
-    handlers that are all at work, paused partitions, a broker that does not answer.
-    None: nothing. A state, not a problem."""
+    """Reasons that keep it from fetching more: bounds that are reached, each with its
+    number, handlers that are all at work, paused partitions, a broker that does not
+    answer. None: nothing. A state, not a problem."""
 
 
 @dataclass(frozen=True, slots=True)
