@@ -176,7 +176,7 @@ def test_automatic_commits_do_not_set_back_what_is_ahead(
         messages = consumer.receive_many(4, PATIENCE_S)
         consumer.commit(messages[2])
         count = consumer.statistics().commit_count
-        assert consumer.receive(0.1) is not None  # four are handled now
+        assert consumer.receive(PATIENCE_S) is not None  # four are handled now
         wait_until(lambda: consumer.statistics().commit_count > count)
         assert consumer.committed([ZERO]) == {ZERO: messages[3].next_offset}
         consumer.commit({ZERO: messages[3].next_offset + 10_000})
