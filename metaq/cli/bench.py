@@ -17,9 +17,7 @@ from metaq.cli import render
 from metaq.cli.cluster import Found, Target, find_topic
 from metaq.cli.options import count_option, json_option, target_options
 from metaq.cli.tree import command, group
-from metaq.client import Client, Consumer, SendFuture
-from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.client.options import Start
+from metaq.client import Client, Consumer, MemoryOffsets, SendFuture, Start
 from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import Message
 

@@ -1,7 +1,7 @@
 """`metaq brokers` and `metaq stats`: brokers, present and missing, and their state."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,20 +12,8 @@ from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
 from metaq.cli.options import dry_option, json_option, target_options, yes_option
 from metaq.cli.tree import ListingGroup, command
-from metaq.client.admin.cluster_admin import (
-    BrokerDescription,
-    forget_broker,
-    offsets_of_broker,
-    plan_forget,
-)
-from metaq.client.admin.cluster_admin import brokers as read_brokers
-from metaq.client.cluster.context import ClientContext
-from metaq.client.consume.browse import parse_stats
-from metaq.client.fan_out import for_each
-from metaq.errors import MetaqError, NoBrokerError
-from metaq.model import BrokerId, TopicPartition
-from metaq.peer.replies import require_ok
-from metaq.protocol.commands import Stats
+from metaq.client import AsyncAdmin, BrokerDescription, MetaqError, NoBrokerError
+from metaq.peer.replies import parse_stats
 
 COLUMNS = (
     "broker", "address", "state", "leader", "followers", "topics", "partitions",
@@ -59,9 +47,9 @@ def list_brokers(target: Target, *, as_json: bool) -> bool:
     A broker that has left a record in ZooKeeper and is not registered is missing. The
     exit code is 1 when one is. Java brokers leave no record.
     """
-    found = target.run(read_brokers)
+    found = target.ask(lambda admin: admin.brokers())
     if not found:
-        target.require_brokers(())
+        raise target.no_broker()
     _print(found, as_json=as_json)
     return all(each.is_present for each in found)
 
@@ -84,25 +72,25 @@ def forget(
     have committed there are deleted. Nothing that it stored is touched: a broker that
     comes back is recorded again. One that is registered is refused.
     """
-    broker_id = BrokerId(number)
 
-    async def plan(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[BrokerDescription, dict[str, tuple[TopicPartition, ...]]]:
-        found = await plan_forget(context, broker_id, deadline_s=deadline_s)
-        return found, await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
+    async def plan(admin: AsyncAdmin) -> tuple[BrokerDescription, dict[str, int]]:
+        found = await admin.forget_broker(number, plan=True)
+        groups = await admin.groups()
+        offsets = await asyncio.gather(*map(admin.committed_offsets, groups))
+        counts = [sum(p.broker_id == number for p in each) for each in offsets]
+        return found, {g: n for g, n in zip(groups, counts, strict=True) if n}
 
-    found, offsets = target.run(plan)
+    found, counts = target.ask(plan)
     _print((found,), as_json=as_json)
-    count = render.count_text(sum(map(len, offsets.values())), "committed offset")
-    render.say(f"groups with offsets there: {', '.join(offsets) or 'none'}")
+    count = render.count_text(sum(counts.values()), "committed offset")
+    render.say(f"groups with offsets there: {', '.join(counts) or 'none'}")
     question = (
         f"Forget broker {number}, its"
         f" {render.count_text(found.partition_count, 'partition')} and {count} of"
         " groups? Reads will not miss them any more."
     )
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
-        target.run(partial(forget_broker, broker_id=broker_id))
+        target.ask(lambda admin: admin.forget_broker(number))
         render.say(f"broker {number} is forgotten")
 
 
@@ -255,30 +243,25 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
     """
 
     async def ask_all(
-        context: ClientContext, deadline_s: float
-    ) -> dict[BrokerId, tuple[str, str | MetaqError]]:
-        async def ask(broker_id: BrokerId) -> str:
-            address = context.address_of(broker_id)
-            if address is None:
-                raise NoBrokerError("the broker is gone")
-            connection = await context.pool.get(address, deadline_s=deadline_s)
-            question = Stats(item, connection.next_opaque())
-            reply = await connection.call(question, deadline_s=deadline_s)
-            return require_ok(reply).text
+        admin: AsyncAdmin,
+    ) -> list[tuple[BrokerDescription, str | MetaqError]]:
+        async def ask(broker: BrokerDescription) -> str | MetaqError:
+            try:
+                return await admin.broker_stats(broker.broker_id or 0, item)
+            except MetaqError as error:
+                return error
 
-        texts = await for_each(ask, context.metadata.snapshot.brokers)
-        return {
-            broker_id: (str(context.address_of(broker_id)), text)
-            for broker_id, text in texts.items()
-        }
+        there = await target.find_brokers(admin)
+        texts = await asyncio.gather(*map(ask, there))
+        return list(zip(there, texts, strict=True))
 
-    answers = target.run(ask_all)
-    target.require_brokers(answers)
-    if all(_is_unknown(text) for _address, text in answers.values()):
+    answers = target.ask(ask_all)
+    if all(_is_unknown(text) for _broker, text in answers):
         raise NoBrokerError(
             f"no broker knows a topic '{item}'; other items are {', '.join(ITEMS)}"
         )
-    for broker_id, (address, text) in answers.items():
+    for broker, text in answers:
+        broker_id, address = broker.broker_id, str(broker.address)
         if isinstance(text, MetaqError):
             render.say(f"broker {broker_id}: {text}")
         elif as_json:
@@ -289,7 +272,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
             if len(answers) > 1:
                 click.echo(f"# broker {broker_id} {address}")
             click.echo(render.printable_lines("\n".join(text.splitlines())))
-    return not any(isinstance(text, MetaqError) for _address, text in answers.values())
+    return not any(isinstance(text, MetaqError) for _broker, text in answers)
 
 
 def _is_unknown(text: str | MetaqError) -> bool:

@@ -20,9 +20,7 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import Client
-from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.client.options import Start
+from metaq.client import Client, MemoryOffsets, Start
 from metaq.model import MAX_OFFSET, Message, TopicPartition
 from metaq.protocol.commands import NO_GROUP
 

@@ -2,45 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
-from metaq.client import AsyncClient, Client
-from metaq.client.cluster.catalog import read_cluster, read_whole
-from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata import ZooKeeperMetadata
-from metaq.client.cluster.presence import missing_topics, name_away
-from metaq.client.errors import PartitionsAwayError
-from metaq.client.names import near_topics, parse_address
-from metaq.client.session import CoordinatorFactory
-from metaq.cluster_snapshot import ClusterSnapshot
+from metaq.client import AsyncAdmin, AsyncClient, BrokerDescription, Client
+from metaq.clock import Clock
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, CoordinationError, NoBrokerError
-from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.model import TopicPartition
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import normalize_root
+from metaq.zk.session import Coordinator
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Time for commits and replies at the end of a command, seconds."""
-NAMES_SHOWN_MAX: Final = 10
-"""Topics that an error names."""
 SESSION_TIMEOUT_S: Final = 10.0
 """Time until the partitions of a killed command go to another member, seconds."""
-
-
-class Work(Protocol[T_co]):
-    """Work with the parts of a client, up to a deadline."""
-
-    def __call__(
-        self, context: ClientContext, /, *, deadline_s: float
-    ) -> Awaitable[T_co]:
-        """Begin it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +37,29 @@ class Target:
     """`host:port` or `meta://host:port`; any of them leaves ZooKeeper out."""
     timeout_s: float
     """Time-out of one request, seconds."""
-    coordinator: CoordinatorFactory | None = None
+    coordinator: Callable[[Clock], Coordinator] | None = None
     """Substitute for ZooKeeper, for tests."""
 
     def client(self) -> Client:
         """Return a client, not started."""
         return Client(**self._client_options())
 
-    def run(self, work: Work[T]) -> T:
+    def run(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Do some work with a client that has found the cluster."""
 
         async def run() -> T:
             async with AsyncClient(**self._client_options()) as client:
-                context = client.context
-                deadline_s = context.clock.monotonic_s() + self.timeout_s
                 try:
-                    await context.metadata.wait_newer(0, deadline_s=deadline_s)
+                    await client.topics()
                 except (CoordinationError, NoBrokerError) as error:
                     raise NoBrokerError(self._nobody()) from error
-                now_s = context.clock.monotonic_s()
-                return await work(context, deadline_s=now_s + self.timeout_s)
+                return await work(client)
 
         return asyncio.run(run())
+
+    def ask(self, work: Callable[[AsyncAdmin], Awaitable[T]]) -> T:
+        """Do some work with the administration of the cluster."""
+        return self.run(lambda client: work(client.admin()))
 
     def _client_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -92,13 +75,19 @@ class Target:
             return {"coordinator": self.coordinator, **options}
         return {"zookeeper": self.zookeeper, **options}
 
-    def require_brokers(self, brokers: Collection[BrokerId]) -> None:
-        """Raise NoBrokerError when the cluster that was found has no broker."""
-        if not brokers:
-            raise NoBrokerError(
-                f"no broker is registered in ZooKeeper at {self.zookeeper} below"
-                f" {self.root}"
-            )
+    async def find_brokers(self, admin: AsyncAdmin) -> list[BrokerDescription]:
+        """Return the brokers that are there; at least one."""
+        found = [each for each in await admin.brokers() if each.is_present]
+        if not found:
+            raise self.no_broker()
+        return found
+
+    def no_broker(self) -> NoBrokerError:
+        """Return the error of a cluster that was found and has no broker."""
+        return NoBrokerError(
+            f"no broker is registered in ZooKeeper at {self.zookeeper} below"
+            f" {self.root}"
+        )
 
     def _nobody(self) -> str:
         waited = f"(waited {self.timeout_s:g} s)"
@@ -110,7 +99,8 @@ class Target:
 def check_target(target: Target) -> None:
     """Refuse options without an address of the cluster; the error names the option."""
     checks: list[tuple[Callable[[str], object], str, str]] = [
-        (parse_address, text, "--broker") for text in target.brokers
+        (lambda text: Client(brokers=[text]), text, "--broker")
+        for text in target.brokers
     ] or [
         (check_hosts, target.zookeeper, "--zookeeper"),
         (normalize_root, target.root, "--zk-root"),
@@ -177,18 +167,25 @@ def find_topic(
         is_partial: of those that are read, leave out partitions that are away.
     """
 
-    async def find(context: ClientContext, deadline_s: float) -> Found:
-        snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
-        if kind == "puts":
-            partitions = snapshot.put_partitions(topic)
-        else:
-            if not (is_partial or wanted):
-                snapshot = await read_whole(context, {topic}, deadline_s=deadline_s)
-            partitions = tuple(sorted(snapshot.get_partitions(topic)))
-            require_not_away(snapshot, topic, wanted)
-        if partitions:
-            return Found(target, named_partitions(topic, partitions, wanted))
-        return await _find_by_pattern(target, topic, wanted, context, deadline_s)
+    async def find(client: AsyncClient) -> Found:
+        admin = client.admin()
+        if kind == "gets" and not (is_partial or wanted):
+            await admin.wait_until_there([topic])
+        try:
+            found = await admin.describe_partitions([topic], with_logs=False)
+        except NoBrokerError as error:
+            return await _find_by_pattern(target, topic, wanted, client, error)
+        names = [each.partition.name for each in found if each.is_away]
+        if kind == "gets" and not set(wanted).isdisjoint(names):
+            await admin.wait_until_there([topic], timeout=0)
+        usable = [
+            each.partition
+            for each in found
+            if (each.takes_puts if kind == "puts" else each.gives_gets)
+        ]
+        if not usable:
+            raise NoBrokerError(f"no broker serves topic '{topic}' at the moment")
+        return Found(target, named_partitions(topic, usable, wanted))
 
     return target.run(find)
 
@@ -200,62 +197,34 @@ def find_missing(target: Target, topics: Collection[str]) -> tuple[str, ...]:
         NoBrokerError: the cluster cannot be asked.
     """
 
-    async def look(context: ClientContext, deadline_s: float) -> tuple[str, ...]:
-        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-        return missing_topics(snapshot, topics)
+    async def look(client: AsyncClient) -> tuple[str, ...]:
+        return tuple([each for each in topics if not await client.partitions(each)])
 
     return target.run(look)
-
-
-def require_not_away(
-    snapshot: ClusterSnapshot, topic: str, wanted: tuple[str, ...]
-) -> None:
-    """Refuse partitions that are named by `--partition` and are away."""
-    away = [each for each in snapshot.away(topic) if each.name in wanted]
-    if away:
-        raise PartitionsAwayError(name_away(away), partitions=away)
-
-
-def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
-    """Return the error of a command that was given a topic without partitions.
-
-    The topic may be among those that are known: nodes outlive brokers.
-    """
-    others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
-    return NoBrokerError(
-        f"no broker serves topic '{topic}' at the moment; {near_topics(topic, known)};"
-        f" other topics are: {', '.join(others) or 'none'}"
-    )
 
 
 async def _find_by_pattern(
     target: Target,
     topic: str,
     wanted: tuple[str, ...],
-    context: ClientContext,
-    deadline_s: float,
+    client: AsyncClient,
+    error: NoBrokerError,
 ) -> Found:
-    known = await context.metadata.topics(deadline_s=deadline_s)
-    addresses: dict[BrokerId, BrokerAddress] = {}
+    """Return the brokers with a pattern that admits a topic; raise `error` for none."""
     # A client of named brokers knows their patterns; one of ZooKeeper does not.
-    if isinstance(context.metadata, ZooKeeperMetadata):
-        patterns = {
-            name
-            for name in known
-            if "*" in name and compile_topic_pattern(name).fullmatch(topic)
-        }
-        snapshot = await read_cluster(context, patterns, deadline_s=deadline_s)
-        for pattern in patterns:
-            for broker_id in snapshot.puts.get(pattern, {}):
-                copies = snapshot.brokers.get(broker_id)
-                if copies is not None and copies.leader is not None:
-                    addresses[broker_id] = copies.leader
+    known = () if target.brokers else await client.topics()
+    addresses = {}
+    for name in known:
+        if "*" in name and compile_topic_pattern(name).fullmatch(topic):
+            with suppress(NoBrokerError):
+                admin = client.admin()
+                for each in await admin.describe_partitions([name], with_logs=False):
+                    if each.takes_puts and each.address is not None:
+                        addresses[each.partition.broker_id] = str(each.address)
     if not addresses:
-        raise nobody_serves(topic, known)
-    partitions = [
-        TopicPartition(topic, broker_id, 0) for broker_id in sorted(addresses)
-    ]
-    brokers = tuple(str(addresses[broker_id]) for broker_id in sorted(addresses))
+        raise error
+    partitions = [TopicPartition(topic, number, 0) for number in sorted(addresses)]
+    brokers = tuple(addresses[each.broker_id] for each in partitions)
     return Found(
         replace(target, brokers=brokers), named_partitions(topic, partitions, wanted)
     )

@@ -1,9 +1,9 @@
 """`metaq consume`: the messages of a topic as a member of a group."""
 
+import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -25,13 +25,7 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import Client, Consumer
-from metaq.client.group.assignments import Fence
-from metaq.client.names import member_id
-from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
-from metaq.client.session import make_store
-from metaq.errors import MetaqError
-from metaq.model import GroupOffset, TopicPartition
+from metaq.client import Client, Consumer, ConsumerOptions
 from metaq.net.dial import own_host
 from metaq.zk.groups import member_name
 
@@ -81,40 +75,6 @@ class ConsumeOptions:
     """One object per message instead of its bytes and a line end."""
 
 
-class UncommittedOffsets:
-    """Committed offsets of a group, read only; new commits are kept in memory."""
-
-    def __init__(self, store: OffsetStore) -> None:
-        """Read from `store`, which is closed with this one."""
-        self._store = store
-        self._memory = MemoryOffsets()
-
-    async def load(
-        self, group: str, partition: TopicPartition, *, deadline_s: float
-    ) -> GroupOffset | None:
-        """Return the offset committed here, or else the group's."""
-        return await self._memory.load(
-            group, partition, deadline_s=deadline_s
-        ) or await self._store.load(group, partition, deadline_s=deadline_s)
-
-    async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
-        """Remember offsets, and write none."""
-        return await self._memory.commit(
-            group, offsets, fence=fence, deadline_s=deadline_s
-        )
-
-    async def close(self) -> None:
-        """Close the store that is read."""
-        await self._store.close()
-
-
 @command(
     "consume",
     takes(ConsumeOptions),
@@ -139,7 +99,7 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         Interrupts() as interrupts,
         serve_while_running(client, options.metrics_port),
     ):
-        consumer_id = member_id(own_host(), uuid.uuid4())
+        consumer_id = f"{own_host()}-{os.getpid()}-{uuid.uuid4()}"
         name = (
             f"member {member_name(options.group, consumer_id)} of group {options.group}"
         )
@@ -152,15 +112,12 @@ def consume(target: Target, options: ConsumeOptions) -> None:
 
 
 def _consumer(client: Client, options: ConsumeOptions, consumer_id: str) -> Consumer:
-    start = parse_start(options.start)
-    offsets = None
-    if options.no_commit:
-        offsets = UncommittedOffsets(make_store(client.context, is_broadcast=False))
+    interval_s = ConsumerOptions().commit_interval_s
     return client.consumer(
         options.group,
         [options.topic],
-        start=start,
-        offsets=offsets,
+        start=parse_start(options.start),
+        commit_interval_s=None if options.no_commit else interval_s,
         consumer_id=consumer_id,
     )
 

@@ -1,8 +1,8 @@
 """`metaq groups`: members, owners and lag; deletion."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
 import click
 
@@ -11,19 +11,7 @@ from metaq.cli.cluster import Target
 from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
 from metaq.cli.options import dry_option, json_option, target_options, yes_option
 from metaq.cli.tree import ListingGroup, command
-from metaq.client.admin.cluster_admin import (
-    GroupDescription,
-    PartitionProgress,
-    delete_group,
-    describe_group,
-    read_offsets,
-    require_coordinator,
-    require_idle,
-)
-from metaq.client.cluster.context import ClientContext
-from metaq.client.fan_out import all_of
-from metaq.errors import ClientError
-from metaq.zk.groups import list_groups
+from metaq.client import AsyncAdmin, ClientError, GroupDescription, PartitionProgress
 
 GROUP_COLUMNS = (
     "group", "members", "topics", "partitions", "unowned", "lag_messages", "lag_bytes",
@@ -78,62 +66,38 @@ def delete(
     Prints these offsets and asks; a group with live members is refused. If it comes
     back, it begins as a new group does.
     """
-
-    async def plan(
-        context: ClientContext, deadline_s: float
-    ) -> list[tuple[render.Cell, ...]]:
-        await _known_groups(context, group, deadline_s)
-        await require_idle(context, group, None, deadline_s=deadline_s)
-        return offset_rows(
-            await read_offsets(context, group, None, deadline_s=deadline_s)
-        )
-
-    rows = target.run(plan)
+    rows = offset_rows(target.ask(lambda admin: admin.delete_group(group, plan=True)))
     render.print_rows(OFFSET_COLUMNS, rows, as_json=as_json)
     count = render.count_text(len(rows), "committed offset")
     question = f"Delete group {group} and its {count}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
-        target.run(partial(delete_group, group=group))
+        target.ask(lambda admin: admin.delete_group(group))
         render.say(f"group {group} is deleted")
 
 
 def describe_groups(
     target: Target, name: str, *, with_parts: bool = False
-) -> tuple[GroupDescription, ...]:
+) -> Sequence[GroupDescription]:
     """Return one group, or all with an empty name; raise if there is no such group.
 
     `with_parts` adds the groups whose names are this name, a dot and more.
     """
 
-    async def look(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[GroupDescription, ...]:
-        names = await _known_groups(context, name, deadline_s, with_parts=with_parts)
-        return tuple(
-            await all_of(
-                describe_group(context, n, deadline_s=deadline_s) for n in names
+    async def look(admin: AsyncAdmin) -> Sequence[GroupDescription]:
+        known = await admin.groups()
+        part = f"{name}." if with_parts else None
+        names = [
+            each
+            for each in known
+            if name in {"", each} or (part and each.startswith(part))
+        ]
+        if name and not names:
+            raise ClientError(
+                f"no group {name}; groups there are: {', '.join(known) or 'none'}"
             )
-        )
+        return await asyncio.gather(*map(admin.describe_group, names))
 
-    return target.run(look)
-
-
-async def _known_groups(
-    context: ClientContext, name: str, deadline_s: float, *, with_parts: bool = False
-) -> tuple[str, ...]:
-    """Return the group of a name, with its parts if asked; all without a name."""
-    known = await list_groups(
-        require_coordinator(context), context.paths, deadline_s=deadline_s
-    )
-    part = f"{name}." if with_parts else None
-    names = tuple(
-        each for each in known if name in {"", each} or (part and each.startswith(part))
-    )
-    if name and not names:
-        raise ClientError(
-            f"no group {name}; groups there are: {', '.join(known) or 'none'}"
-        )
-    return names
+    return target.ask(look)
 
 
 def to_json(group: GroupDescription) -> dict[str, object]:

@@ -1,10 +1,11 @@
 """`metaq offsets`: show, reset, copy and delete the committed offsets of groups."""
 
+import datetime as dt
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import click
 
@@ -21,26 +22,20 @@ from metaq.cli.options import (
     yes_option,
 )
 from metaq.cli.tree import command, group
-from metaq.client.admin.cluster_admin import (
+from metaq.client import (
+    AsyncAdmin,
+    ClientError,
+    GroupInUseError,
+    GroupOffset,
+    MetaqError,
+    NoBrokerError,
     OffsetChange,
-    delete_offsets,
-    plan_copy,
-    plan_reset,
-    read_offsets,
-    require_coordinator,
-    require_idle,
-    write_offsets,
+    PartitionDescription,
 )
-from metaq.client.cluster.catalog import read_cluster
-from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import log_range
-from metaq.client.errors import GroupInUseError
-from metaq.client.fan_out import for_each
-from metaq.client.offsets.offset_reset import Goal
-from metaq.errors import ClientError, MetaqError, NoBrokerError
-from metaq.model import GroupOffset, Offset, TopicPartition
-from metaq.zk.errors import PayloadError
-from metaq.zk.groups import list_groups
+from metaq.model import Offset, TopicPartition
+
+Goal: TypeAlias = Literal["earliest", "latest"] | dt.datetime | Offset
+Changes: TypeAlias = Sequence[OffsetChange]
 
 SHOW_COLUMNS = (
     "topic", "partition", "committed", "message_id", "log_start", "log_end", "state",
@@ -48,8 +43,6 @@ SHOW_COLUMNS = (
 PLAN_COLUMNS = ("topic", "partition", "old", "new")
 OFFSET_COLUMNS = ("topic", "partition", "committed")
 """Of offsets that are to be deleted."""
-
-Stored = Mapping[TopicPartition, GroupOffset | PayloadError]
 
 group("offsets", "Show, move or delete what groups have committed.")
 
@@ -90,59 +83,50 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
     Says for each of them whether the log still has it.
     """
 
-    async def look(
-        context: ClientContext, deadline_s: float
-    ) -> list[list[render.Cell]]:
-        found = await _committed(context, group, topic, deadline_s)
-        await read_cluster(context, {p.topic for p in found}, deadline_s=deadline_s)
+    async def look(admin: AsyncAdmin) -> list[list[render.Cell]]:
+        found = await admin.committed_offsets(group, [topic] if topic else None)
+        if not found:
+            raise _nothing_committed(group, topic)
+        logs: dict[TopicPartition, PartitionDescription] = {}
+        for name in dict.fromkeys(each.topic for each in found):
+            try:
+                seen = await admin.describe_partitions([name])
+            except NoBrokerError:
+                continue  # it has gone, and the offsets have stayed
+            logs |= {each.partition: each for each in seen}
+        return [_show_row(p, stored, logs.get(p)) for p, stored in found.items()]
 
-        async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:
-            if context.address_of(partition.broker_id) is None:
-                raise NoBrokerError(f"broker {partition.broker_id} is not registered")
-            return await log_range(context, partition, deadline_s=deadline_s)
-
-        ends = await for_each(ask, found)
-        return [_show_row(p, stored, ends[p]) for p, stored in found.items()]
-
-    rows = target.run(look)
+    rows = target.ask(look)
     marked = [index for index, row in enumerate(rows) if row[-1] != "ok"]
     render.print_rows(SHOW_COLUMNS, rows, as_json=as_json, marked=marked)
 
 
-async def _committed(
-    context: ClientContext, group: str, topic: str, deadline_s: float
-) -> Stored:
-    """Return what a group has committed in one topic or all; at least one offset."""
-    found = await read_offsets(context, group, topic or None, deadline_s=deadline_s)
-    if not found:
-        of = f" of topic {topic}" if topic else ""
-        raise ClientError(
-            f"group {group} has committed no offset{of} in ZooKeeper; offsets that it"
-            " keeps in files or databases are managed there"
-        )
-    return found
+def _nothing_committed(group: str, topic: str) -> ClientError:
+    of = f" of topic {topic}" if topic else ""
+    return ClientError(
+        f"group {group} has committed no offset{of} in ZooKeeper; offsets that it"
+        " keeps in files or databases are managed there"
+    )
 
 
 def _show_row(
     partition: TopicPartition,
-    stored: GroupOffset | PayloadError,
-    ends: tuple[Offset, Offset] | MetaqError | None,
+    stored: GroupOffset | MetaqError,
+    log: PartitionDescription | None,
 ) -> list[render.Cell]:
-    start, end = ends if isinstance(ends, tuple) else (None, None)
+    start, end = (log.log_start, log.log_end) if log else (None, None)
     first: list[render.Cell] = [partition.topic, partition.name]
-    if isinstance(stored, PayloadError):
+    if not isinstance(stored, GroupOffset):
         return [*first, None, None, start, end, str(stored)]
-    state = describe_offset(stored.offset, ends)
+    if log is None or log.address is None:
+        state = f"broker {partition.broker_id} is not registered"
+    else:
+        state = log.problem or describe_offset(stored.offset, start or 0, end or 0)
     return [*first, stored.offset, stored.message_id, start, end, state]
 
 
-def describe_offset(
-    offset: Offset, ends: tuple[Offset, Offset] | MetaqError | None
-) -> str:
+def describe_offset(offset: int, start: int, end: int) -> str:
     """Return the remark on a committed offset; `ok` when the log contains it."""
-    if isinstance(ends, MetaqError):
-        return str(ends)
-    start, end = ends or (0, 0)
     if offset < start:
         return f"{start - offset} bytes below the log start"
     if offset > end:
@@ -192,12 +176,9 @@ def reset_offsets(
     group: its name may be misspelt. Groups of Java consumers are moved the same way.
     """
 
-    async def plan(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[tuple[OffsetChange, ...], tuple[str, ...]]:
-        coordinator = require_coordinator(context)
-        snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
-        served = snapshot.get_partitions(topic)
+    async def plan(admin: AsyncAdmin) -> tuple[Changes, tuple[str, ...]]:
+        found = await admin.describe_partitions([topic], with_logs=False)
+        served = [each.partition for each in found if each.gives_gets]
         if not served:
             raise NoBrokerError(f"no broker serves topic '{topic}'")
         wanted = named_partitions(topic, served, partitions)
@@ -206,12 +187,16 @@ def reset_offsets(
                 f"an offset means one partition, {topic} has {len(wanted)}: say"
                 " which one with --partition"
             )
-        changes = await plan_reset(context, group, wanted, goal, deadline_s=deadline_s)
-        await _require_idle(context, group, {topic}, options, deadline_s)
-        known = await list_groups(coordinator, context.paths, deadline_s=deadline_s)
-        return changes, known
+        move = partial(
+            admin.reset_offsets,
+            group,
+            to={wanted[0]: goal} if isinstance(goal, int) else goal,
+            partitions=None if isinstance(goal, int) else wanted,
+            plan=True,
+        )
+        return await _try(move, options), await admin.groups()
 
-    changes, known = target.run(plan)
+    changes, known = target.ask(plan)
     _print_plan(changes, options)
     question = (
         f"There is no group {group}; groups there are: {', '.join(known) or 'none'}."
@@ -219,7 +204,10 @@ def reset_offsets(
     )
     is_sure = is_sure or group in known
     if render.may_change(question, is_dry=options.is_dry, is_sure=is_sure):
-        target.run(partial(write_offsets, group=group, changes=changes))
+        goals = {each.partition: each.new.offset for each in changes if each.new}
+        target.ask(
+            lambda admin: admin.reset_offsets(group, to=goals, force=options.is_forced)
+        )
 
 
 @command(
@@ -242,44 +230,37 @@ def copy_offsets(
     In all topics, or in TOPIC alone.
     """
 
-    async def plan(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[OffsetChange, ...]:
-        changes = await plan_copy(
-            context, source, goal, topic or None, deadline_s=deadline_s
+    async def copy(admin: AsyncAdmin) -> Changes:
+        topics = [topic] if topic else None
+        move = partial(
+            admin.copy_offsets, source, goal, topics=topics, plan=options.is_dry
         )
-        topics = {change.partition.topic for change in changes}
-        await _require_idle(context, goal, topics, options, deadline_s)
-        return changes
+        return await _try(move, options)
 
-    changes = target.run(plan)
-    _print_plan(changes, options)
-    if render.may_change("", is_dry=options.is_dry, is_sure=True):
-        target.run(partial(write_offsets, group=goal, changes=changes))
+    _print_plan(target.ask(copy), options)
+    render.may_change("", is_dry=options.is_dry, is_sure=True)
 
 
-async def _require_idle(
-    context: ClientContext,
-    group: str,
-    topics: set[str],
-    options: WriteOptions,
-    deadline_s: float,
-) -> None:
+async def _try(
+    move: Callable[..., Awaitable[Changes]], options: WriteOptions
+) -> Changes:
+    """Plan or write; where members read, say so, and go on by force or for a look."""
     try:
-        await require_idle(context, group, topics, deadline_s=deadline_s)
+        return await move(force=False)
     except GroupInUseError as error:
         if not options.is_forced and not options.is_dry:
             raise
         render.say(str(error))
+        return await move(force=True)
 
 
-def _print_plan(changes: Iterable[OffsetChange], options: WriteOptions) -> None:
+def _print_plan(changes: Changes, options: WriteOptions) -> None:
     rows = [
         (
             change.partition.topic,
             change.partition.name,
             change.old.offset if change.old else None,
-            change.new.offset,
+            change.new.offset if change.new else None,
         )
         for change in changes
     ]
@@ -323,29 +304,27 @@ def delete(
     In all topics, or in TOPIC alone. Prints them and asks; a group with live members in
     these topics is refused. Where it has no offset, a group begins as a new one does.
     """
-
-    async def plan(context: ClientContext, deadline_s: float) -> Stored:
-        found = await _committed(context, group, topic, deadline_s)
-        topics = {partition.topic for partition in found}
-        await require_idle(context, group, topics, deadline_s=deadline_s)
-        return found
-
-    found = target.run(plan)
+    topics = [topic] if topic else None
+    found = target.ask(
+        lambda admin: admin.delete_offsets(group, topics=topics, plan=True)
+    )
+    if not found:
+        raise _nothing_committed(group, topic)
     render.print_rows(OFFSET_COLUMNS, offset_rows(found), as_json=as_json)
     count = render.count_text(len(found), "committed offset")
     question = f"Delete {count} of group {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
-        target.run(partial(delete_offsets, group=group, partitions=found))
+        target.ask(lambda admin: admin.delete_offsets(group, topics=topics))
         render.say(f"{count} of group {group} deleted")
 
 
-def offset_rows(found: Stored) -> list[tuple[render.Cell, ...]]:
+def offset_rows(found: Changes) -> list[tuple[render.Cell, ...]]:
     """Return the cells of offsets; a node that contains none has an empty one."""
     return [
         (
-            each.topic,
-            each.name,
-            stored.offset if isinstance(stored, GroupOffset) else None,
+            each.partition.topic,
+            each.partition.name,
+            each.old.offset if each.old else None,
         )
-        for each, stored in found.items()
+        for each in found
     ]

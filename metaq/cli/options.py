@@ -14,9 +14,9 @@ import click
 from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
-from metaq.client.names import check_group
 from metaq.errors import ConfigError
 from metaq.model import HeaderPairs, Millis
+from metaq.zk.groups import check_group_name
 
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
@@ -253,7 +253,7 @@ def partitions_option(verb: str) -> Callable[[F], F]:
 def read_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
     """Return the name of a group; refuse what MetaQ or ZooKeeper would not accept."""
     try:
-        return check_group(group)
+        return check_group_name(group)
     except ConfigError as error:
         raise click.BadParameter(str(error)) from error
 

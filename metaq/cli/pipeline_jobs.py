@@ -15,7 +15,7 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import json_option, pairs_option
 from metaq.cli.spark_session import spark_session, task_progress
-from metaq.client.options import Start
+from metaq.client import Start
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 """Options of the format that may name another cluster than the command's own do."""

@@ -22,20 +22,22 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import OutgoingMessage, Producer
-from metaq.client.errors import (
+from metaq.client import (
     MessageTooLargeError,
     OutcomeUnknownError,
+    OutgoingMessage,
     PartlySentError,
+    Producer,
+    ProducerStatistics,
 )
-from metaq.client.options import MIB
-from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClientError
 from metaq.model import HeaderPairs
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
 without waiting for more."""
+PIECE_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of the largest piece of a file that goes to one partition."""
 PIECE_BYTES_MIN: Final = 4096
 """Bytes of the smallest piece of a file that goes to one partition."""
 STANDARD_INPUT: Final = 0
@@ -160,8 +162,8 @@ def piece_bytes(total_bytes: int, partition_count: int) -> int:
     A pipe has a total of 0 bytes: the size is not known.
     """
     if not total_bytes or partition_count == 1:
-        return MIB
-    return min(MIB, max(PIECE_BYTES_MIN, total_bytes // partition_count))
+        return PIECE_BYTES_MAX
+    return min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, total_bytes // partition_count))
 
 
 def _send_all(

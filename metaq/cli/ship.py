@@ -29,9 +29,15 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import OutgoingMessage, Producer, SendResult
-from metaq.client.errors import OutcomeUnknownError, PartlySentError
-from metaq.client.partitioner import KeyHash, Selector
+from metaq.client import (
+    KeyHash,
+    OutcomeUnknownError,
+    OutgoingMessage,
+    PartlySentError,
+    Producer,
+    Selector,
+    SendResult,
+)
 from metaq.errors import ConfigError, MetaqError, WireError
 from metaq.fs import SystemFileSystem
 from metaq.model import HeaderPairs, SizeBytes

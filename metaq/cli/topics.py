@@ -1,30 +1,23 @@
 """`metaq topics`: partitions and their offsets; topics made and changed by command."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import Target, nobody_serves
+from metaq.cli.cluster import Target
 from metaq.cli.options import json_option, pairs_option, takes, target_options
 from metaq.cli.tree import ListingGroup, command
-from metaq.client.admin.topic_admin import AsyncAdmin, Brokers, TopicDescription
-from metaq.client.cluster.broker_facts import read_closed
-from metaq.client.cluster.catalog import read_cluster
-from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import log_range
-from metaq.client.cluster.presence import require_all_there
-from metaq.client.consume.browse import stats_of_broker
-from metaq.client.errors import PartitionsAwayError
-from metaq.client.fan_out import for_each
-from metaq.cluster_snapshot import ClusterSnapshot
+from metaq.client import (
+    AsyncAdmin,
+    PartitionDescription,
+    PartitionsAwayError,
+    TopicDescription,
+)
 from metaq.config.keys import DEFINITION_KEYS
-from metaq.errors import MetaqError
-from metaq.model import BrokerId, Offset, TopicPartition
 
 COLUMNS = (
     "topic", "partition", "broker", "puts", "gets", "log_start", "log_end", "closed",
@@ -50,58 +43,22 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
     is one of the commands below is that command.
     """
 
-    async def look(
-        context: ClientContext, deadline_s: float
-    ) -> tuple[list[tuple[render.Cell, ...]], list[int], str]:
-        target.require_brokers(context.metadata.snapshot.brokers)
-        known = sorted(await context.metadata.topics(deadline_s=deadline_s))
-        shown = names or known
-        snapshot = await read_cluster(context, shown, deadline_s=deadline_s)
-        partitions: list[TopicPartition] = []
-        for topic in shown:
-            found = _partitions(snapshot, topic)
-            if not found and names:
-                raise nobody_serves(topic, known)
-            partitions += found
-
-        async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:
-            if context.address_of(partition.broker_id) is None:
-                return None
-            return await log_range(context, partition, deadline_s=deadline_s)
-
-        async def ask_closed(broker_id: BrokerId) -> frozenset[str] | None:
-            address = context.address_of(broker_id)
-            if address is None:
-                return None
-            stats = await stats_of_broker(context, address, "", deadline_s=deadline_s)
-            return read_closed(stats or {})
-
-        async with asyncio.TaskGroup() as both:
-            asking = both.create_task(for_each(ask, partitions))
-            brokers = dict.fromkeys(each.broker_id for each in partitions)
-            closed = both.create_task(for_each(ask_closed, brokers))
-        rows = [
-            _row(
-                context,
-                snapshot,
-                each,
-                asking.result()[each],
-                closed.result()[each.broker_id],
-            )
-            for each in partitions
-        ]
-        marked = [
-            index
-            for index, each in enumerate(partitions)
-            if not snapshot.is_served(each)
-        ]
+    async def look(admin: AsyncAdmin) -> tuple[Sequence[PartitionDescription], str]:
+        await target.find_brokers(admin)
+        found = await admin.describe_partitions(names or None)
         try:
-            require_all_there(snapshot, shown)
+            shown = names or {each.partition.topic for each in found}
+            await admin.wait_until_there(shown, timeout=0)
         except PartitionsAwayError as error:
-            return rows, marked, str(error)
-        return rows, marked, ""
+            return found, str(error)
+        return found, ""
 
-    rows, marked, problem = target.run(look)
+    found, problem = target.ask(look)
+    for each in found:
+        if each.problem:
+            render.say(f"{each.partition}: {each.problem}")
+    rows = [_row(each) for each in found]
+    marked = [index for index, each in enumerate(found) if each.is_away]
     if as_json:
         render.print_rows(COLUMNS, rows, as_json=True)
     else:
@@ -112,33 +69,16 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
     return not problem
 
 
-def _partitions(snapshot: ClusterSnapshot, topic: str) -> list[TopicPartition]:
-    served = {*snapshot.put_partitions(topic), *snapshot.get_partitions(topic)}
-    return sorted(served.union(snapshot.away(topic)))
-
-
-def _row(
-    context: ClientContext,
-    snapshot: ClusterSnapshot,
-    partition: TopicPartition,
-    ends: tuple[Offset, Offset] | MetaqError | None,
-    closed: frozenset[str] | MetaqError | None,
-) -> tuple[render.Cell, ...]:
-    if isinstance(ends, MetaqError):
-        render.say(f"{partition}: {ends}")
-        ends = None
-    if isinstance(closed, MetaqError):
-        closed = None  # the same broker, and the same sentence
-    topic, name = partition.topic, f"{partition.topic}-{partition.partition}"
+def _row(each: PartitionDescription) -> tuple[render.Cell, ...]:
     return (
-        topic,
-        partition.name,
-        str(context.address_of(partition.broker_id) or "unreachable"),
-        partition in snapshot.put_partitions(topic),
-        partition in snapshot.get_partitions(topic),
-        ends[0] if ends else None,
-        ends[1] if ends else None,
-        None if closed is None else name in closed,
+        each.partition.topic,
+        each.partition.name,
+        str(each.address or "unreachable"),
+        each.takes_puts,
+        each.gives_gets,
+        each.log_start,
+        each.log_end,
+        each.is_closed,
     )
 
 
@@ -153,6 +93,9 @@ def _shown(row: Sequence[render.Cell]) -> tuple[render.Cell, ...]:
 
 
 # -- by command -----------------------------------------------------------------------
+
+
+Brokers = list[int] | Literal["all"]
 
 
 def _read_brokers(
@@ -225,8 +168,8 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
     partitions = wishes.partitions
     if partitions is None:
         raise click.UsageError("Missing option '--partitions'.")
-    found = target.run(
-        lambda context, *, deadline_s: AsyncAdmin(context).create_topic(
+    found = target.ask(
+        lambda admin: admin.create_topic(
             topic,
             partitions=partitions,
             brokers=wishes.served_by or "all",
@@ -254,8 +197,8 @@ def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
     any more stays readable there. A topic that is served and was not made by command is
     put under command.
     """
-    found = target.run(
-        lambda context, *, deadline_s: AsyncAdmin(context).alter_topic(
+    found = target.ask(
+        lambda admin: admin.alter_topic(
             topic,
             partitions=wishes.partitions,
             brokers=wishes.served_by,
@@ -295,7 +238,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
             " will be removed",
             param_hint="--confirm",
         )
-    target.run(lambda context, *, deadline_s: AsyncAdmin(context).delete_topic(topic))
+    target.ask(lambda admin: admin.delete_topic(topic))
     if as_json:
         render.print_json({"topic": topic, "is_deleted": True})
     else:
@@ -315,9 +258,7 @@ def describe(target: Target, topic: str, *, as_json: bool) -> None:
     The column effect says whether a broker goes by the definition, by its server.ini
     (the text is the file), refuses the definition (the text says why), or is deleting.
     """
-    found = target.run(
-        lambda context, *, deadline_s: AsyncAdmin(context).describe_topic(topic)
-    )
+    found = target.ask(lambda admin: admin.describe_topic(topic))
     _print(found, as_json=as_json)
 
 

@@ -13,7 +13,7 @@ from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
 from metaq.cli.options import json_option, target_options
 from metaq.cli.tree import command, group
-from metaq.client.cluster.context import ClientContext
+from metaq.client import AsyncClient
 
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
 
@@ -94,7 +94,7 @@ def spark_names(keys: Iterable[str]) -> list[str]:
     target_options,
     examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
 )
-def settle_write(target: Target, key: str) -> None:
+def settle(target: Target, key: str) -> None:
     """End what a write of Spark has left, as was decided.
 
     For an exactly-once write whose driver is gone and is not started again. At all
@@ -102,28 +102,23 @@ def settle_write(target: Target, key: str) -> None:
     is the end of a key of 'metaq txn list'.
     """
     from metaq.spark.sink.decisions import Decision
-    from metaq.spark.sink.exactly_once import TransactionManager
+    from metaq.spark.sink.settling import settle_write
 
     match = SPARK_NAME.fullmatch(key)
     if match is None:
         raise click.BadParameter(f"expected sink-... or write-..., got {key[:80]!r}")
     name, is_batch_write = match[1], match[2] == "write"
 
-    async def settle(context: ClientContext, deadline_s: float) -> Decision | None:
-        target.require_brokers(context.metadata.snapshot.brokers)
-        manager = TransactionManager(
-            context,
-            deadline_s,
-            name=name,
-            place="",
+    async def work(client: AsyncClient) -> Decision | None:
+        await target.find_brokers(client.admin())
+        return await settle_write(
+            client,
+            name,
+            is_batch_write=is_batch_write,
             draw_turn=lambda: uuid.uuid4().hex,
         )
-        decision = await manager.settle()
-        if is_batch_write and decision is not None:
-            await manager.forget()
-        return decision
 
-    decision = target.run(settle)
+    decision = target.run(work)
     if decision is None:
         click.echo(f"{name}: nothing was decided, and nothing is prepared any more")
     else:

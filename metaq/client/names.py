@@ -17,6 +17,7 @@ from metaq.client.validation import wrong_type
 from metaq.config.topic_rules import is_pattern, is_safe_topic
 from metaq.errors import ConfigError
 from metaq.model import SCHEME, BrokerAddress, TopicPartition, parse_broker_address
+from metaq.zk.groups import check_group_name
 from metaq.zk.paths import is_legal_step, parse_partition
 
 NAMES_MAX: Final = 5
@@ -27,9 +28,6 @@ INTERNAL_PREFIX: Final = "__"
 
 DEAD_LETTER_SUFFIX: Final = ".dead"
 """Default suffix of the topic of dead letters."""
-
-GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
-"""Characters that MetaQ allows in no group name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +114,7 @@ def check_group(group: str) -> str:
         TypeError: it is no text.
     """
     require_text("group", group)
-    refused = sorted(GROUP_REFUSED.intersection(group))
-    if refused:
-        raise ConfigError(
-            f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
-            " expected"
-        )
-    if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
-        raise ConfigError(f"group: expected a name without blanks, got {group!r}")
-    return group
+    return check_group_name(group)
 
 
 def check_topic(topic: str) -> None:

@@ -363,31 +363,31 @@ def _check_order(
         raise ConfigError(f"{low}: expected {bound} {high}, got {one} and {other}")
 
 
-def check_start(start: object) -> None:
-    """Refuse a value that is no start of any partition.
+def check_start(start: object, name: str = "start") -> None:
+    """Refuse a value that is no start of any partition; errors begin with the name.
 
     Raises:
         TypeError: it is none of `Start`.
         ConfigError: a text is no start, or an offset of it is none.
     """
     if isinstance(start, str):
-        _check_choice("start", start, ("earliest", "latest"))
+        _check_choice(name, start, ("earliest", "latest"))
     elif isinstance(start, Mapping):
         for partition, offset in start.items():
             if not isinstance(partition, TopicPartition):
                 # It would never be looked up, and reading begin at the log start.
-                raise wrong_type("start", "TopicPartition(...) as key", partition)
-            check_offset(f"start of {partition}", offset)
+                raise wrong_type(name, "TopicPartition(...) as key", partition)
+            check_offset(f"{name} of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
-        check_offset("start", start)
+        check_offset(name, start)
     elif isinstance(start, datetime):
         try:
             start.timestamp()
         except (ValueError, OverflowError, OSError) as error:
-            raise ConfigError(f"start: no time is {start}: {error}") from error
+            raise ConfigError(f"{name}: no time is {start}: {error}") from error
     else:
         wanted = "earliest, latest, a datetime, an offset or a mapping of them"
-        raise wrong_type("start", wanted, start)
+        raise wrong_type(name, wanted, start)
 
 
 def _check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -5,7 +5,11 @@
 
 # ruff: noqa: PLC0414  # that is what the aliases are for
 
-from metaq.client.admin.cluster_admin import BrokerDescription as BrokerDescription
+from metaq.client.admin.broker_admin import BrokerDescription as BrokerDescription
+from metaq.client.admin.broker_admin import PartitionDescription as PartitionDescription
+from metaq.client.admin.cluster_admin import GroupDescription as GroupDescription
+from metaq.client.admin.cluster_admin import OffsetChange as OffsetChange
+from metaq.client.admin.cluster_admin import PartitionProgress as PartitionProgress
 from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
 from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
 from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
@@ -82,6 +86,7 @@ from metaq.errors import NoBrokerError as NoBrokerError
 from metaq.errors import OwnershipLostError as OwnershipLostError
 from metaq.errors import RequestTimeoutError as RequestTimeoutError
 from metaq.errors import TransactionError as TransactionError
+from metaq.model import GroupOffset as GroupOffset
 from metaq.model import Message as Message
 from metaq.model import MessageId as MessageId
 from metaq.model import Offset as Offset

@@ -273,7 +273,7 @@ class AsyncClient:
         await self.close()
 
     @property
-    def context(self) -> ClientContext:
+    def _parts(self) -> ClientContext:
         """The client's parts, for objects built over them.
 
         Raises:
@@ -291,8 +291,8 @@ class AsyncClient:
         return self._context
 
     def _require_context(self) -> ClientContext:
-        """Return the client's parts, on its event loop alone; raises as `context`."""
-        context = self.context
+        """Return the client's parts, on its event loop alone; raises as `_parts`."""
+        context = self._parts
         assert self._loop is not None
         require_loop(self._loop, self)
         return context
@@ -618,7 +618,7 @@ class AsyncClient:
         Raises:
             ClosedError: the client is not running, or this is a fork of its process.
         """
-        return self._made.snapshot(self.context)
+        return self._made.snapshot(self._parts)
 
     # -- inside -----------------------------------------------------------------------
 
@@ -634,6 +634,15 @@ class AsyncClient:
         self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]
+
+
+def context_of(client: AsyncClient) -> ClientContext:
+    """Return the parts of a started client, for objects that are built over it.
+
+    Raises:
+        ClosedError: it was not started, is closed, or belongs to another process.
+    """
+    return client._parts  # noqa: SLF001  # the door for rooms of ours, not for users
 
 
 BROADCAST_FILE: Final = "~/.meta_offsets"

@@ -45,6 +45,9 @@ _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
 _RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
+_ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
+_STATS_FRAME: Final = frozenset({"STATS", "END"})
+"""Lines around the lines of a `stats` reply."""
 _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NO_ROOM: NoRoomError,
     IN_DOUBT: UnknownPutError,
@@ -205,6 +208,22 @@ def damage_error(
         path=damaged.path,
         detail=damaged.detail,
     )
+
+
+def parse_stats(text: str) -> dict[str, str]:
+    """Return the lines of a `stats` reply as name → value; "" without a value.
+
+    A name ends at the first space, except in lines that occur several times: there it
+    is `TOPIC part NUMBER` (of `offsets`) or `set KEY` (of settings that override the
+    file).
+    """
+    found = {}
+    for line in text.splitlines():
+        if line not in _STATS_FRAME:
+            several = _ONE_OF_SEVERAL.match(line)
+            name = several[0] if several else line.partition(" ")[0]
+            found[name] = line[len(name) + 1 :]
+    return found
 
 
 def require_ok(reply: Reply) -> Result:

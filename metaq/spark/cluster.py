@@ -53,7 +53,7 @@ from metaq.client.offsets.query_progress import (
     read_committed,
     read_decision,
 )
-from metaq.client.session import AsyncClient
+from metaq.client.session import AsyncClient, context_of
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import Offset, TopicPartition
@@ -457,7 +457,7 @@ class Cluster:
     # -- the client, all on its loop --------------------------------------------------
 
     async def _run(self, work: ClusterWork[T]) -> T:
-        context = (await self._opened()).context
+        context = context_of(await self._opened())
         deadline_s = context.clock.monotonic_s() + self._wire.retry_timeout_s
         self._busy_count += 1
         try:

@@ -36,11 +36,11 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
-from metaq.errors import SessionLostError
+from metaq.errors import ConfigError, SessionLostError
 from metaq.model import TopicPartition
 from metaq.zk.children import Settler, ValuesWatch, read_values
 from metaq.zk.errors import MemberTakenError, NodeChangedError, NodeExistsError
-from metaq.zk.paths import NodeKind, NodePaths, parse_partition
+from metaq.zk.paths import NodeKind, NodePaths, is_legal_step, parse_partition
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 from metaq.zk.znodes import (
     Node,
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 # Two members that create and delete the same node alternate this often at most.
 TAKE_TRIES: Final = 3
+GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
+"""Characters that MetaQ allows in no group name."""
 
 Members = Mapping[str, tuple[str, ...]]
 """Member → the topics it subscribes to; names ascending."""
@@ -63,6 +65,23 @@ MembersCallback = Callable[[Members], None]
 def member_name(group: str, consumer_id: str) -> str:
     """Return the name of a member: `<group>_<consumer id>`."""
     return f"{group}_{consumer_id}"
+
+
+def check_group_name(group: str) -> str:
+    """Return a group's name.
+
+    Raises:
+        ConfigError: MetaQ or ZooKeeper would not take it.
+    """
+    refused = sorted(GROUP_REFUSED.intersection(group))
+    if refused:
+        raise ConfigError(
+            f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
+            " expected"
+        )
+    if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
+        raise ConfigError(f"group: expected a name without blanks, got {group!r}")
+    return group
 
 
 async def list_groups(

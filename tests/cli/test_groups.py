@@ -19,9 +19,7 @@ from metaq.cli.offsets import (
     reset_offsets,
     show_offsets,
 )
-from metaq.client import Client, Lag
-from metaq.client.admin.cluster_admin import GroupDescription, PartitionProgress
-from metaq.client.cluster.context import ClientContext
+from metaq.client import Client, GroupDescription, Lag, PartitionProgress
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
 from metaq.model import BrokerId, Offset, TopicPartition
@@ -204,17 +202,12 @@ def test_a_dry_run_writes_nothing(
 
 
 def test_a_node_that_holds_no_offset_is_shown_with_the_others(
-    target: Target, capsys: pytest.CaptureFixture[str]
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which node it is, is what an operator has to know."""
     reset(target, "odd", "test", "earliest", (), WRITE)
 
-    async def spoil(context: ClientContext, deadline_s: float) -> None:
-        path = "/meta/consumers/odd/offsets/test/0-0"
-        assert context.coordinator is not None
-        await context.coordinator.set_or_create(path, b"x", deadline_s=deadline_s)
-
-    target.run(spoil)
+    broker.zookeeper.put("/meta/consumers/odd/offsets/test/0-0", b"x")
     capsys.readouterr()
     show_offsets(target, "odd", "", as_json=True)
     first, second = rows(capsys)

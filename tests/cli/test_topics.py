@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from metaq.cli.brokers import stats
-from metaq.cli.cluster import Target, nobody_serves
+from metaq.cli.cluster import Target
 from metaq.cli.topics import topics
-from metaq.client.consume.browse import parse_stats
+from metaq.client.admin.broker_admin import nobody_serves
 from metaq.errors import NoBrokerError
+from metaq.peer.replies import parse_stats
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import AnyBroker, StartBroker

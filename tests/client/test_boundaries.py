@@ -22,7 +22,7 @@ from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Get, Value
 from metaq.record.layout import HEADER_BYTES, encode_record
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import partition
+from tests.client.worlds import partition, parts_of
 
 ONE_BROKER = {"java": "damage, a log whose start moves, no counts"}
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def asked(
 
     async def run() -> tuple[T, Counts]:
         async with AsyncClient(**broker.client_options) as client:
-            context = client.context
+            context = parts_of(client)
             deadline_s = context.clock.monotonic_s() + PATIENCE_S
             await context.metadata.wait_newer(0, deadline_s=deadline_s)
             await read_cluster(context, {"test"}, deadline_s=deadline_s)

@@ -12,12 +12,12 @@ import pytest
 from metaq.client import Client
 from metaq.client.cluster.metadata import AddressMetadata
 from metaq.client.consume import browse
-from metaq.client.consume.browse import parse_stats, stats_of
+from metaq.client.consume.browse import stats_of
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import StartBroker
-from tests.client.worlds import QUICK, WORLDS, partition, payloads
+from tests.client.worlds import QUICK, WORLDS, partition, parts_of, payloads
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"java": "damage, faults on cue, a log whose start moves"}
@@ -68,7 +68,7 @@ def test_a_partition_without_messages_is_none_when_its_broker_goes_meanwhile(
             path for path in broker.zookeeper.tree() if path.endswith("/two/0-m")
         ]:
             broker.zookeeper.remove(path)
-        wait_until(lambda: not client.context.metadata.snapshot.puts.get("two"))
+        wait_until(lambda: not parts_of(client).metadata.snapshot.puts.get("two"))
         assert list(messages) == []
 
 
@@ -418,31 +418,6 @@ def test_a_broker_that_cannot_be_asked_ends_the_questions_to_the_others() -> Non
         assert sorted(ended) == ["mute", "silent"]
 
     asyncio.run(scenario())
-
-
-def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:
-    text = "STATS\r\npid 1\r\nalone\r\nname with blanks  kept \r\nEND\r\n"
-    assert parse_stats(text) == {
-        "pid": "1",
-        "alone": "",
-        "name": "with blanks  kept ",
-    }
-
-
-def test_lines_of_stats_of_one_kind_are_told_apart() -> None:
-    """One partition, or one setting, of several would be left."""
-    text = (
-        "STATS\r\nt part 0 min_offset 0 max_offset 7\r\n"
-        "t part 1 min_offset 0 max_offset 9\r\nset t:numPartitions=4\r\n"
-        "set stat=a=b c\r\nset partitions 2 message_count 3\r\nEND\r\n"
-    )
-    assert parse_stats(text) == {
-        "t part 0": "min_offset 0 max_offset 7",
-        "t part 1": "min_offset 0 max_offset 9",
-        "set t:numPartitions": "4",
-        "set stat": "a=b c",
-        "set": "partitions 2 message_count 3",
-    }
 
 
 @pytest.mark.slow

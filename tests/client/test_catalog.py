@@ -14,6 +14,7 @@ from metaq.client.errors import PartitionsAwayError
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.worlds import parts_of
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -34,7 +35,7 @@ def ask(
 ) -> T:
     async def main() -> T:
         async with AsyncClient(**(options or broker.client_options)) as client:
-            return await work(client.context)
+            return await work(parts_of(client))
 
     return asyncio.run(main())
 

@@ -23,7 +23,7 @@ from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import IDLE, QUICK, partition, payloads, take
+from tests.client.worlds import IDLE, QUICK, partition, parts_of, payloads, take
 from tests.rigs.inside import loop_thread_of, twin_of
 from tests.rigs.waiting import wait_until
 
@@ -341,7 +341,7 @@ def test_nothing_leaks_from_consumers_that_come_and_go(
             pass
     client.producer()
     assert len(twin_of(client)._children) == 1
-    assert len(client.context.metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
+    assert len(parts_of(client).metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
 
 
 def test_closing_the_client_ends_calls_that_wait_in_other_threads(
@@ -465,7 +465,6 @@ def test_in_the_child_of_a_fork_every_call_says_so(java: Any) -> None:
             "send_nowait": lambda: out.send_nowait("test", b"x"),
             "send_oneway": lambda: out.send_oneway("test", b"x"),
             "flush": out.flush,
-            "context": lambda: client.context,
         }
         wrong = _in_child(calls)
         assert wrong == []

@@ -37,6 +37,7 @@ from metaq.zk.errors import PayloadError
 from metaq.zk.groups import GroupMembership
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import ScriptedBroker, ok
+from tests.client.worlds import parts_of
 
 ONE_BROKER = {"ScriptedBroker": "it refuses as the test says"}
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def with_context(
 ) -> T:
     async def run() -> T:
         async with AsyncClient(**broker.client_options) as client:
-            context = client.context
+            context = parts_of(client)
             deadline_s = context.clock.monotonic_s() + PATIENCE_S
             await context.metadata.wait_newer(0, deadline_s=deadline_s)
             await read_cluster(context, {"test"}, deadline_s=deadline_s)
@@ -183,7 +184,7 @@ def test_without_zookeeper_there_are_no_groups(broker: AnyBroker) -> None:
 
     async def run() -> None:
         async with AsyncClient(brokers=[broker.address]) as client:
-            await describe_group(client.context, "g", deadline_s=0.0)
+            await describe_group(parts_of(client), "g", deadline_s=0.0)
 
     with pytest.raises(ConfigError, match="kept in ZooKeeper"):
         asyncio.run(run())
@@ -283,7 +284,7 @@ def test_a_broker_that_cannot_say_where_messages_begin_is_told_as_it_says(
             broker.answer = answer
             address = f"127.0.0.1:{broker.address.port}"
             async with AsyncClient(brokers=[address]) as client:
-                context = client.context
+                context = parts_of(client)
                 partition = TopicPartition("test", BrokerId(7), 0)
                 deadline_s = context.clock.monotonic_s() + 1.0
                 with pytest.raises(kind, match=said) as caught:
@@ -304,11 +305,11 @@ def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
     ) -> tuple[tuple[OffsetChange, ...], list[dict[TopicPartition, Any]]]:
         await commit(context, deadline_s, "g", first=RECORD_BYTES)
         changes = await plan_reset(
-            context, "g", [SECOND, FIRST], "latest", deadline_s=deadline_s
+            context, "g", {SECOND: "latest", FIRST: "latest"}, deadline_s=deadline_s
         )
         seen = [await read_offsets(context, "g", None, deadline_s=deadline_s)]
         await write_offsets(context, "g", changes, deadline_s=deadline_s)
-        seen.append(await read_offsets(context, "g", "test", deadline_s=deadline_s))
+        seen.append(await read_offsets(context, "g", ["test"], deadline_s=deadline_s))
         return changes, seen
 
     changes, (before, after) = with_context(broker, work)
@@ -339,7 +340,7 @@ def test_a_reset_mends_a_node_that_holds_no_offset(broker: AnyBroker) -> None:
         await commit(context, deadline_s, "source", first=0)
         for changes in (
             await plan_copy(context, "source", "g", None, deadline_s=deadline_s),
-            await plan_reset(context, "g", [FIRST], "latest", deadline_s=deadline_s),
+            await plan_reset(context, "g", {FIRST: "latest"}, deadline_s=deadline_s),
         ):
             assert [change.old for change in changes] == [None]
         await write_offsets(context, "g", changes, deadline_s=deadline_s)
@@ -355,7 +356,7 @@ def test_a_consumer_goes_on_where_a_reset_says(broker: AnyBroker) -> None:
 
     async def work(context: ClientContext, deadline_s: float) -> None:
         changes = await plan_reset(
-            context, "g", [FIRST], Offset(7 * RECORD_BYTES), deadline_s=deadline_s
+            context, "g", {FIRST: Offset(7 * RECORD_BYTES)}, deadline_s=deadline_s
         )
         await write_offsets(context, "g", changes, deadline_s=deadline_s)
 
@@ -375,7 +376,7 @@ def test_a_reset_of_a_broker_that_is_gone_fails_at_once(broker: AnyBroker) -> No
         with_context(
             broker,
             lambda context, at_s: plan_reset(
-                context, "g", [FIRST, gone], "latest", deadline_s=at_s
+                context, "g", {FIRST: "latest", gone: "latest"}, deadline_s=at_s
             ),
         )
 
@@ -404,7 +405,9 @@ def test_there_must_be_something_to_copy(broker: AnyBroker) -> None:
     with pytest.raises(ClientError, match="group a has no offsets of topic test"):
         with_context(
             broker,
-            lambda context, at_s: plan_copy(context, "a", "b", "test", deadline_s=at_s),
+            lambda context, at_s: plan_copy(
+                context, "a", "b", ["test"], deadline_s=at_s
+            ),
         )
 
 

@@ -21,7 +21,7 @@ from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import TopicRegistration, encode_address, encode_registration
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import IDLE
+from tests.client.worlds import IDLE, parts_of
 from tests.rigs.waiting import until
 
 PATIENCE_S = 60.0
@@ -201,7 +201,7 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
             reader = await joined(client, commit_interval_s=3600.0)
             await put(client, [f"a{number}" for number in range(50)])
             await until(lambda: len(reader.texts) == 50)
-            coordinator = client.context.coordinator
+            coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.expire(coordinator)
             await asyncio.sleep(0)
@@ -232,7 +232,7 @@ def test_a_session_lost_before_the_first_commit_passes_over_nothing(
                 commit_interval_s=None,
                 ignore_committed=ignore_committed,
             )
-            coordinator = client.context.coordinator
+            coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.stop()
             broker.zookeeper.expire(coordinator)

@@ -87,7 +87,6 @@ INNER = {
     "AsyncConsumer.has_ended",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.has_ended",
-    "Consumer.let_go",
 }
 """Names that the worlds have for each other, and for their client."""
 

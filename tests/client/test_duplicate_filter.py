@@ -23,7 +23,7 @@ from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import StartBroker
 from tests.client.asking import lacking
 from tests.client.test_consumer_groups import PARTITIONS, client_of, joined, put_each
-from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, parts_of, payloads, take
 from tests.rigs.waiting import until, wait_until
 
 ZERO = partition(0)
@@ -354,7 +354,7 @@ def test_after_an_unclean_take_over_each_message_was_delivered_once(
                 await put_each(client, f"{number}")
             await until(lambda: len(one.texts + two.texts) == 200)
             one.consumer.current_batch.count()
-            coordinator = client.context.coordinator
+            coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.expire(coordinator)
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from metaq.client.offsets.offset_reset import find_goal
 from metaq.errors import CorruptRecordError
 from metaq.model import MAX_OFFSET, Offset
 from tests.brokers import PYTHON, AnyBroker, PythonBroker, broker_of
-from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, parts_of, payloads, take
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"broker": "MetaQ 1.4 cannot name damage: tests/peer/test_gap_search.py"}
@@ -168,11 +168,11 @@ def test_a_group_may_be_moved_behind_it(scene: Scene, broker: AnyBroker) -> None
 
     async def scenario() -> None:
         async with AsyncClient(brokers=[broker.address], **QUICK) as client:
-            find = partial(find_goal, client.context, ZERO)
-            deadline_s = client.context.clock.monotonic_s() + 30
+            find = partial(find_goal, parts_of(client), ZERO)
+            deadline_s = parts_of(client).clock.monotonic_s() + 30
             assert await find(scene.end, deadline_s=deadline_s) == scene.end
             count = await count_between(
-                client.context, ZERO, scene.end, MAX_OFFSET, deadline_s=deadline_s
+                parts_of(client), ZERO, scene.end, MAX_OFFSET, deadline_s=deadline_s
             )
             assert count == len(scene.readable) - scene.before
             with pytest.raises(CorruptRecordError):

@@ -23,6 +23,7 @@ from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import TIMEOUT_S
+from tests.client.worlds import parts_of
 from tests.rigs.inside import twin_of
 from tests.rigs.threads import refused_threads
 from tests.rigs.waiting import until
@@ -236,7 +237,7 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
             await asyncio.to_thread(broker.create_topic, "not.yet")
             await asyncio.to_thread(broker.close_partition, "not.yet")
             async with client.consumer("g", ["test"]) as consumer:
-                context = client.context
+                context = parts_of(client)
                 monkeypatch.setattr(
                     consumer,
                     "_context",

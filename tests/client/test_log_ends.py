@@ -12,6 +12,7 @@ from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.worlds import parts_of
 
 ONE_BROKER = {
     "test_a_broker_that_does_not_wait_is_asked_seldom": "one that does is not asked",
@@ -37,8 +38,8 @@ def run(
 ) -> None:
     async def main() -> None:
         async with AsyncClient(**broker.client_options) as client:
-            await client.context.metadata.topic("test", deadline_s=deadline(client))
-            ends = LogEnds(client.context, patience_s=WAIT_S, **options)
+            await parts_of(client).metadata.topic("test", deadline_s=deadline(client))
+            ends = LogEnds(parts_of(client), patience_s=WAIT_S, **options)
             try:
                 await test(client, ends)
             finally:
@@ -48,11 +49,11 @@ def run(
 
 
 def deadline(client: AsyncClient) -> float:
-    return client.context.clock.monotonic_s() + WAIT_S
+    return parts_of(client).clock.monotonic_s() + WAIT_S
 
 
 def requests(client: AsyncClient) -> int:
-    found = client.context.pool.statistics().connections
+    found = parts_of(client).pool.statistics().connections
     return sum(connection.request_count for connection in found)
 
 
@@ -139,15 +140,15 @@ def test_a_broker_that_does_not_wait_is_asked_seldom(
             return broker.statistics().commands["offset"]
 
         async with AsyncClient(brokers=[str(broker.address)]) as client:
-            await client.context.metadata.topic("test", deadline_s=deadline(client))
-            ends = LogEnds(client.context, patience_s=WAIT_S, poll_s=60.0)
+            await parts_of(client).metadata.topic("test", deadline_s=deadline(client))
+            ends = LogEnds(parts_of(client), patience_s=WAIT_S, poll_s=60.0)
             expected = {FIRST: (0, 21), SECOND: None}
             for _ in range(100):
                 found = await ends.read(BOTH, deadline_s=deadline(client))
                 assert found == expected
             assert asked() == 3
             ends.close()
-            ends = LogEnds(client.context, patience_s=WAIT_S, poll_s=0.0)
+            ends = LogEnds(parts_of(client), patience_s=WAIT_S, poll_s=0.0)
             for _ in range(10):
                 await ends.read([FIRST], deadline_s=deadline(client))
             assert asked() == 3 + 2 + 9
@@ -169,7 +170,7 @@ def test_a_broker_that_is_away_leaves_what_was_known(broker: AnyBroker) -> None:
         await put(client, 0, 1)
         assert await ends.read([FIRST], deadline_s=deadline(client))
         await asyncio.to_thread(broker.stop)
-        deadline_s = client.context.clock.monotonic_s() + 0.3
+        deadline_s = parts_of(client).clock.monotonic_s() + 0.3
         found = await ends.read([FIRST], deadline_s=deadline_s)
         assert found == {FIRST: (0, 100)}
         with pytest.raises(NoBrokerError):

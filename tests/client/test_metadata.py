@@ -27,6 +27,7 @@ from metaq.zk.errors import NodeNameError
 from metaq.zk.paths import NodePaths
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok
+from tests.client.worlds import parts_of
 from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "brokers change what they tell, or fall silent"}
@@ -504,7 +505,7 @@ def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
             with pytest.raises(
                 CoordinationError, match=r"^cannot reach ZooKeeper \(waited .* s\)$"
             ):
-                await client.context.metadata.topic("t", deadline_s=soon(0.05))
+                await parts_of(client).metadata.topic("t", deadline_s=soon(0.05))
 
     asyncio.run(scenario())
 

@@ -21,6 +21,7 @@ from metaq.protocol.commands import Command, OffsetQuery, Reply, Result
 from metaq.record.layout import HEADER_BYTES
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import ScriptedBroker, ok
+from tests.client.worlds import parts_of
 
 ONE_BROKER = {"ScriptedBroker": "it answers as the test says"}
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def ask(
 ) -> T:
     async def main() -> T:
         async with AsyncClient(**options) as client:
-            context = client.context
+            context = parts_of(client)
             deadline_s = context.clock.monotonic_s() + PATIENCE_S
             await context.metadata.topic("test", deadline_s=deadline_s)
             return await work(context, deadline_s)
@@ -165,9 +166,9 @@ def ask_scripted(
             outcomes: list[Any] = []
             async with AsyncClient(brokers=[str(broker.address)]) as client:
                 for _ in range(times):
-                    deadline_s = client.context.clock.monotonic_s() + seconds
+                    deadline_s = parts_of(client).clock.monotonic_s() + seconds
                     question = queries.nearest_offset(
-                        client.context, partition, Offset(5), deadline_s=deadline_s
+                        parts_of(client), partition, Offset(5), deadline_s=deadline_s
                     )
                     outcomes += await asyncio.gather(question, return_exceptions=True)
             return outcomes, broker.accepted_count

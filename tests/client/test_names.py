@@ -3,7 +3,6 @@
 import pytest
 
 from metaq.client.names import (
-    GROUP_REFUSED,
     as_partition,
     broadcast_group,
     check_group,
@@ -12,6 +11,7 @@ from metaq.client.names import (
 )
 from metaq.errors import ConfigError
 from metaq.model import BrokerId, TopicPartition
+from metaq.zk.groups import GROUP_REFUSED
 
 
 @pytest.mark.parametrize("group", ["g", "meta-example", "a@b_c|d\\e{f}", "组"])

@@ -31,6 +31,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.asking import lacking
+from tests.client.worlds import parts_of
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.inside import use_disk
 from tests.rigs.waiting import until, wait_until
@@ -377,7 +378,7 @@ def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
             await until(
                 lambda: (
                     producer.partitions[0]
-                    in client.context.metadata.snapshot.put_partitions("test")
+                    in parts_of(client).metadata.snapshot.put_partitions("test")
                 )
             )
             following = asyncio.create_task(producer.send(b"2"))
@@ -490,7 +491,7 @@ def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
             broker.stop()
             # What is sent on a connection whose end is not known yet may be stored.
             address = parse_address(broker.address)
-            wait_until(lambda: client.context.pool.ready(address) is None)
+            wait_until(lambda: parts_of(client).pool.ready(address) is None)
             spooled = producer.send(b"1", key="k", timeout=SHORT_S)
             assert isinstance(spooled, Spooled)
             broker.start()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, NoBrokerError, PartitionsAwayError
-from metaq.client.admin.cluster_admin import (
+from metaq.client.admin.broker_admin import (
     BrokerDescription,
     brokers,
-    describe_group,
     forget_broker,
 )
+from metaq.client.admin.cluster_admin import describe_group
 from metaq.client.consume.progress import UNKNOWN_LAG
 from metaq.client.errors import BrokerRegisteredError
 from metaq.client.session import AsyncClient
@@ -22,6 +22,7 @@ from metaq.errors import ClientError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import METAQ_1_4, PYTHON, AnyBroker, broker_of
+from tests.client.worlds import parts_of
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
@@ -80,7 +81,7 @@ def test_all_of_a_topic_is_not_less_while_a_broker_is_away(
         assert read(client, partitions=["0-0"]) == [b"here"]
         assert client.partitions("t") == (*HERE, *GONE)
         second.start()
-        wait_until(lambda: len(client.context.metadata.snapshot.brokers) == 2)
+        wait_until(lambda: len(parts_of(client).metadata.snapshot.brokers) == 2)
         assert read(client) == [b"gone", b"here"]
 
 
@@ -112,7 +113,7 @@ def test_a_broker_that_is_about_to_give_gets_is_waited_for(
         server.remove(path)
     with Client(**first.client_options) as client, ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, client, 30.0)
-        wait_until(lambda: "t" in client.context.metadata.snapshot.gets)
+        wait_until(lambda: "t" in parts_of(client).metadata.snapshot.gets)
         server.put(path, registration)
         assert reading.result(30) == [b"gone", b"here"]
 
@@ -183,7 +184,7 @@ def test_of_a_java_broker_the_offsets_of_the_group_tell(
         assert consumer.lag()[GONE[1]] == UNKNOWN_LAG
 
     async def describe(client: AsyncClient, deadline_s: float) -> Any:
-        return await describe_group(client.context, "g", deadline_s=deadline_s)
+        return await describe_group(parts_of(client), "g", deadline_s=deadline_s)
 
     found = {one.partition: one for one in ask(first, describe).partitions}
     assert found[GONE[1]].lag is None
@@ -193,15 +194,15 @@ def test_of_a_java_broker_the_offsets_of_the_group_tell(
 def ask(broker: AnyBroker, work: Callable[[AsyncClient, float], Any]) -> Any:
     async def run() -> Any:
         async with AsyncClient(**broker.client_options) as client:
-            deadline_s = client.context.deadline_s(30)
-            await client.context.metadata.wait_newer(0, deadline_s=deadline_s)
+            deadline_s = parts_of(client).deadline_s(30)
+            await parts_of(client).metadata.wait_newer(0, deadline_s=deadline_s)
             return await work(client, deadline_s)
 
     return asyncio.run(run())
 
 
 async def look(client: AsyncClient, deadline_s: float) -> Any:
-    return await brokers(client.context, deadline_s=deadline_s)
+    return await brokers(parts_of(client), deadline_s=deadline_s)
 
 
 def test_brokers_are_told_that_are_there_and_that_are_missing(
@@ -226,7 +227,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
     first, second = pair
 
     async def forget(client: AsyncClient, deadline_s: float) -> Any:
-        return await forget_broker(client.context, BrokerId(1), deadline_s=deadline_s)
+        return await forget_broker(parts_of(client), BrokerId(1), deadline_s=deadline_s)
 
     with pytest.raises(BrokerRegisteredError, match="broker 1 is registered at"):
         ask(first, forget)
@@ -253,7 +254,9 @@ def test_a_named_address_that_is_not_there_is_away(
     with Client(brokers=[first.address, second.address], **options) as client:
         assert read(client) == [b"gone", b"here"]
         second.stop()
-        wait_until(lambda: BrokerId(1) not in client.context.metadata.snapshot.brokers)
+        wait_until(
+            lambda: BrokerId(1) not in parts_of(client).metadata.snapshot.brokers
+        )
         with pytest.raises(PartitionsAwayError, match="with it t/1-0, t/1-1"):
             read(client, 0.5)
     with Client(brokers=[first.address, second.address], **options) as client:

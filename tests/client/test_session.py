@@ -15,7 +15,7 @@ from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionState
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import IDLE, QUICK
+from tests.client.worlds import IDLE, QUICK, parts_of
 from tests.rigs.inside import sleepers_of, subscription_of
 from tests.rigs.waiting import until
 
@@ -260,7 +260,7 @@ def test_a_client_waits_for_a_close_that_is_under_way(
             "g", ["test"], offsets=Slow(), commit_interval_s=3600.0, **IDLE
         )
         await consumer.start()
-        pool = client.context.pool
+        pool = parts_of(client).pool
         await consumer.receive_many(2)
         consumer.current_batch.count()
         one = client if is_client_twice else consumer
@@ -348,7 +348,7 @@ def test_a_cancelled_close_of_a_client_closes_all_of_it(what: str) -> None:
         with FakeBroker({"test": 1}, coordinator=zookeeper.coordinator) as broker:
             client = AsyncClient(coordinator=zookeeper.coordinator, **QUICK)
             await client.start()
-            context = client.context
+            context = parts_of(client)
             producer = client.producer()
             await producer.send("test", b"0")
             consumer = client.consumer("g", ["test"], offsets=Stuck(), **IDLE)

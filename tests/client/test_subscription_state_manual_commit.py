@@ -18,7 +18,7 @@ from metaq.model import GroupOffset, TopicPartition
 from metaq.testing.zk import MemoryCoordinator
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, parts_of, payloads, take
 from tests.rigs.inside import twin_of
 from tests.rigs.waiting import until, wait_until
 
@@ -230,7 +230,7 @@ def test_a_lost_session_has_what_was_not_committed_delivered_again(
 
 def expire(broker: AnyBroker, client: Any) -> None:
     twin = twin_of(client) if isinstance(client, Client) else client.twin
-    coordinator = twin.context.coordinator
+    coordinator = parts_of(twin).coordinator
     assert isinstance(coordinator, MemoryCoordinator)
     broker.zookeeper.expire(coordinator)
 

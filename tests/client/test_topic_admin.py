@@ -28,7 +28,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.definitions import TopicDefinition, encode_definition
 from metaq.zk.errors import CoordinationTimeoutError
-from tests.client.worlds import QUICK, WORLDS
+from tests.client.worlds import QUICK, WORLDS, parts_of
 from tests.rigs.inside import change_settings, running_inside
 from tests.rigs.waiting import wait_until
 from tests.zk.meddling import MeddledZooKeeper
@@ -174,7 +174,7 @@ def test_a_topic_of_some_brokers_is_served_by_them_alone(client: Client) -> None
 
 
 def _put_brokers(client: Client) -> set[str]:
-    snapshot = client.context.metadata.snapshot
+    snapshot = parts_of(client).metadata.snapshot
     return {str(broker_id) for broker_id in snapshot.puts.get("orders", {})}
 
 
@@ -290,7 +290,7 @@ def test_what_others_alter_meanwhile_is_not_overwritten(
 def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) -> None:
     """It has no nodes for a moment, and a record that says that it will be back."""
     cluster.brokers[1].stop()
-    wait_until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    wait_until(lambda: 1 not in parts_of(client).metadata.snapshot.brokers)
     with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
         client.admin().create_topic("new", partitions=1, brokers=[1], timeout=0.5)
     with ThreadPoolExecutor(1) as pool:
@@ -306,7 +306,7 @@ def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
 ) -> None:
     """Not that ZooKeeper was late, which it was not."""
     cluster.brokers[1].stop()
-    wait_until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    wait_until(lambda: 1 not in parts_of(client).metadata.snapshot.brokers)
     looks = Counter[str]()
 
     async def end_in_the_second_look(path: str) -> None:

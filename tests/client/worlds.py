@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
+from metaq.client.cluster.context import ClientContext
+from metaq.client.session import context_of
 from metaq.errors import ClosedError
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.servers import BoundedLoopThread
@@ -180,6 +182,13 @@ class AsyncWorld:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **named: self.run(getattr(self.twin, name)(*args, **named))
+
+
+def parts_of(client: Client | AsyncClient | AsyncWorld) -> ClientContext:
+    """Return the parts of a started client of either world."""
+    if isinstance(client, AsyncClient):
+        return context_of(client)
+    return context_of(client._twin if isinstance(client, Client) else client.twin)
 
 
 WORLDS: dict[str, Any] = {"sync": Client, "async": AsyncWorld}

@@ -30,6 +30,7 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (layers.layer_faults, "__init__.py", "import os", "root imports os"),
     (layers.layer_faults, "cli/a.py", "from metaq.testing import zk", "testing"),
     (layers.layer_faults, "cli/a.py", "import metaq.spark.plan", "optional"),
+    (layers.layer_faults, "cli/a.py", "import metaq.client.b", "import no client.b"),
     (layers.layer_faults, "cli/a.py", "import metaq.pipeline.jobs", "optional"),
     (layers.layer_faults, "spark/a.py", "import metaq.pipeline.jobs", "pipeline.jobs"),
     (layers.layer_faults, "pipeline/a.py", "import metaq.spark.plan", "spark.plan"),

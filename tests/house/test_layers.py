@@ -89,6 +89,13 @@ USED_BY_PIPELINE = {
     "spark.topics",
     "spark.values",
 }
+# The command line does with the client what users can: it has no door of its own.
+USED_BY_CLI = {"client", "client.metrics"}
+USED_BY = {
+    ("pipeline", "client"): USED_BY_PIPELINE,
+    ("pipeline", "spark"): USED_BY_PIPELINE,
+    ("cli", "client"): USED_BY_CLI,
+}
 OPTIONAL = {"pipeline", "spark"}
 ROOT_READERS = {"cli.main", "protocol.version"}  # of metaq.__version__
 
@@ -214,11 +221,7 @@ def layer_faults(tree: Tree) -> list[str]:
                 faults.append(f"{name} may not import {item.own}")
             elif package == "cli" and item.head in OPTIONAL and not item.is_lazy:
                 faults.append(f"{name} imports {item.head}, which is optional, on top")
-            elif (
-                package == "pipeline"
-                and item.head in {"client", "spark"}
-                and item.own not in USED_BY_PIPELINE
-            ):
+            elif item.own not in USED_BY.get((package, item.head), {item.own}):
                 faults.append(f"{name}: users of {item.head} import no {item.own}")
     return faults
 
@@ -366,7 +369,7 @@ def dead_row_faults(tree: Tree) -> list[str]:
         for name in (ROOMS[package].keys() - {"top"}) | SHARED[package]
     }
     rows = {*ALLOWED, *ROOT_READERS, *PURE_PACKAGES, *PURE_MODULES, *NO_NETWORK}
-    rows |= rooms | USED_BY_PIPELINE
+    rows |= rooms | USED_BY_PIPELINE | USED_BY_CLI
     rows.update(*THIRD_PARTY.values(), (importer for importer, _ in LAZY))
     return [
         f"{name} is in a table, and no module"

@@ -11,6 +11,7 @@ from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import Proxy
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.session import SessionState, SessionStatus
+from tests.client.worlds import parts_of
 from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -26,7 +27,7 @@ def test_a_fake_broker_registers_in_a_real_zookeeper(zookeeper: str) -> None:
 
     async def brokers() -> dict[BrokerId, int | None]:
         async with AsyncClient(zookeeper) as client:
-            metadata = client.context.metadata
+            metadata = parts_of(client).metadata
             deadline_s = CLOCK.monotonic_s() + PATIENCE_S
             cluster = await metadata.wait_newer(0, deadline_s=deadline_s)
             return {

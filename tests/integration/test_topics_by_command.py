@@ -14,6 +14,7 @@ import pytest
 
 from metaq.client import Client, RequestTimeoutError
 from metaq.zk.definitions import TopicState, decode_copy
+from tests.client.worlds import parts_of
 from tests.rigs.fork_server import executable
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
@@ -48,7 +49,7 @@ def start(broker: BrokerProcess, zookeeper: str) -> None:
 
 def wait_registered(zookeeper: str) -> None:
     with Client(zookeeper) as client:
-        wait_until(lambda: client.context.metadata.snapshot.brokers)
+        wait_until(lambda: parts_of(client).metadata.snapshot.brokers)
 
 
 def metaq(

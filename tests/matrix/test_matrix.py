@@ -15,6 +15,7 @@ import pytest
 
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.proxy import Proxy
+from tests.client.worlds import parts_of
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
@@ -47,7 +48,7 @@ class Cluster:
 
 def kazoo_of(member: Member) -> tuple[int, bytes]:
     """Return id and password of a member's session."""
-    return kazoo_session(member.client.context.coordinator)
+    return kazoo_session(parts_of(member.client).coordinator)
 
 
 # -- faults ----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from metaq.peer.replies import (
     parse_get,
     parse_offset,
     parse_receipt,
+    parse_stats,
     require_ok,
 )
 from metaq.protocol.commands import Reply, Result, Value
@@ -214,3 +215,28 @@ def test_a_code_that_is_not_known_means_nothing() -> None:
     """A later broker may have others; the text is shown without it."""
     with pytest.raises(ServerError, match=r"^no$"):
         parse_get(Result(500, b"no [shiny a=1]", 1), Offset(0))
+
+
+def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:
+    text = "STATS\r\npid 1\r\nalone\r\nname with blanks  kept \r\nEND\r\n"
+    assert parse_stats(text) == {
+        "pid": "1",
+        "alone": "",
+        "name": "with blanks  kept ",
+    }
+
+
+def test_lines_of_stats_of_one_kind_are_told_apart() -> None:
+    """One partition, or one setting, of several would be left."""
+    text = (
+        "STATS\r\nt part 0 min_offset 0 max_offset 7\r\n"
+        "t part 1 min_offset 0 max_offset 9\r\nset t:numPartitions=4\r\n"
+        "set stat=a=b c\r\nset partitions 2 message_count 3\r\nEND\r\n"
+    )
+    assert parse_stats(text) == {
+        "t part 0": "min_offset 0 max_offset 7",
+        "t part 1": "min_offset 0 max_offset 9",
+        "set t:numPartitions": "4",
+        "set stat": "a=b c",
+        "set": "partitions 2 message_count 3",
+    }

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from metaq.broker.admin_socket import call_admin
 from metaq.cli.cluster import Target
-from metaq.cli.transactions import settle_write
+from metaq.cli.transactions import settle as settle_write
 from metaq.client import Client
 from metaq.client.offsets import query_progress
 from metaq.client.produce.xa_commands import XaCommands
@@ -39,6 +39,7 @@ from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
+from tests.client.worlds import parts_of
 from tests.spark.brokers import data_of, own_clusters, stored, tp, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -75,7 +76,7 @@ class Steps:
             if self._client is None:
                 self._client = AsyncClient(**self._options, request_timeout_s=5.0)
                 await self._client.start()
-            context = self._client.context
+            context = parts_of(self._client)
             deadline_s = context.clock.monotonic_s() + patience_s
             return await step(
                 TransactionManager(

@@ -19,6 +19,7 @@ from metaq.protocol.version import decode_version_body
 from metaq.testing import pytest_plugin
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
+from tests.client.worlds import parts_of
 from tests.rigs.waiting import wait_until
 from tests.testing.sockets import Wire
 
@@ -71,7 +72,7 @@ def find_cluster(broker: EmbeddedBroker) -> Found:
 
     async def read() -> Found:
         async with AsyncClient(**broker.client_options) as client:
-            context = client.context
+            context = parts_of(client)
             deadline_s = CLOCK.monotonic_s() + PATIENCE_S
             await context.metadata.wait_newer(0, deadline_s=deadline_s)
             names = await context.metadata.topics(deadline_s=deadline_s)

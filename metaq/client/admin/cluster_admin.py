@@ -1,8 +1,7 @@
-"""Brokers and consumer groups seen from outside: presence, members, owners, lag.
+"""Consumer groups seen from outside: members, owners, lag; their offsets moved.
 
-For tools. Brokers that are gone for good are taken out of the catalog here. Nothing
-here takes part in a group, and a group of Java consumers is as good as one of ours:
-both keep the same nodes. A move is planned first, as values, and written by
+Nothing here takes part in a group, and a group of Java consumers is as good as one of
+ours: both keep the same nodes. A change is planned first, as values, and written by
 `write_offsets` afterwards, so that a plan can be shown without being carried out.
 
 Every function takes the parts of a started client with ZooKeeper, and raises
@@ -11,15 +10,16 @@ CoordinationError when ZooKeeper cannot be asked.
 Source: docs/metaq-1.4/client.md 4, 13 and 14.
 """
 
-import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from metaq.client.cluster.catalog import read_cluster, recorded_addresses
+from metaq.client.admin.broker_admin import require_coordinator
+from metaq.client.cluster.boundaries import offset_back
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.presence import require_all_there
 from metaq.client.consume.progress import Lag, lag_of
 from metaq.client.errors import (
-    BrokerRegisteredError,
     GroupInUseError,
     PartitionsAwayError,
 )
@@ -28,24 +28,20 @@ from metaq.client.names import name_few
 from metaq.client.offsets.offset_reset import NO_MESSAGE, Goal, find_goal
 from metaq.errors import (
     ClientError,
-    ConfigError,
     CoordinationError,
     MetaqError,
     NoBrokerError,
 )
 from metaq.model import (
-    BrokerAddress,
-    BrokerId,
     GroupOffset,
     Offset,
     TopicPartition,
     printable,
 )
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
-from metaq.zk.groups import Members, list_groups, read_members, read_owners
+from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step
-from metaq.zk.session import Coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,185 +80,8 @@ class OffsetChange:
     partition: TopicPartition
     old: GroupOffset | None
     """The committed offset; None for none, or where the node holds no offset."""
-    new: GroupOffset
-
-
-def require_coordinator(context: ClientContext) -> Coordinator:
-    """Return the client's ZooKeeper.
-
-    Raises:
-        ConfigError: it was made for named brokers, and has none.
-    """
-    if context.coordinator is None:
-        raise ConfigError(
-            "groups are kept in ZooKeeper: expected its address, got brokers by name"
-        )
-    return context.coordinator
-
-
-# -- brokers --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerDescription:
-    """A broker at one moment, there or recorded."""
-
-    broker_id: BrokerId | None
-    """Its id; None for a named address that has never answered."""
-    address: BrokerAddress | None
-    """Last known address of its leader; None if unknown."""
-    has_leader: bool
-    """Whether its leader, which takes puts, is registered."""
-    followers: tuple[int, ...]
-    """Numbers of its followers that are there."""
-    topic_count: int
-    """Topics that it serves, or has recorded."""
-    partition_count: int
-
-    @property
-    def is_present(self) -> bool:
-        """Whether a copy of it is registered."""
-        return self.has_leader or bool(self.followers)
-
-
-async def brokers(
-    context: ClientContext, *, deadline_s: float
-) -> tuple[BrokerDescription, ...]:
-    """Return the brokers that are there, and those that have left a record.
-
-    Ids ascending; after them the named addresses that have never answered. A Java
-    broker records nothing, so one that is away is not among them.
-
-    Raises:
-        NoBrokerError: nothing is known of the cluster.
-        CoordinationError: ZooKeeper cannot be asked.
-    """
-    metadata = context.metadata
-    names = await metadata.topics(deadline_s=deadline_s)
-    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
-    addresses = await recorded_addresses(context, deadline_s=deadline_s)
-    counts: dict[BrokerId, dict[str, int]] = {}
-    for known_counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
-        for topic, by_broker in known_counts.items():
-            for broker_id, count in by_broker.items():
-                known = counts.setdefault(broker_id, {})
-                known[topic] = max(known.get(topic, 0), count)
-    found = []
-    for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
-        copies = snapshot.brokers.get(broker_id)
-        leader = copies.leader if copies else None
-        served = counts.get(broker_id, {})
-        found.append(
-            BrokerDescription(
-                broker_id,
-                leader or addresses.get(broker_id),
-                has_leader=leader is not None,
-                followers=tuple(copies.followers) if copies else (),
-                topic_count=len(served),
-                partition_count=sum(served.values()),
-            )
-        )
-    silent = [
-        BrokerDescription(None, address, False, (), 0, 0)
-        for address in sorted(snapshot.silent)
-    ]
-    return (*found, *silent)
-
-
-async def plan_forget(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
-) -> BrokerDescription:
-    """Return the broker whose record `forget_broker` would remove.
-
-    Raises:
-        BrokerRegisteredError: it is there, and would write its record again.
-        ClientError: there is no record of it.
-        ConfigError, CoordinationError: there is no ZooKeeper, or it cannot be asked.
-    """
-    require_coordinator(context)
-    found = await brokers(context, deadline_s=deadline_s)
-    for broker in found:
-        if broker.broker_id == broker_id and broker.is_present:
-            raise BrokerRegisteredError(
-                f"broker {broker_id} is registered at {broker.address}: stop it before"
-                " it is forgotten"
-            )
-        if broker.broker_id == broker_id:
-            return broker
-    if await offsets_of_broker(context, broker_id, deadline_s=deadline_s):
-        # A Java broker leaves no record; the offsets of its groups stay.
-        return BrokerDescription(broker_id, None, False, (), 0, 0)
-    known = ", ".join(str(broker.broker_id) for broker in found) or "none"
-    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
-
-
-async def offsets_of_broker(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
-) -> dict[str, tuple[TopicPartition, ...]]:
-    """Return each group's partitions on one broker that have a committed offset."""
-    coordinator, found = require_coordinator(context), {}
-    for group in await list_groups(coordinator, context.paths, deadline_s=deadline_s):
-        offsets = GroupOffsets(coordinator, context.paths, group=group)
-        partitions = [
-            partition
-            for topic in await offsets.topics(deadline_s=deadline_s)
-            for partition in await offsets.partitions(topic, deadline_s=deadline_s)
-            if partition.broker_id == broker_id
-        ]
-        if partitions:
-            found[group] = tuple(partitions)
-    return found
-
-
-async def forget_broker(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
-) -> BrokerDescription:
-    """Delete the records of a broker that is gone for good, and return them.
-
-    The offsets that groups have committed in its partitions are deleted too. From then
-    on nothing says that its partitions are away, no deletion of a topic waits for it,
-    and the contents of its data directories are unknown. Its data is not touched: if it
-    comes back it registers, and is recorded, again.
-
-    Durability: on return ZooKeeper has it on a majority of its disks. After an error
-    some of it is removed; the same call may be made again.
-
-    Raises: as `plan_forget`.
-    """
-    broker = await plan_forget(context, broker_id, deadline_s=deadline_s)
-    coordinator, paths = require_coordinator(context), context.paths
-    recorded = await coordinator.children(
-        paths.recorded_topics(), deadline_s=deadline_s
-    )
-    marked = await coordinator.children(
-        paths.topics_with_status(), deadline_s=deadline_s
-    )
-    nodes = [
-        *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
-        *(paths.topic_status(topic, broker_id) for topic in marked or ()),
-    ]
-
-    async def forget(path: str) -> None:
-        if not await coordinator.exists(path, deadline_s=deadline_s):
-            return
-        await coordinator.delete(path, deadline_s=deadline_s)
-        with contextlib.suppress(NodeNotEmptyError):
-            await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
-
-    raise_first(await for_each(forget, nodes))
-    groups = await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
-    for group, partitions in groups.items():
-        # Members of the group read other brokers, and commit there.
-        offsets = GroupOffsets(coordinator, paths, group=group)
-        for partition in partitions:
-            await offsets.delete_offset(partition, deadline_s=deadline_s)
-    await coordinator.delete(
-        paths.recorded_directories(broker_id), deadline_s=deadline_s
-    )
-    # Last, so that a call that failed half-way can be repeated.
-    path = paths.recorded_broker(broker_id)
-    await coordinator.delete(path, deadline_s=deadline_s)
-    return broker
+    new: GroupOffset | None
+    """None: it is deleted."""
 
 
 # -- looking --------------------------------------------------------------------------
@@ -344,7 +163,11 @@ def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
 
 
 async def read_offsets(
-    context: ClientContext, group: str, topic: str | None, *, deadline_s: float
+    context: ClientContext,
+    group: str,
+    topics: Collection[str] | None,
+    *,
+    deadline_s: float,
 ) -> dict[TopicPartition, GroupOffset | PayloadError]:
     """Return the committed offsets of a group, in numeric order.
 
@@ -353,11 +176,12 @@ async def read_offsets(
     Args:
         context: the client's parts.
         group: name of the group.
-        topic: only of this topic; None: of all.
+        topics: only of these topics; None: of all.
         deadline_s: when to give up.
     """
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
-    topics = await offsets.topics(deadline_s=deadline_s) if topic is None else (topic,)
+    if topics is None:
+        topics = await offsets.topics(deadline_s=deadline_s)
     found: dict[TopicPartition, GroupOffset | PayloadError] = {}
     for name in topics:
         for partition in await offsets.partitions(name, deadline_s=deadline_s):
@@ -374,11 +198,49 @@ async def read_offsets(
 # -- planning -------------------------------------------------------------------------
 
 
+async def choose_goals(
+    context: ClientContext,
+    group: str,
+    topics: Collection[str] | None,
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Goal]:
+    """Return a goal for each partition of some topics, or of all that a group has.
+
+    Where nothing is committed there is nothing to go back from.
+
+    Raises:
+        ClientError: the group has committed no offset that says which topics are meant,
+            or from where to go back.
+        NoBrokerError: no broker serves a topic.
+        PartitionsAwayError: the broker of a partition is away.
+    """
+    stored = await read_offsets(context, group, topics, deadline_s=deadline_s)
+    is_back = isinstance(goal, int) and goal < 0
+    if not stored and (is_back or topics is None):
+        raise ClientError(
+            f"group {group} has committed no offset: expected one to go back from, or"
+            " the names of topics"
+        )
+    wanted = {each.topic for each in stored} if topics is None else set(topics)
+    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+    if is_back:
+        return dict.fromkeys(stored, goal)
+    require_all_there(snapshot, wanted)
+    goals: dict[TopicPartition, Goal] = {}
+    for topic in sorted(wanted):
+        served = snapshot.get_partitions(topic)
+        if not served:
+            raise NoBrokerError(f"no broker serves topic '{topic}'")
+        goals |= dict.fromkeys(served, goal)
+    return goals
+
+
 async def plan_reset(
     context: ClientContext,
     group: str,
-    partitions: Collection[TopicPartition],
-    goal: Goal,
+    goals: Mapping[TopicPartition, Goal],
     *,
     deadline_s: float,
 ) -> tuple[OffsetChange, ...]:
@@ -387,26 +249,38 @@ async def plan_reset(
     Args:
         context: the client's parts.
         group: name of the group.
-        partitions: the partitions to move.
-        goal: where to.
+        goals: the partitions to move, and where to; a number below 0 is so many
+            messages before the committed offset.
         deadline_s: when to give up.
 
     Raises:
-        ClientError: an offset outside the log, or within a message.
+        ClientError: an offset outside the log, or within a message; or nothing is
+            committed to go back from.
         CannotAnswerError: a time, of a broker that knows none.
         NoBrokerError: the broker of a partition is not there.
         CorruptRecordError: the broker names damage at an offset.
         WireError: the broker refuses to answer.
     """
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+    topics = {partition.topic for partition in goals}
+    await read_cluster(context, topics, deadline_s=deadline_s)
 
     async def plan(partition: TopicPartition) -> OffsetChange:
         _require_broker(context, partition)
-        old = await _read_old(offsets, partition, deadline_s)
-        new = await find_goal(context, partition, goal, deadline_s=deadline_s)
+        goal, old = goals[partition], await _read_old(offsets, partition, deadline_s)
+        if not isinstance(goal, int) or goal >= 0:
+            new = await find_goal(context, partition, goal, deadline_s=deadline_s)
+        elif old is None:
+            raise ClientError(
+                f"{partition}: group {group} has committed no offset to go back from"
+            )
+        else:
+            new = await offset_back(
+                context, partition, old.offset, -goal, deadline_s=deadline_s
+            )
         return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
 
-    return tuple(raise_first(await for_each(plan, sorted(partitions))))
+    return tuple(raise_first(await for_each(plan, sorted(goals))))
 
 
 async def _read_old(
@@ -424,7 +298,7 @@ async def plan_copy(
     context: ClientContext,
     source: str,
     target: str,
-    topic: str | None,
+    topics: Collection[str] | None,
     *,
     deadline_s: float,
 ) -> tuple[OffsetChange, ...]:
@@ -434,16 +308,16 @@ async def plan_copy(
         context: the client's parts.
         source: the group whose offsets are read.
         target: the group that gets them; offsets it has beyond those stay.
-        topic: only of this topic; None: of all.
+        topics: only of these topics; None: of all.
         deadline_s: when to give up.
 
     Raises:
         ClientError: there is nothing to copy.
         PayloadError: a node of the source holds no offset.
     """
-    found = await read_offsets(context, source, topic, deadline_s=deadline_s)
+    found = await read_offsets(context, source, topics, deadline_s=deadline_s)
     if not found:
-        of = "" if topic is None else f" of topic {topic}"
+        of = "" if topics is None else f" of topic {', '.join(topics)}"
         raise ClientError(f"group {source} has no offsets{of}: nothing to copy")
     offsets = GroupOffsets(require_coordinator(context), context.paths, group=target)
 
@@ -507,7 +381,11 @@ async def write_offsets(
     wanted = {change.partition: change.new for change in changes}
 
     async def write(partition: TopicPartition) -> None:
-        await offsets.set_offset(partition, wanted[partition], deadline_s=deadline_s)
+        new = wanted[partition]
+        if new is None:
+            await offsets.delete_offset(partition, deadline_s=deadline_s)
+        else:
+            await offsets.set_offset(partition, new, deadline_s=deadline_s)
 
     failed = failures(await for_each(write, wanted))
     for partition, error in failed.items():
@@ -520,29 +398,19 @@ async def write_offsets(
 # -- deleting -------------------------------------------------------------------------
 
 
-async def delete_offsets(
+async def plan_delete(
     context: ClientContext,
     group: str,
-    partitions: Iterable[TopicPartition],
+    topics: Collection[str] | None,
     *,
     deadline_s: float,
-) -> None:
-    """Delete committed offsets of a group; each partition by itself.
-
-    After an error some are deleted; the same call may be made again.
-
-    Raises:
-        GroupInUseError: a member subscribes to one of the topics.
-    """
-    partitions = tuple(partitions)
-    topics = {partition.topic for partition in partitions}
-    await require_idle(context, group, topics, deadline_s=deadline_s)
-    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
-
-    async def delete(partition: TopicPartition) -> None:
-        await offsets.delete_offset(partition, deadline_s=deadline_s)
-
-    raise_first(await for_each(delete, partitions))
+) -> tuple[OffsetChange, ...]:
+    """Return the deletions of a group's offsets in some topics, or in all."""
+    found = await read_offsets(context, group, topics, deadline_s=deadline_s)
+    return tuple(
+        OffsetChange(each, stored if isinstance(stored, GroupOffset) else None, None)
+        for each, stored in found.items()
+    )
 
 
 async def delete_group(
@@ -551,10 +419,9 @@ async def delete_group(
     """Delete a group without members: its committed offsets, then its nodes.
 
     Raises:
-        GroupInUseError: a member is there, has joined meanwhile, or has ended without
-            a farewell, and its session is not over yet.
+        GroupInUseError: a member has joined, or has ended without a farewell, and its
+            session is not over yet.
     """
-    await require_idle(context, group, None, deadline_s=deadline_s)
     coordinator, paths = require_coordinator(context), context.paths
 
     async def delete_parents(kind: NodeKind) -> None:
@@ -567,8 +434,8 @@ async def delete_group(
         # First the parent of the members: it cannot be deleted once one has joined.
         await coordinator.delete(paths.members(group), deadline_s=deadline_s)
         await delete_parents(NodeKind.OWNER)
-        found = await read_offsets(context, group, None, deadline_s=deadline_s)
-        await delete_offsets(context, group, found, deadline_s=deadline_s)
+        changes = await plan_delete(context, group, None, deadline_s=deadline_s)
+        await write_offsets(context, group, changes, deadline_s=deadline_s)
         await delete_parents(NodeKind.GROUP_OFFSET)
         await coordinator.delete(paths.group(group), deadline_s=deadline_s)
     except NodeNotEmptyError as error:

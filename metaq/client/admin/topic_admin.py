@@ -19,11 +19,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from metaq.client.admin import cluster_admin
-from metaq.client.admin.cluster_admin import (
-    BrokerDescription,
-    require_idle,
-)
+from metaq.client.admin.cluster_admin import require_idle
+from metaq.client.admin.group_admin import AsyncGroupAdmin
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
@@ -97,16 +94,13 @@ class TopicDescription:
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncGroupAdmin):
     """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
 
-    Topics need ZooKeeper, and brokers of this package: those of MetaQ 1.4 take topics
-    from their `server.ini` alone.
+    Topics and groups need ZooKeeper. Topics also need brokers of this package: those of
+    MetaQ 1.4 take topics from their `server.ini` alone. A call with `plan=True` only
+    returns what it would change.
     """
-
-    def __init__(self, context: ClientContext) -> None:
-        """Wrap the client's parts; `AsyncClient.admin` is the way in."""
-        self._context = context
 
     async def create_topic(
         self,
@@ -316,55 +310,6 @@ class AsyncAdmin:
         await read_cluster(context, names, deadline_s=deadline_s)
         found = [await _describe(context, name, deadline_s) for name in names]
         return tuple(each for each in found if each.definition or each.brokers)
-
-    async def brokers(
-        self, timeout: float | None = None
-    ) -> tuple[BrokerDescription, ...]:
-        """Return the brokers that are there, and those that have left a record.
-
-        Ids ascending; after them the named addresses that have never answered. A Java
-        broker records nothing, so one that is away is not among them. Needs no
-        ZooKeeper, which alone knows of brokers that are away.
-
-        Args:
-            timeout: seconds; None takes `request_timeout_s`.
-
-        Raises:
-            NoBrokerError: nothing is known of the cluster.
-            CoordinationError: ZooKeeper cannot be asked.
-        """
-        deadline_s = await self._context.reach(timeout)
-        return await cluster_admin.brokers(self._context, deadline_s=deadline_s)
-
-    async def forget_broker(
-        self, broker_id: int, timeout: float | None = None
-    ) -> BrokerDescription:
-        """Delete the records of a broker that is gone for good, and return them.
-
-        The offsets that groups have committed in its partitions are deleted too. From
-        then on nothing says that its partitions are away, and no deletion of a topic
-        waits for it. Its data is not touched: if it comes back it registers, and is
-        recorded, again.
-
-        Args:
-            broker_id: which one.
-            timeout: seconds; None takes `request_timeout_s`.
-
-        Raises:
-            BrokerRegisteredError: it is there, and would write its record again.
-            ClientError: there is no record of it.
-            ConfigError: no whole number of 0 or more, or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked; some of it may be removed, and
-                the same call may be made again.
-
-        Cancellation: some of it may be removed.
-        """
-        check_whole("broker_id", broker_id, 0)
-        return await cluster_admin.forget_broker(
-            self._context,
-            BrokerId(broker_id),
-            deadline_s=await self._context.reach(timeout),
-        )
 
 
 # -- looking --------------------------------------------------------------------------

@@ -14,7 +14,6 @@ Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 import asyncio
 import contextlib
 import heapq
-import re
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,15 +63,18 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.peer.log_reader import LogGets
-from metaq.peer.replies import GetOutcome, MovedTo, NothingThere, require_ok
+from metaq.peer.replies import (
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+    parse_stats,
+    require_ok,
+)
 from metaq.protocol.commands import NO_GROUP, Stats
 from metaq.retry import retry
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower yields at a time."""
-STATS_FRAME: Final = frozenset({"STATS", "END"})
-"""Lines around the lines of a `stats` reply."""
-_ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +249,15 @@ async def stats_of(
         for address in (copies.leader, *copies.followers.values())
         if address is not None
     ]
-    found = await all_of(
-        stats_of_broker(context, address, item, deadline_s=deadline_s)
-        for address in addresses
-    )
+
+    async def ask(address: BrokerAddress) -> Mapping[str, str] | None:
+        try:
+            text = await stats_text(context, address, item, deadline_s=deadline_s)
+        except WireError:
+            return None
+        return parse_stats(text)
+
+    found = await all_of(map(ask, addresses))
     return {
         str(address).removeprefix(SCHEME): statistics
         for address, statistics in zip(addresses, found, strict=True)
@@ -258,37 +265,20 @@ async def stats_of(
     }
 
 
-async def stats_of_broker(
+async def stats_text(
     context: ClientContext, address: BrokerAddress, item: str, *, deadline_s: float
-) -> dict[str, str] | None:
-    """Return name → value of one broker; None when it refuses the request.
+) -> str:
+    """Return what one broker counts, as it is.
 
     Raises:
+        WireError: it refuses the request.
         MetaqError: it cannot be asked.
     """
+    require_text("item", item)
     connection = await context.pool.get(address, deadline_s=deadline_s)
     command = Stats(item, connection.next_opaque())
     reply = await connection.call(command, deadline_s=deadline_s)
-    try:
-        return parse_stats(require_ok(reply).text)
-    except WireError:
-        return None
-
-
-def parse_stats(text: str) -> dict[str, str]:
-    """Return the lines of a `stats` reply as name → value; "" without a value.
-
-    A name ends at the first space, except in lines that occur several times: there it
-    is `TOPIC part NUMBER` (of `offsets`) or `set KEY` (of settings that override the
-    file).
-    """
-    found = {}
-    for line in text.splitlines():
-        if line not in STATS_FRAME:
-            several = _ONE_OF_SEVERAL.match(line)
-            name = several[0] if several else line.partition(" ")[0]
-            found[name] = line[len(name) + 1 :]
-    return found
+    return require_ok(reply).text
 
 
 async def browse_topic(

@@ -21,7 +21,6 @@ from typing import Final, Self, Unpack
 
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
-from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.current_batch import Filling
@@ -45,7 +44,7 @@ from metaq.client.options import (
     takes_options,
 )
 from metaq.client.partitioner import Selector
-from metaq.client.session import AsyncClient, CoordinatorFactory
+from metaq.client.session import AsyncClient, CoordinatorFactory, context_of
 from metaq.client.sync.derived import (
     SyncClosable,
     SyncObject,
@@ -140,7 +139,7 @@ class Client(SyncObject[AsyncClient]):
         end_s = None if timeout is None else self._clock.monotonic_s() + timeout
         try:
             for consumer in tuple(self._consumers):
-                consumer.let_go(self._left_s(end_s))
+                consumer._let_go(self._left_s(end_s))  # noqa: SLF001  # same module
             thread.run_close(self._twin.close(self._left_s(end_s)))
         finally:
             left_s = self._left_s(end_s)
@@ -168,11 +167,6 @@ class Client(SyncObject[AsyncClient]):
         self._thread.require_usable()
         return self._thread
 
-    @property
-    def context(self) -> ClientContext:
-        """The client's parts, used on its loop alone; see `AsyncClient.context`."""
-        return self._twin.context
-
     @takes_options(ProducerOptions)
     def producer(
         self,
@@ -187,7 +181,7 @@ class Client(SyncObject[AsyncClient]):
             thread.run(work),
             thread,
             options=ProducerOptions(**options),
-            clock=self._twin.context.clock,
+            clock=self._clock,
         )
 
     @takes_options(ProducerOptions)
@@ -272,7 +266,7 @@ class Client(SyncObject[AsyncClient]):
         """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
         thread = self._require_thread()
         batches = browse_topic(
-            self._twin.context,
+            context_of(self._twin),
             topic,
             partitions=partitions,
             start=start,
@@ -317,7 +311,7 @@ class Client(SyncObject[AsyncClient]):
 
     def admin(self) -> "Admin":
         """Return what makes, alters, deletes and describes topics; for any thread."""
-        return Admin(AsyncAdmin(self._twin.context), self._require_thread())
+        return Admin(AsyncAdmin(context_of(self._twin)), self._require_thread())
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counters; see `AsyncClient.statistics`."""
@@ -334,6 +328,16 @@ class Admin(SyncPart[AsyncAdmin]):
     topics = blocking(AsyncAdmin.topics)
     brokers = blocking(AsyncAdmin.brokers)
     forget_broker = blocking(AsyncAdmin.forget_broker)
+    broker_stats = blocking(AsyncAdmin.broker_stats)
+    describe_partitions = blocking(AsyncAdmin.describe_partitions)
+    wait_until_there = blocking(AsyncAdmin.wait_until_there)
+    groups = blocking(AsyncAdmin.groups)
+    describe_group = blocking(AsyncAdmin.describe_group)
+    committed_offsets = blocking(AsyncAdmin.committed_offsets)
+    reset_offsets = blocking(AsyncAdmin.reset_offsets)
+    copy_offsets = blocking(AsyncAdmin.copy_offsets)
+    delete_offsets = blocking(AsyncAdmin.delete_offsets)
+    delete_group = blocking(AsyncAdmin.delete_group)
 
 
 class Consumer(SyncClosable[AsyncConsumer]):
@@ -381,7 +385,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         if self._thread.is_usable:
             self._thread.run_close(close(), self._calls.serve)
 
-    def let_go(self, timeout: float | None = None) -> None:
+    def _let_go(self, timeout: float | None = None) -> None:
         """Give the current batch back, unless another thread's loop has it.
 
         With hooks it is closed: they run in this thread.

@@ -1,0 +1,441 @@
+"""Brokers and partitions seen from outside: there, away, forgotten; what they count.
+
+Brokers that are gone for good are taken out of the catalog here.
+
+Every function takes the parts of a started client, and raises CoordinationError when
+ZooKeeper cannot be asked.
+
+Source: docs/metaq-1.4/client.md 4 and 14.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from metaq.client.cluster.broker_facts import read_closed
+from metaq.client.cluster.catalog import read_cluster, read_whole, recorded_addresses
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.consume.browse import known_partitions, known_topics, stats_text
+from metaq.client.errors import BrokerRegisteredError
+from metaq.client.fan_out import for_each, raise_first
+from metaq.client.names import near_topics, require_names
+from metaq.client.validation import check_whole
+from metaq.errors import ClientError, ConfigError, MetaqError, NoBrokerError
+from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
+from metaq.peer.replies import parse_stats
+from metaq.zk.errors import NodeNotEmptyError
+from metaq.zk.groups import list_groups
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.session import Coordinator
+
+NAMES_SHOWN_MAX: Final = 10
+"""Topics that an error names."""
+
+
+def require_coordinator(context: ClientContext) -> Coordinator:
+    """Return the client's ZooKeeper.
+
+    Raises:
+        ConfigError: it was made for named brokers, and has none.
+    """
+    if context.coordinator is None:
+        raise ConfigError(
+            "groups are kept in ZooKeeper: expected its address, got brokers by name"
+        )
+    return context.coordinator
+
+
+# -- values ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker at one moment, there or recorded."""
+
+    broker_id: BrokerId | None
+    """Its id; None for a named address that has never answered."""
+    address: BrokerAddress | None
+    """Last known address of its leader; None if unknown."""
+    has_leader: bool
+    """Whether its leader, which takes puts, is registered."""
+    followers: tuple[int, ...]
+    """Numbers of its followers that are there."""
+    topic_count: int
+    """Topics that it serves, or has recorded."""
+    partition_count: int
+
+    @property
+    def is_present(self) -> bool:
+        """Whether a copy of it is registered."""
+        return self.has_leader or bool(self.followers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    """A partition and its log at one moment."""
+
+    partition: TopicPartition
+    address: BrokerAddress | None
+    """Address from which its log is read: the leader's, else a follower's."""
+    takes_puts: bool
+    """Whether its broker has registered it for producers."""
+    gives_gets: bool
+    """Whether its broker has registered it for consumers."""
+    is_away: bool
+    """Whether it is recorded, and no broker serves it."""
+    log_start: Offset | None = None
+    """None: nothing was ever put, its broker is away, or `problem` says why."""
+    log_end: Offset | None = None
+    """Offset of the next message; None as `log_start`."""
+    is_closed: bool | None = None
+    """Whether an operator has closed it; None: its broker does not say."""
+    problem: str = ""
+    """Reason why the broker did not say where the log is, in one sentence."""
+
+
+# -- calls ----------------------------------------------------------------------------
+
+
+class AsyncBrokerAdmin:
+    """The part of `AsyncAdmin` about brokers and partitions."""
+
+    def __init__(self, context: ClientContext) -> None:
+        """Wrap the client's parts; `AsyncClient.admin` is the way in."""
+        self._context = context
+
+    async def brokers(
+        self, timeout: float | None = None
+    ) -> tuple[BrokerDescription, ...]:
+        """Return the brokers that are there, and those that have left a record.
+
+        Ids ascending; after them the named addresses that have never answered. A Java
+        broker records nothing, so one that is away is not among them. Needs no
+        ZooKeeper, which alone knows of brokers that are away.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoBrokerError: nothing is known of the cluster.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        deadline_s = await self._context.reach(timeout)
+        return await brokers(self._context, deadline_s=deadline_s)
+
+    async def forget_broker(
+        self, broker_id: int, *, plan: bool = False, timeout: float | None = None
+    ) -> BrokerDescription:
+        """Delete the records of a broker that is gone for good, and return them.
+
+        The offsets that groups have committed in its partitions are deleted too. From
+        then on nothing says that its partitions are away, and no deletion of a topic
+        waits for it. Its data is not touched: if it comes back it registers, and is
+        recorded, again.
+
+        Args:
+            broker_id: which one.
+            plan: only return what would be deleted.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            BrokerRegisteredError: it is there, and would write its record again.
+            ClientError: there is no record of it.
+            ConfigError: no whole number of 0 or more, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked; some of it may be removed, and
+                the same call may be made again.
+
+        Cancellation: some of it may be removed.
+        """
+        check_whole("broker_id", broker_id, 0)
+        work = plan_forget if plan else forget_broker
+        deadline_s = await self._context.reach(timeout)
+        return await work(self._context, BrokerId(broker_id), deadline_s=deadline_s)
+
+    async def broker_stats(
+        self, broker_id: int, item: str = "", timeout: float | None = None
+    ) -> str:
+        """Return what one broker counts, in its own words; `AsyncClient.stats` of one.
+
+        Args:
+            broker_id: which one; its leader is asked, or else a follower.
+            item: "" for the broker itself, or one of MetaQ's items, like `topics`.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoBrokerError: it is not there.
+            MetaqError: it cannot be asked, or refuses.
+        """
+        context, deadline_s = self._context, await self._context.reach(timeout)
+        await read_cluster(context, (), deadline_s=deadline_s)
+        address = context.address_of(BrokerId(broker_id))
+        if address is None:
+            raise NoBrokerError(f"broker {broker_id} is not registered")
+        return await stats_text(context, address, item, deadline_s=deadline_s)
+
+    async def describe_partitions(
+        self,
+        topics: Collection[str] | None = None,
+        *,
+        with_logs: bool = True,
+        timeout: float | None = None,
+    ) -> tuple[PartitionDescription, ...]:
+        """Return the partitions of topics: where each is, and where its log is.
+
+        In the order of the topics, and then of their numbers; those whose broker is
+        away are among them. One that cannot be asked costs its own figures alone.
+
+        Args:
+            topics: their names; None: all topics.
+            with_logs: also ask each broker for log start and log end, and what is
+                closed; without it no broker is asked.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoBrokerError: no broker serves or has recorded one of the topics; the text
+                names near ones. Or nothing is known of the cluster.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: `topics` is no list of texts.
+        """
+        context, deadline_s = self._context, await self._context.reach(timeout)
+        if topics is not None:
+            require_names("topics", topics)
+        return await describe_partitions(
+            context, topics, with_logs=with_logs, deadline_s=deadline_s
+        )
+
+    async def wait_until_there(
+        self, topics: Collection[str], timeout: float | None = None
+    ) -> None:
+        """Return when no partition of some topics is away.
+
+        Args:
+            topics: their names.
+            timeout: seconds; None takes `request_timeout_s`, and 0 only looks.
+
+        Raises:
+            PartitionsAwayError: some are still away; the text says what to do.
+            NoBrokerError: nothing is known of the cluster.
+            TypeError: `topics` is no list of texts.
+        """
+        require_names("topics", topics)
+        deadline_s = await self._context.reach(timeout)
+        await read_whole(self._context, topics, deadline_s=deadline_s)
+
+
+# -- partitions -----------------------------------------------------------------------
+
+
+async def describe_partitions(
+    context: ClientContext,
+    topics: Collection[str] | None,
+    *,
+    with_logs: bool,
+    deadline_s: float,
+) -> tuple[PartitionDescription, ...]:
+    """Return the partitions of topics; see `AsyncBrokerAdmin.describe_partitions`."""
+    wanted = topics
+    if wanted is None:
+        wanted = await known_topics(context, deadline_s=deadline_s)
+    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+    partitions: list[TopicPartition] = []
+    for topic in wanted:
+        found = await known_partitions(context, topic, deadline_s=deadline_s)
+        if not found and topics is not None:
+            known = await known_topics(context, deadline_s=deadline_s)
+            raise nobody_serves(topic, known)
+        partitions += found
+    addresses = {p.broker_id: context.address_of(p.broker_id) for p in partitions}
+    asked = [p for p in partitions if with_logs and addresses[p.broker_id]]
+
+    async def closed_at(address: BrokerAddress) -> frozenset[str] | None:
+        text = await stats_text(context, address, "", deadline_s=deadline_s)
+        return read_closed(parse_stats(text))
+
+    async with asyncio.TaskGroup() as both:
+        end_of = partial(log_range, context, deadline_s=deadline_s)
+        asking = both.create_task(for_each(end_of, asked))
+        there = {each for each in addresses.values() if each and with_logs}
+        closing = both.create_task(for_each(closed_at, there))
+    ends, closed = asking.result(), closing.result()
+
+    def describe(one: TopicPartition) -> PartitionDescription:
+        topic, address, log = one.topic, addresses[one.broker_id], ends.get(one)
+        start, end = log if isinstance(log, tuple) else (None, None)
+        # An error there is the same broker's, and the same sentence.
+        names = closed.get(address) if address else None
+        return PartitionDescription(
+            partition=one,
+            address=address,
+            takes_puts=one in snapshot.put_partitions(topic),
+            gives_gets=one in snapshot.get_partitions(topic),
+            is_away=not snapshot.is_served(one),
+            log_start=start,
+            log_end=end,
+            is_closed=(
+                f"{topic}-{one.partition}" in names
+                if isinstance(names, frozenset)
+                else None
+            ),
+            problem=str(log) if isinstance(log, MetaqError) else "",
+        )
+
+    return tuple(map(describe, partitions))
+
+
+def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
+    """Return the error of a call that was given a topic without partitions.
+
+    The topic may be among those that are known: nodes outlive brokers.
+    """
+    others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
+    return NoBrokerError(
+        f"no broker serves topic '{topic}' at the moment; {near_topics(topic, known)};"
+        f" other topics are: {', '.join(others) or 'none'}"
+    )
+
+
+# -- brokers --------------------------------------------------------------------------
+
+
+async def brokers(
+    context: ClientContext, *, deadline_s: float
+) -> tuple[BrokerDescription, ...]:
+    """Return the brokers that are there, and those that have left a record.
+
+    Ids ascending; after them the named addresses that have never answered. A Java
+    broker records nothing, so one that is away is not among them.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    metadata = context.metadata
+    names = await metadata.topics(deadline_s=deadline_s)
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    addresses = await recorded_addresses(context, deadline_s=deadline_s)
+    counts: dict[BrokerId, dict[str, int]] = {}
+    for known_counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
+        for topic, by_broker in known_counts.items():
+            for broker_id, count in by_broker.items():
+                known = counts.setdefault(broker_id, {})
+                known[topic] = max(known.get(topic, 0), count)
+    found = []
+    for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
+        copies = snapshot.brokers.get(broker_id)
+        leader = copies.leader if copies else None
+        served = counts.get(broker_id, {})
+        found.append(
+            BrokerDescription(
+                broker_id,
+                leader or addresses.get(broker_id),
+                has_leader=leader is not None,
+                followers=tuple(copies.followers) if copies else (),
+                topic_count=len(served),
+                partition_count=sum(served.values()),
+            )
+        )
+    silent = [
+        BrokerDescription(None, address, False, (), 0, 0)
+        for address in sorted(snapshot.silent)
+    ]
+    return (*found, *silent)
+
+
+async def plan_forget(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Return the broker whose record `forget_broker` would remove.
+
+    Raises:
+        BrokerRegisteredError: it is there, and would write its record again.
+        ClientError: there is no record of it.
+        ConfigError, CoordinationError: there is no ZooKeeper, or it cannot be asked.
+    """
+    require_coordinator(context)
+    found = await brokers(context, deadline_s=deadline_s)
+    for broker in found:
+        if broker.broker_id == broker_id and broker.is_present:
+            raise BrokerRegisteredError(
+                f"broker {broker_id} is registered at {broker.address}: stop it before"
+                " it is forgotten"
+            )
+        if broker.broker_id == broker_id:
+            return broker
+    if await offsets_of_broker(context, broker_id, deadline_s=deadline_s):
+        # A Java broker leaves no record; the offsets of its groups stay.
+        return BrokerDescription(broker_id, None, False, (), 0, 0)
+    known = ", ".join(str(broker.broker_id) for broker in found) or "none"
+    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
+
+
+async def offsets_of_broker(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> dict[str, tuple[TopicPartition, ...]]:
+    """Return each group's partitions on one broker that have a committed offset."""
+    coordinator, found = require_coordinator(context), {}
+    for group in await list_groups(coordinator, context.paths, deadline_s=deadline_s):
+        offsets = GroupOffsets(coordinator, context.paths, group=group)
+        partitions = [
+            partition
+            for topic in await offsets.topics(deadline_s=deadline_s)
+            for partition in await offsets.partitions(topic, deadline_s=deadline_s)
+            if partition.broker_id == broker_id
+        ]
+        if partitions:
+            found[group] = tuple(partitions)
+    return found
+
+
+async def forget_broker(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Delete the records of a broker that is gone for good, and return them.
+
+    The offsets that groups have committed in its partitions are deleted too. From then
+    on nothing says that its partitions are away, no deletion of a topic waits for it,
+    and the contents of its data directories are unknown. Its data is not touched: if it
+    comes back it registers, and is recorded, again.
+
+    Durability: on return ZooKeeper has it on a majority of its disks. After an error
+    some of it is removed; the same call may be made again.
+
+    Raises: as `plan_forget`.
+    """
+    broker = await plan_forget(context, broker_id, deadline_s=deadline_s)
+    coordinator, paths = require_coordinator(context), context.paths
+    recorded = await coordinator.children(
+        paths.recorded_topics(), deadline_s=deadline_s
+    )
+    marked = await coordinator.children(
+        paths.topics_with_status(), deadline_s=deadline_s
+    )
+    nodes = [
+        *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
+        *(paths.topic_status(topic, broker_id) for topic in marked or ()),
+    ]
+
+    async def forget(path: str) -> None:
+        if not await coordinator.exists(path, deadline_s=deadline_s):
+            return
+        await coordinator.delete(path, deadline_s=deadline_s)
+        with contextlib.suppress(NodeNotEmptyError):
+            await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
+
+    raise_first(await for_each(forget, nodes))
+    groups = await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
+    for group, partitions in groups.items():
+        # Members of the group read other brokers, and commit there.
+        offsets = GroupOffsets(coordinator, paths, group=group)
+        for partition in partitions:
+            await offsets.delete_offset(partition, deadline_s=deadline_s)
+    await coordinator.delete(
+        paths.recorded_directories(broker_id), deadline_s=deadline_s
+    )
+    # Last, so that a call that failed half-way can be repeated.
+    path = paths.recorded_broker(broker_id)
+    await coordinator.delete(path, deadline_s=deadline_s)
+    return broker

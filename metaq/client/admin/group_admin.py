@@ -1,0 +1,353 @@
+"""Calls about consumer groups: seen from outside, moved, copied and deleted.
+
+None of them takes part in a group, and a group of Java consumers is as good as one of
+ours: both keep the same nodes in ZooKeeper.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from metaq.client.admin import cluster_admin
+from metaq.client.admin.broker_admin import AsyncBrokerAdmin, require_coordinator
+from metaq.client.admin.cluster_admin import (
+    GroupDescription,
+    OffsetChange,
+    require_idle,
+)
+from metaq.client.names import (
+    as_partition,
+    check_group,
+    require_names,
+    require_text,
+)
+from metaq.client.offsets.offset_reset import Goal
+from metaq.client.options import check_start
+from metaq.client.validation import check_offset, check_whole
+from metaq.errors import ClientError, ConfigError, MetaqError
+from metaq.model import GroupOffset, Offset, TopicPartition
+from metaq.zk.groups import list_groups
+
+Changes: TypeAlias = tuple[OffsetChange, ...]
+ResetTo: TypeAlias = (
+    Literal["earliest", "latest"]
+    | datetime
+    | int
+    | Mapping[TopicPartition, int]
+    | Mapping[str, int]
+)
+"""Place at which a group goes on; `AsyncAdmin.reset_offsets` has the meanings."""
+
+
+class AsyncGroupAdmin(AsyncBrokerAdmin):
+    """The part of `AsyncAdmin` about consumer groups; needs ZooKeeper."""
+
+    async def groups(self, timeout: float | None = None) -> tuple[str, ...]:
+        """Return the names of all groups that there have ever been, ascending.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        context, deadline_s = self._context, await self._begin(timeout)
+        coordinator = require_coordinator(context)
+        return await list_groups(coordinator, context.paths, deadline_s=deadline_s)
+
+    async def describe_group(
+        self, group: str, timeout: float | None = None
+    ) -> GroupDescription:
+        """Return a group's members, and its owner, offset and lag in each partition.
+
+        Joins nothing. One that never was is empty. Where a broker cannot be asked, or
+        is away, only the lag in its partitions is not known.
+
+        Args:
+            group: its name.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: the name is no text.
+        """
+        require_text("group", group)
+        context, deadline_s = self._context, await self._begin(timeout)
+        return await cluster_admin.describe_group(context, group, deadline_s=deadline_s)
+
+    async def committed_offsets(
+        self,
+        group: str,
+        topics: Collection[str] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, GroupOffset | MetaqError]:
+        """Return the offsets that a group has committed, partitions in numeric order.
+
+        No broker is asked. Where a node of ZooKeeper holds no offset, the value is the
+        error that a member would get.
+
+        Args:
+            group: its name.
+            topics: only of these; None: of all.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: a name is no text.
+        """
+        _check_topics(topics)
+        require_text("group", group)
+        context, deadline_s = self._context, await self._begin(timeout)
+        found = await cluster_admin.read_offsets(
+            context, group, topics, deadline_s=deadline_s
+        )
+        return {**found}
+
+    async def reset_offsets(
+        self,
+        group: str,
+        *,
+        to: ResetTo,
+        topics: Collection[str] | None = None,
+        partitions: Collection[TopicPartition | str] | None = None,
+        plan: bool = False,
+        force: bool = False,
+        timeout: float | None = None,
+    ) -> Changes:
+        """Have a group go on elsewhere, and return each old and new offset.
+
+        Durability: on return ZooKeeper has it on a majority of its disks. Partitions
+        are written one by one: after an error some are, and the same call may be made
+        again (but for `-n`, which counts from what is committed then).
+
+        Args:
+            group: its name; one that never was is made.
+            to: "earliest" or "latest", the ends of each log; a `datetime`, the first
+                message of that time or later; `-n`, n messages back from the committed
+                offset, no further than the log start; or `{partition: offset}`, the
+                start of a message.
+            topics: move it in all partitions of these; None: of those in which it has
+                committed. With `-n` partitions without an offset are left out.
+            partitions: move it in these alone; names like "0-3" are of the one topic.
+            plan: only return what would change.
+            force: although members read, who overwrite it with their next commit.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            GroupInUseError: a member subscribes to one of the topics.
+            ClientError: no message begins at the offset, it is outside the log, or
+                nothing is committed that says from where or where to go.
+            CannotAnswerError: a time, of a broker that knows none.
+            NoBrokerError: no broker serves a topic or a partition.
+            PartitionsAwayError: the broker of a partition is away; name `partitions`.
+            ConfigError: a name or `to` that cannot be, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or not all is written.
+            TypeError: an argument of another type; the text names it.
+            MetaqError: a broker cannot be asked; nothing is written.
+
+        Cancellation: some of it may be written.
+        """
+        check_group(group)
+        _check_topics(topics)
+        goal = _check_goal(to, topics or ())
+        context, deadline_s = self._context, await self._begin(timeout)
+        if not isinstance(goal, dict):
+            goals = (
+                await cluster_admin.choose_goals(
+                    context, group, topics, goal, deadline_s=deadline_s
+                )
+                if partitions is None
+                else dict.fromkeys(_named(partitions, topics), goal)
+            )
+        elif partitions is None:
+            goals = goal
+        else:
+            raise ConfigError("partitions: expected None beside to={partition: offset}")
+        changes = await cluster_admin.plan_reset(
+            context, group, goals, deadline_s=deadline_s
+        )
+        await self._write(group, changes, deadline_s, plan=plan, force=force)
+        return changes
+
+    async def copy_offsets(
+        self,
+        source: str,
+        target: str,
+        *,
+        topics: Collection[str] | None = None,
+        plan: bool = False,
+        force: bool = False,
+        timeout: float | None = None,
+    ) -> Changes:
+        """Have one group go on where another is, and return each old and new offset.
+
+        Offsets that the target has beyond those of the source stay. Durability and
+        repeats are as of `reset_offsets`.
+
+        Args:
+            source: the group whose offsets are read; it may have members.
+            target: the group that gets them; one that never was is made.
+            topics: only of these; None: of all.
+            plan: only return what would change.
+            force: although members of the target read, who overwrite it.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            GroupInUseError: a member of the target subscribes to one of the topics.
+            ClientError: the source has committed nothing there.
+            ConfigError: a name that cannot be, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, a node of the source holds no
+                offset, or not all is written.
+            TypeError: a name is no text.
+
+        Cancellation: some of it may be written.
+        """
+        require_text("source", source)
+        check_group(target)
+        _check_topics(topics)
+        context, deadline_s = self._context, await self._begin(timeout)
+        changes = await cluster_admin.plan_copy(
+            context, source, target, topics, deadline_s=deadline_s
+        )
+        await self._write(target, changes, deadline_s, plan=plan, force=force)
+        return changes
+
+    async def delete_offsets(
+        self,
+        group: str,
+        *,
+        topics: Collection[str] | None = None,
+        partitions: Collection[TopicPartition | str] | None = None,
+        plan: bool = False,
+        timeout: float | None = None,
+    ) -> Changes:
+        """Delete offsets that a group has committed, and return them.
+
+        Where it has none a group begins as a new one does. After an error some are
+        deleted; the same call may be made again.
+
+        Args:
+            group: its name.
+            topics: only of these; None: of all.
+            partitions: only of these; names like "0-3" are of the one topic.
+            plan: only return what would be deleted.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            () where nothing is committed.
+
+        Raises:
+            GroupInUseError: a member subscribes to one of the topics.
+            ConfigError: a name that cannot be, or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or not all is deleted.
+            TypeError: a name is no text.
+
+        Cancellation: some of it may be deleted.
+        """
+        require_text("group", group)
+        _check_topics(topics)
+        context, deadline_s = self._context, await self._begin(timeout)
+        changes = await cluster_admin.plan_delete(
+            context, group, topics, deadline_s=deadline_s
+        )
+        if partitions is not None:
+            chosen = _named(partitions, topics)
+            changes = tuple(one for one in changes if one.partition in chosen)
+        await self._write(group, changes, deadline_s, plan=plan)
+        return changes
+
+    async def delete_group(
+        self, group: str, *, plan: bool = False, timeout: float | None = None
+    ) -> Changes:
+        """Delete a group with its committed offsets, and return these.
+
+        If it comes back it begins as a new group does. After an error some of it is
+        deleted; the same call may be made again.
+
+        Args:
+            group: its name.
+            plan: only return what would be deleted.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            GroupInUseError: a member is there, or one that was killed still owns
+                partitions until its session ends.
+            ClientError: there is no such group; the text names those there are.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked, or not all is deleted.
+            TypeError: the name is no text.
+
+        Cancellation: some of it may be deleted.
+        """
+        require_text("group", group)
+        context, deadline_s = self._context, await self._begin(timeout)
+        known = await self.groups(timeout)
+        if group not in known:
+            raise ClientError(
+                f"no group {group}; groups there are: {', '.join(known) or 'none'}"
+            )
+        await require_idle(context, group, None, deadline_s=deadline_s)
+        changes = await cluster_admin.plan_delete(
+            context, group, None, deadline_s=deadline_s
+        )
+        if not plan:
+            await cluster_admin.delete_group(context, group, deadline_s=deadline_s)
+        return changes
+
+    async def _begin(self, timeout: float | None) -> float:
+        """Wait until ZooKeeper can be asked; return the deadline of a call."""
+        require_coordinator(self._context)
+        return await self._context.reach(timeout)
+
+    async def _write(
+        self,
+        group: str,
+        changes: Changes,
+        deadline_s: float,
+        *,
+        plan: bool,
+        force: bool = False,
+    ) -> None:
+        """Carry out a plan, unless a member would overwrite it."""
+        topics = {change.partition.topic for change in changes}
+        if not force:
+            await require_idle(self._context, group, topics, deadline_s=deadline_s)
+        if not plan:
+            await cluster_admin.write_offsets(
+                self._context, group, changes, deadline_s=deadline_s
+            )
+
+
+def _check_topics(topics: Collection[str] | None) -> None:
+    if topics is not None:
+        require_names("topics", topics)
+
+
+def _named(
+    partitions: Collection[TopicPartition | str], topics: Collection[str] | None
+) -> set[TopicPartition]:
+    """Return partitions that an argument names, within the topics of the call."""
+    return {as_partition(each, topics or ()) for each in partitions}
+
+
+def _check_goal(
+    to: ResetTo, topics: Collection[str]
+) -> Goal | dict[TopicPartition, Goal]:
+    """Return the goal of all partitions, or that of each."""
+    if isinstance(to, Mapping):
+        for partition, offset in to.items():
+            check_offset(f"to: offset of {partition}", offset)
+        return {as_partition(each, topics): Offset(at) for each, at in to.items()}
+    if not isinstance(to, int):
+        check_start(to, "to")
+        return to
+    if to >= 0:
+        raise ConfigError(
+            "to: an offset is of one partition: expected {partition: offset}, or a"
+            f" number below 0 to go so many messages back, got {to!r}"
+        )
+    check_whole("to: messages to go back", -to, 1)
+    return Offset(to)
