@@ -11,7 +11,8 @@ from metaq.cli.cluster import Target
 from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
 from metaq.cli.options import dry_option, json_option, target_options, yes_option
 from metaq.cli.tree import ListingGroup, command
-from metaq.client import AsyncAdmin, ClientError, GroupDescription, PartitionProgress
+from metaq.client import AsyncAdmin, GroupDescription, PartitionProgress
+from metaq.errors import ClientError
 
 GROUP_COLUMNS = (
     "group", "members", "topics", "partitions", "unowned", "lag_messages", "lag_bytes",

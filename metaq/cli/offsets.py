@@ -24,7 +24,6 @@ from metaq.cli.options import (
 from metaq.cli.tree import command, group
 from metaq.client import (
     AsyncAdmin,
-    ClientError,
     GroupInUseError,
     GroupOffset,
     MetaqError,
@@ -32,6 +31,7 @@ from metaq.client import (
     OffsetChange,
     PartitionDescription,
 )
+from metaq.errors import ClientError
 from metaq.model import Offset, TopicPartition
 
 Goal: TypeAlias = Literal["earliest", "latest"] | dt.datetime | Offset

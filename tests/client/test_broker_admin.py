@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from metaq.client import (
-    BrokerRegisteredError,
-    ClientError,
     NoBrokerError,
     PartitionDescription,
     PartitionsAwayError,
 )
+from metaq.client.errors import BrokerRegisteredError
+from metaq.errors import ClientError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import BROKERS, PYTHON, AnyBroker, StartBroker, broker_of

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from metaq.client import (
-    CannotAnswerError,
     Client,
-    ClientError,
     ConfigError,
     GroupInUseError,
     GroupOffset,
@@ -22,6 +20,8 @@ from metaq.client import (
     OffsetChange,
     PartitionsAwayError,
 )
+from metaq.client.errors import CannotAnswerError
+from metaq.errors import ClientError
 from metaq.model import BrokerId, MessageId, Offset
 from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import PYTHON, AnyBroker, StartBroker, broker_of

@@ -9,13 +9,14 @@ import pytest
 
 from metaq.client import ConfigError, MemoryOffsets, TopicPattern
 from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.session import context_of
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.net.dial import own_host
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.group_members import GROUP, ID, Member, owners, part, serve
-from tests.client.worlds import IDLE, QUICK, WORLDS, parts_of, take
+from tests.client.worlds import IDLE, QUICK, WORLDS, take
 from tests.rigs.inside import twin_of
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until, wait_until
@@ -311,4 +312,4 @@ def test_names_stay_as_they_are_without_a_pattern(group_client: Any) -> None:
     consumer = group_client.consumer("g", ["other", "orders-1", "other"])
     assert consumer.topics == ("other", "orders-1")
     client = getattr(group_client, "twin", None) or twin_of(group_client)
-    assert parts_of(client).metadata.snapshot.names is None
+    assert context_of(client).metadata.snapshot.names is None
