@@ -114,6 +114,7 @@ def test_cat_prints_all_of_a_topic_or_nothing(
             CatOptions(
                 topic="t",
                 start="earliest",
+                last=None,
                 count_max=None,
                 follows=False,
                 as_json=False,
