@@ -277,14 +277,20 @@ def test_a_directory_is_low_for_the_size_that_was_refused(
     bench.manager.tick(clock.monotonic_s())
     bench.run()
     assert not directory.is_low_on_space
-    used = 20_000 - directory.free_bytes
-    for free_bytes, is_low in ((8_000, False), (7_999, True)):
-        fs.set_capacity(used + free_bytes)
+
+    def look_again() -> None:
         clock.advance_s(FREE_SPACE_IDLE_S)
         bench.manager.tick(clock.monotonic_s())
         bench.run()
-        assert directory.free_bytes == free_bytes
-        assert directory.is_low_on_space is is_low
+
+    # What is due after a put is written first: side files take space, too.
+    look_again()
+    look_again()
+    used = 20_000 - directory.free_bytes
+    for free_bytes, is_low in ((8_000, False), (7_999, True)):
+        fs.set_capacity(used + free_bytes)
+        look_again()
+        assert (directory.free_bytes, directory.is_low_on_space) == (free_bytes, is_low)
     bench.close()
 
 
