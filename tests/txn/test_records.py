@@ -20,6 +20,7 @@ from metaq.txn.records import (
     encode_locations,
     encode_operation,
     encode_put,
+    ending_of,
     varint,
 )
 from tests.protocol.golden import bytes_of, vectors
@@ -69,6 +70,21 @@ GOLDEN = [
     ),
     (XA_ROLLBACK, encode_operation(RedoOperation.XA_ROLLBACK, "XID:101:0a0b::uq")),
 ]
+
+
+@pytest.mark.parametrize(
+    ("key", "commit", "rollback"),
+    [
+        (XID, RedoOperation.XA_COMMIT, RedoOperation.XA_ROLLBACK),
+        ("TX:s1:1", RedoOperation.LOCAL_COMMIT, RedoOperation.LOCAL_ROLLBACK),
+    ],
+)
+def test_the_end_of_a_transaction_is_written_as_one_of_its_kind(
+    key: str, commit: RedoOperation, rollback: RedoOperation
+) -> None:
+    """A Java broker that takes the directory over looks for it there."""
+    assert ending_of(key, is_commit=True) is commit
+    assert ending_of(key, is_commit=False) is rollback
 
 
 @pytest.mark.parametrize(("theirs", "ours"), GOLDEN)
