@@ -127,14 +127,16 @@ def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     assert again.fs.read_file(path, 1 << 20) == data  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [0, 134, 135])
-def test_a_java_broker_without_outcomes_leaves_an_empty_map(size: int) -> None:
+@pytest.mark.parametrize(("size", "count"), [(0, 0), (134, 0), (135, 0), (136, 1)])
+def test_a_java_broker_without_outcomes_leaves_an_empty_map(
+    size: int, count: int
+) -> None:
     """Or a part of it, where it was killed: nobody is warned."""
     bench = opened(FaultyFileSystem())
     bench.close()
     with bench.fs.open_append(JOURNAL / JAVA_OUTCOMES_FILE, create=True) as file:
         file.write(bytes(size))
-    assert opened(bench.fs).coordinator.figures().notes == ()
+    assert len(opened(bench.fs).coordinator.figures().notes) == count
 
 
 def test_outcomes_are_replaced_as_a_whole() -> None:
