@@ -19,7 +19,7 @@ from metaq.model import printable
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
-RAISED: Final = "metaq.client.consume.consumer"
+RAISED: Final = "metaq.client.consume.consumer_life"
 """Logger whose errors end the command as well, which prints them as its sentence."""
 CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
 """Loggers that log every job and packet at INFO."""
