@@ -47,14 +47,16 @@ from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
 from metaq.client.offsets.committer import Commit
 from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
-from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.offsets.offset_store import OffsetStore, ZooKeeperOffsets
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
+from metaq.client.produce.exactly_once import Decider
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClientError,
     ClosedError,
+    ConfigError,
     CoordinationError,
     MetaqError,
     RequestTimeoutError,
@@ -113,6 +115,7 @@ class AsyncConsumer:
         """Options chosen by the user."""
         self._context = context
         self._source = source
+        self._store = store
         self._loop = asyncio.get_running_loop()
         self.hooks = Hooks(
             self,
@@ -125,6 +128,7 @@ class AsyncConsumer:
             context,
             store,
             fence=lambda: source.fence,
+            restart=source.restart,
             group=group,
             options=options,
             marks=marks,
@@ -817,6 +821,27 @@ class AsyncConsumer:
         for partition, offset in offsets.items():
             self._move(partition, offset)
         self._subscription.drop_handled_ids()
+
+    @property
+    def decider(self) -> Decider:
+        """Decisions about batches, for `AsyncProducer.exactly_once`.
+
+        Raises:
+            ConfigError: its offsets are stored by time, or not in ZooKeeper.
+        """
+        interval_s = self.options.commit_interval_s
+        if interval_s is not None:
+            raise ConfigError(
+                "exactly_once stores the offsets, so that the consumer may not: make"
+                f" it with commit_interval_s=None, got {interval_s:g}"
+            )
+        if not isinstance(self._store, ZooKeeperOffsets):
+            raise ConfigError(
+                f"exactly_once: group {self.group} has its offsets in"
+                f" {type(self._store).__name__}, expected ZooKeeper, which stores them"
+                " together with the decision: make the consumer without offsets="
+            )
+        return self._subscription.decisions
 
     # -- state ------------------------------------------------------------------------
 

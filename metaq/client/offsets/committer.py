@@ -149,6 +149,16 @@ class Committer:
         for partition in partitions:
             self._ours.discard(partition)
             self._named.pop(partition, None)
+    def committed(self, partition: TopicPartition) -> Offset | None:
+        """Return the offset that is stored as far as we know; None: none is."""
+        return self._committed.get(partition)
+
+    def note_stored(self, offsets: Offsets) -> None:
+        """Note offsets that were stored in another way, as one commit."""
+        self.commit_count += 1
+        for partition, offset in offsets.items():
+            self._committed[partition] = offset.offset
+            self.written.add(partition)
 
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
         """Return what an automatic commit would write."""
