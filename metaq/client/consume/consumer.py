@@ -505,19 +505,6 @@ class AsyncConsumer:
                 raise
         return filling
 
-    def _redeliver(self, batch: ListedMessages[object]) -> None:
-        """Have the messages of a batch delivered again that were not committed since.
-
-        Partitions that were revoked are left out: their next owner delivers them.
-
-        Raises:
-            ClientError: the next messages were requested before, and those of this one
-                counted as handled.
-        """
-        if not batch.is_last:
-            raise ClientError(f"{batch!r}: the next messages were requested before")
-        self.current_batch.release()
-
     # -- pause ------------------------------------------------------------------------
 
     def pause(self, partitions: Partitions) -> None:
@@ -928,6 +915,28 @@ class AsyncConsumer:
 
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
     """Messages that are handled together; made by `AsyncConsumer.batches`."""
+
+    @property
+    def decider(self) -> Decider:
+        """Decisions of its consumer, for `AsyncProducer.exactly_once`.
+
+        Raises:
+            ConfigError: the consumer stores its offsets by time, or not in ZooKeeper.
+        """
+        return self.consumer.decider
+
+    def redeliver(self) -> None:
+        """Have its messages delivered again; the next owner does for lost partitions.
+
+        Raises:
+            ClientError: the next messages were requested before.
+        """
+        self.require_last()
+        self.consumer.current_batch.release()
+
+    def confirm(self) -> None:
+        """Count its messages as handled: their offsets are stored."""
+        self.consumer.current_batch.count()
 
     async def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; durable on return.

@@ -131,8 +131,13 @@ class ConsumedBatch(Protocol):
 
     def __iter__(self) -> Iterator[Message]: ...
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no message was requested after those of this batch."""
+        ...
+
     def redeliver(self) -> None:
-        """Have its messages delivered again, if no others were requested since."""
+        """Have its messages delivered again; they are the last that were requested."""
         ...
 
     def confirm(self) -> None:
@@ -274,6 +279,11 @@ class AsyncExactlyOnce:
             MetaqError: ZooKeeper cannot be asked; the batch is delivered again.
         """
         parts = self._parts
+        if not self._batch.is_last:
+            raise TransactionError(
+                f"{self._batch!r}: the next messages were requested before it was"
+                " written"
+            )
         try:
             xid = await self._decider.begin(
                 self._batch.begins, deadline_s=parts.deadline_s(None)
@@ -349,10 +359,14 @@ class AsyncExactlyOnce:
             await self._decider.decide(
                 current.xid, brokers, begins, offsets, deadline_s=deadline_s
             )
-        except TransactionInDoubtError:
-            raise
-        except MetaqError:
-            await self._roll_back(current, deadline_s)
+        except BaseException as error:
+            is_certain = isinstance(error, MetaqError) and not isinstance(
+                error, TransactionInDoubtError
+            )
+            if is_certain:
+                await self._give_up(current, deadline_s)
+            else:
+                self._batch.redeliver()
             raise
         self._batch.confirm()
         await self._decider.complete(deadline_s=deadline_s)

@@ -23,7 +23,7 @@ from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic
-from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
@@ -620,6 +620,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
 class MessageBatch(ListedMessages[Consumer]):
     """Messages that are handled together; made by `Consumer.batches`."""
+
+    @property
+    def twin(self) -> AsyncMessageBatch:
+        """The same batch, for the client's loop."""
+        return AsyncMessageBatch(self.consumer._twin, self._filling)  # noqa: SLF001
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""
