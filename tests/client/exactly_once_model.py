@@ -48,7 +48,7 @@ from metaq.zk.errors import NodeExistsError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import encode_owner
+from metaq.zk.znodes import Node, encode_owner
 from tests.rigs.virtual_time import VirtualClock
 
 CLOCK = VirtualClock()
@@ -114,11 +114,32 @@ class FakeLog:
         self.log.append(put.payload)
 
 
+class OldTrees(MemoryZooKeeper):
+    """Keeps what was: a server may answer reads with what was a while ago.
+
+    A session sees its own writes, and never an older state than before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trees: list[dict[str, Node]] = [{}]
+
+    def _touch(self) -> None:
+        super()._touch()
+        self.trees.append(dict(self.nodes))
+
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path, data)
+        self.trees[-1] = dict(self.nodes)
+
+
 @dataclass
 class World:
     """Brokers, a ZooKeeper, and what is to go wrong."""
 
-    server: MemoryZooKeeper = field(default_factory=MemoryZooKeeper)
+    server: OldTrees = field(default_factory=OldTrees)
+    lag: Callable[[int], int] = lambda _count: 0
+    """Returns how many writes a read is late, of so many that it may be."""
     brokers: dict[BrokerId, FakeLog] = field(
         default_factory=lambda: {one: FakeLog() for one in BROKERS}
     )
@@ -193,6 +214,7 @@ class FaultyCoordinator:
 
     def __init__(self, member: "Member") -> None:
         self._member = member
+        self._seen = 0
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._member.raw, name)
@@ -200,10 +222,37 @@ class FaultyCoordinator:
             return real
         world, member = self._member.world, self._member
 
+        async def act(*args: Any, **named: Any) -> Any:
+            trees = world.server.trees
+            try:
+                found = await real(*args, **named)
+            finally:
+                last = len(trees) - 1
+                if name not in READS:
+                    # A refusal is an answer to a write as well.
+                    self._seen = last
+            if name not in READS:
+                return found
+            self._seen = last - world.lag(last - self._seen)
+            return READS[name](trees[self._seen], args[0])
+
         async def ask(*args: Any, **named: Any) -> Any:
-            return await world.point(member, name, lambda: real(*args, **named))
+            return await world.point(member, name, lambda: act(*args, **named))
 
         return ask
+
+
+def _children(tree: dict[str, Node], path: str) -> tuple[str, ...] | None:
+    parts = (one.rpartition("/") for one in tree)
+    names = tuple(sorted(name for parent, _, name in parts if parent == path))
+    return names if path in tree else None
+
+
+READS: dict[str, Callable[[dict[str, Node], str], Any]] = {
+    "get": lambda tree, path: tree.get(path),
+    "exists": lambda tree, path: path in tree,
+    "children": _children,
+}
 
 
 class FakeConnection:
@@ -358,8 +407,12 @@ class Member:
             self._restart(tuple(self.positions))
 
     async def close(self) -> None:
-        """Leave, as at the end of a process."""
-        await self.decisions.close(deadline_s=CLOCK.monotonic_s() + REQUEST_S)
+        """Leave, as at the end of a process; it may be killed there."""
+        try:
+            await self.decisions.close(deadline_s=CLOCK.monotonic_s() + REQUEST_S)
+        except asyncio.CancelledError:
+            if not self.is_dead:
+                raise
         self.kill()
         self.reap()
 

@@ -83,6 +83,8 @@ async def history(seed: int) -> None:
         return rng.choice(faults) if rng.random() < rate else None
 
     world.choose = choose
+    if rng.random() < 0.5:
+        world.lag = lambda count: rng.randint(0, count)
     for number in range(rng.randint(2, 5)):
         member = Member(world, f"g_{number}")
         members.append(member)
