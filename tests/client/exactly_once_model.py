@@ -138,6 +138,8 @@ class World:
     """Brokers, a ZooKeeper, and what is to go wrong."""
 
     server: OldTrees = field(default_factory=OldTrees)
+    pause_s: Callable[[], float] = lambda: 0.0
+    """Returns how long a request is on its way, and its answer."""
     lag: Callable[[int], int] = lambda _count: 0
     """Returns how many writes a read is late, of so many that it may be."""
     brokers: dict[BrokerId, FakeLog] = field(
@@ -164,7 +166,7 @@ class World:
         self, member: "Member", what: str, act: Callable[[], Awaitable[T]]
     ) -> T:
         """Carry out a request of a member, with its fault."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.pause_s())
         member.require_alive()
         fault = self.choose(member, what)
         if fault is not None:
@@ -176,6 +178,7 @@ class World:
         if fault is Fault.FAILED:
             raise _away(what)
         result = await act()
+        await asyncio.sleep(self.pause_s())
         await self._around(fault, member, Fault.KILLED_AFTER)
         if fault is Fault.ANSWER_LOST:
             raise _lost(what)
@@ -536,6 +539,7 @@ async def put(
 async def heal(world: World, members: Collection[Member]) -> None:
     """End all that lives; a new member does the rest, and nothing is left over."""
     world.choose = lambda _member, _what: None
+    world.pause_s = lambda: 0.0
     for broker in world.brokers.values():
         broker.is_away = False
     for member in members:

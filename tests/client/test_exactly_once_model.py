@@ -9,7 +9,9 @@ import pytest
 
 from metaq.client.produce.xa_branches import XaBranches
 from tests.client.exactly_once_model import (
+    GROUP,
     INPUTS,
+    PATHS,
     Fault,
     Member,
     World,
@@ -21,7 +23,7 @@ from tests.rigs.virtual_time import run_virtually
 from tests.sampling import IS_WHOLE, SEED, quarter
 
 STEPS = 8
-RUNS = 2000 if IS_WHOLE else 150
+RUNS = 2000 if IS_WHOLE else 100
 """Random histories of one run."""
 
 
@@ -83,6 +85,8 @@ async def history(seed: int) -> None:
         return rng.choice(faults) if rng.random() < rate else None
 
     world.choose = choose
+    slow_s = rng.choice([0.0, 0.02, 0.1])
+    world.pause_s = lambda: rng.random() * slow_s
     if rng.random() < 0.5:
         world.lag = lambda count: rng.randint(0, count)
     for number in range(rng.randint(2, 5)):
@@ -119,14 +123,19 @@ async def history(seed: int) -> None:
             await asyncio.sleep(rng.random() * 6)
             broker.is_away = False
 
-    await asyncio.gather(*map(live, members), brokers(), return_exceptions=False)
+    async def saboteur() -> None:
+        for _ in range(rng.choice([0, 0, 3])):
+            await asyncio.sleep(rng.random() * 4)
+            world.server.remove(PATHS.owner(GROUP, rng.choice(INPUTS)))
+
+    await asyncio.gather(*map(live, members), brokers(), saboteur())
     await heal(world, members)
     check(world, members)
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_members_by_turns_with_faults_write_each_input_once(part: int) -> None:
-    """Two to five members claim, release, die and lose sessions and answers."""
+    """Two to five members claim, release, die; sessions, answers, owners are lost."""
     rng = random.Random(SEED + part)
     for _ in range(RUNS // 4):
         seed = rng.randrange(2**32)
