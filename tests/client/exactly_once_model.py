@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any, TypeVar
-from unittest import mock
+from typing import Any, TypeVar, cast
 
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.member import MemberDecisions
@@ -23,7 +22,6 @@ from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.produce.xa_branches import XaBranches
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import (
     MetaqError,
@@ -77,6 +75,7 @@ class Fault(Enum):
     STOPPED_BEFORE = "its member hangs before it until others have done all"
     STOPPED_AFTER = "its member hangs after it until others have done all"
     BROKERS_RESTART = "the brokers were killed before it"
+    SWEPT = "another member, whose reads are late, ends what is dead before it"
 
 
 def due() -> Counter[bytes]:
@@ -149,6 +148,14 @@ class World:
     """Returns the fault of the next request of a member."""
     meanwhile: Callable[[], Awaitable[None]] | None = None
     """Runs while a member hangs."""
+    sweep: Callable[[], Awaitable[None]] | None = None
+    """Ends what is dead, by another member."""
+    _tokens: int = 0
+
+    def draw_token(self) -> str:
+        """Return digits that it never returned before."""
+        self._tokens += 1
+        return f"{self._tokens:032x}"
 
     def snapshot(self) -> ClusterSnapshot:
         """Return the cluster as clients see it."""
@@ -174,6 +181,8 @@ class World:
         if fault is Fault.BROKERS_RESTART:
             for broker in self.brokers.values():
                 broker.transactions.restart()
+        if fault is Fault.SWEPT and self.sweep is not None:
+            await self.sweep()
         await self._around(fault, member, Fault.KILLED_BEFORE)
         if fault is Fault.FAILED:
             raise _away(what)
@@ -284,14 +293,49 @@ class FakeConnection:
         name = command.type.name
         return await self._member.world.point(self._member, name, act)
 
-    async def put(self, xid: Any, data: bytes) -> None:
-        async def act() -> None:
+    def next_opaques(self, count: int) -> range:
+        return range(count)
+
+    def submit_puts(
+        self, frames: bytes, opaques: range, listener: Any, *, deadline_s: float
+    ) -> None:
+        async def act() -> Reply:
             if self._broker.is_away:
                 raise NoBrokerError("away")
-            put = Put("out", 0, data, 0, 0, 1, xid)
-            self._broker.transactions.put(put, 1, self)
+            for data in listener.payloads:
+                put = Put("out", 0, data, 0, 0, 1, listener.transaction)
+                try:
+                    self._broker.transactions.put(put, 1, self)
+                except ServerError as error:
+                    return Result(500, str(error).encode(), 1)
+            return Result(200, b"1 0 -1", 1)
 
-        await self._member.world.point(self._member, "PUT", act)
+        async def answer() -> None:
+            try:
+                outcome = await self._member.world.point(self._member, "PUT", act)
+            except MetaqError as error:
+                listener.on_outcome(opaques, error)
+            else:
+                listener.on_outcome(opaques, outcome)
+
+        # Of a process that is killed no answer comes.
+        task = asyncio.create_task(answer())
+        self._member.tasks.add(task)
+        task.add_done_callback(self._member.tasks.discard)
+
+
+class Routes:
+    """Chooses the broker that a message names."""
+
+    def choose(
+        self, topic: str, message: OutgoingMessage, *_others: Any, **_named: Any
+    ) -> TopicPartition:
+        assert message.partition is not None
+        return TopicPartition(topic, BrokerId(int(message.partition)), 0)
+
+
+async def at_once(_topic: str, _deadline_s: float) -> None:
+    """Wait for the partitions of a topic: they are known."""
 
 
 @dataclass
@@ -336,6 +380,7 @@ class Member:
         self.raw.add_listener(self._on_status)
         self.faults: list[str] = []
         self.is_dead = False
+        self.tasks: set[asyncio.Task[None]] = set()
         self.positions: dict[TopicPartition, Offset] = {}
         self.stored: dict[TopicPartition, Offset | None] = {}
         self._session_version = 0
@@ -346,6 +391,7 @@ class Member:
             pool=self,
             metadata=self,
             paths=PATHS,
+            draw_token=world.draw_token,
             coordinator=self._coordinator,
             deadline_s=lambda: CLOCK.monotonic_s() + REQUEST_S,
         )
@@ -363,8 +409,8 @@ class Member:
             clock=CLOCK,
             session_id=name,
             starts=BrokerStarts(CLOCK),
-            prepare=mock.Mock(),
-            routes=mock.Mock(),
+            prepare=at_once,
+            routes=cast("Any", Routes()),
             options=ProducerOptions(timeout_s=REQUEST_S),
             counters=ClientTransactionCounters(),
         )
@@ -475,6 +521,11 @@ class Member:
             if not self.is_dead:
                 raise
 
+    async def sweep(self) -> None:
+        """End what dead members left."""
+        deadline_s = CLOCK.monotonic_s() + REQUEST_S
+        await end_dead(self.context, GROUP, deadline_s=deadline_s)
+
     # -- work -------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
@@ -492,7 +543,8 @@ class Member:
         async with AsyncExactlyOnce(self._parts, batch) as tx:
             for one in batch:
                 for data, broker_id in made_of(one.partition, one.offset).items():
-                    tx.add(str(broker_id), [OutgoingMessage(data)])
+                    message = OutgoingMessage(data, partition=str(broker_id))
+                    tx.add("out", [message])
 
     async def step(self, wanted: Collection[TopicPartition]) -> None:
         """Claim what is missing and write a batch; errors are those of a user."""
@@ -517,25 +569,6 @@ class Member:
                 raise
 
 
-async def put(
-    self: XaBranches,
-    topic: str,
-    messages: list[OutgoingMessage],
-    *,
-    deadline_s: float,
-) -> list[Any]:
-    """Stand in for `XaBranches.put`: the topic says which broker."""
-    broker_id = BrokerId(int(topic))
-    try:
-        branch = await self._branch(broker_id, deadline_s)
-        for message in messages:
-            await branch._connection.put(self.xid, message.data)
-    except BaseException as error:
-        self.failure = error
-        raise
-    return []
-
-
 async def heal(world: World, members: Collection[Member]) -> None:
     """End all that lives; a new member does the rest, and nothing is left over."""
     world.choose = lambda _member, _what: None
@@ -549,7 +582,7 @@ async def heal(world: World, members: Collection[Member]) -> None:
     last = Member(world, "g_last")
     await asyncio.sleep(1)
     await last.run(INPUTS, INPUT_COUNT * 2)
-    await end_dead(last.context, GROUP, deadline_s=CLOCK.monotonic_s() + REQUEST_S)
+    await last.sweep()
     await last.close()
 
 

@@ -2,12 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 
-from metaq.client.produce.xa_branches import XaBranches
 from tests.client.exactly_once_model import (
     GROUP,
     INPUTS,
@@ -17,7 +14,6 @@ from tests.client.exactly_once_model import (
     World,
     check,
     heal,
-    put,
 )
 from tests.rigs.virtual_time import run_virtually
 from tests.sampling import IS_WHOLE, SEED, quarter
@@ -25,12 +21,6 @@ from tests.sampling import IS_WHOLE, SEED, quarter
 STEPS = 8
 RUNS = 2000 if IS_WHOLE else 100
 """Random histories of one run."""
-
-
-@pytest.fixture(autouse=True)
-def messages_without_frames() -> Iterator[None]:
-    with mock.patch.object(XaBranches, "put", put):
-        yield
 
 
 async def one_fault(at: int, fault: Fault) -> int:
@@ -50,7 +40,12 @@ async def one_fault(at: int, fault: Fault) -> int:
         await other.run(INPUTS, STEPS)
         await other.close()
 
-    world.choose, world.meanwhile = choose, meanwhile
+    async def sweep() -> None:
+        world.lag = lambda count: count
+        await other.sweep()
+        world.lag = lambda _count: 0
+
+    world.choose, world.meanwhile, world.sweep = choose, meanwhile, sweep
     await asyncio.sleep(1)
     await member.run(INPUTS, STEPS)
     if not member.is_dead:
@@ -79,7 +74,8 @@ async def history(seed: int) -> None:
     world = World()
     members: list[Member] = []
     rate = rng.choice([0.01, 0.03, 0.1])
-    faults = [one for one in Fault if not one.name.startswith("STOPPED")]
+    faults = [one for one in Fault if not one.name.startswith("S")]
+    faults += [Fault.SESSION_LOST_BEFORE, Fault.SESSION_LOST_AFTER]
 
     def choose(who: Member, what: str) -> Fault | None:
         return rng.choice(faults) if rng.random() < rate else None

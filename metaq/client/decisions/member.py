@@ -11,7 +11,6 @@ it fits once, and where it does not fit any more the nodes say whether it was ou
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.rules import (
-    TOKEN_BYTES,
     batch_xid,
     branches_of,
     make_decision,
@@ -215,12 +213,9 @@ class MemberDecisions:
 
     # -- a batch ----------------------------------------------------------------------
 
-    async def begin(
-        self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
-    ) -> XaTransactionId:
-        """Return the id of the transaction of a batch; see `Decider`."""
-        fence = self._fence()
-        if fence is None or self._context.coordinator is None:
+    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
+        """Refuse a batch that cannot be begun now; see `Decider`."""
+        if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
                 f"exactly_once: group {self._group} is not in ZooKeeper, which decides;"
                 " read as a member of a group that is, without partitions="
@@ -229,11 +224,26 @@ class MemberDecisions:
             raise TransactionError(
                 f"{shown(self._open)} of another batch of this consumer has not ended"
             )
+        for partition, begin in begins.items():
+            held = self._held.get(partition)
+            if held is not None and begin < held.begin:
+                raise TransactionError(
+                    f"{partition}: the batch begins at offset {begin}, and the group is"
+                    f" at {held.begin} already: write each batch once"
+                )
+
+    async def begin(
+        self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
+    ) -> XaTransactionId:
+        """Return the id of the transaction of a batch; see `Decider`."""
+        self.check(begins)
+        fence = self._fence()
+        assert fence is not None
         self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
         if not self._token or self._token_session != fence.session_version:
-            token = secrets.token_hex(TOKEN_BYTES)
+            token = self._context.draw_token()
             await self._decisions().make_token(
                 token, fence.member, deadline_s=deadline_s
             )
@@ -247,7 +257,6 @@ class MemberDecisions:
         self,
         xid: XaTransactionId,
         brokers: Collection[BrokerId],
-        begins: Mapping[TopicPartition, Offset],
         offsets: Mapping[TopicPartition, GroupOffset],
         *,
         deadline_s: float,
@@ -257,7 +266,7 @@ class MemberDecisions:
         async with self._deciding:
             work = _Deciding(decision, self._token, self._token_session)
             try:
-                held = self._require_held(begins)
+                held = self._require_held(offsets)
                 places = await self._decide(work, held, offsets, deadline_s)
             except BaseException:
                 # The partitions go on at what is stored, when nothing can change that.
@@ -427,29 +436,20 @@ class MemberDecisions:
                 )
 
     def _require_held(
-        self, begins: Mapping[TopicPartition, Offset]
+        self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, _Held]:
         """Return the partitions of a batch.
 
         Raises:
             OwnershipLostError: one of them is not ours any more.
-            TransactionError: messages of the batch are committed already.
         """
-        found = {}
-        for partition, begin in begins.items():
-            held = self._held.get(partition)
-            if held is None:
+        for partition in partitions:
+            if partition not in self._held:
                 raise OwnershipLostError(
                     f"{partition}: lost while its messages were being handled; they"
                     " will be delivered again"
                 )
-            if begin < held.begin:
-                raise TransactionError(
-                    f"{partition}: the batch begins at offset {begin}, and the group is"
-                    f" at {held.begin} already: write each batch once"
-                )
-            found[partition] = held
-        return found
+        return {partition: self._held[partition] for partition in partitions}
 
     # -- after the decision -----------------------------------------------------------
 

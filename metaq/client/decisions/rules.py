@@ -22,7 +22,7 @@ Rules, by which members that die, hang or come back late contradict nobody:
    carried out any more.
 
     qualifier  group-<name of the group>
-    global id  token (8 bytes) | number of the batch (int64)
+    global id  token (16 bytes) | number of the batch (int64)
     branch     name of the member, cut to 64 bytes
 
 Why a member that was taken for dead cannot decide: its token went with its session,
@@ -44,7 +44,7 @@ from metaq.zk.errors import PayloadError
 
 FORMAT_ID: Final = int.from_bytes(b"MQG1")
 """Format of the ids below: groups, first layout."""
-TOKEN_BYTES: Final = 8
+TOKEN_BYTES: Final = 16
 """Length of a token; in ZooKeeper it is hexadecimal."""
 PREFIX: Final = "group-"
 """Begin of the qualifiers."""
@@ -69,7 +69,7 @@ def batch_xid(group: str, member: str, token: str, number: int) -> XaTransaction
     )
 
 
-class BatchName(NamedTuple):
+class GroupBatch(NamedTuple):
     """Parts of the id of a batch's transaction."""
 
     group: str
@@ -79,14 +79,14 @@ class BatchName(NamedTuple):
     number: int
 
 
-def parse_xid(xid: XaTransactionId) -> BatchName | None:
+def parse_xid(xid: XaTransactionId) -> GroupBatch | None:
     """Return the parts of an id of `batch_xid`; None for any other one."""
     is_ours = xid.format_id == FORMAT_ID and xid.qualifier.startswith(PREFIX)
     if not is_ours or len(xid.global_id) != _GLOBAL.size:
         return None
     token, number = _GLOBAL.unpack(xid.global_id)
     member = xid.branch.decode(errors="ignore")
-    return BatchName(xid.qualifier.removeprefix(PREFIX), member, token.hex(), number)
+    return GroupBatch(xid.qualifier.removeprefix(PREFIX), member, token.hex(), number)
 
 
 def make_decision(xid: XaTransactionId, brokers: Collection[BrokerId]) -> GroupDecision:

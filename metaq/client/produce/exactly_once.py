@@ -57,15 +57,23 @@ class Decider(Protocol):
         """Parts of the consumer's client."""
         ...
 
+    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
+        """Refuse a batch that cannot be begun now.
+
+        Raises:
+            ConfigError: the group is not in ZooKeeper.
+            TransactionError: another batch has not ended, or this one is committed.
+        """
+        ...
+
     async def begin(
         self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
     ) -> XaTransactionId:
         """Complete the last batch, and name the transaction of the next one.
 
         Raises:
-            ConfigError: the group is not in ZooKeeper.
+            ConfigError, TransactionError: as `check`.
             OwnershipLostError: a partition of the batch is not ours any more.
-            TransactionError: another batch has not ended, or this one is committed.
             TransactionInDoubtError: the last one is decided, and a broker that is away
                 has not committed it.
             CoordinationError: ZooKeeper cannot be asked.
@@ -76,7 +84,6 @@ class Decider(Protocol):
         self,
         xid: XaTransactionId,
         brokers: Collection[BrokerId],
-        begins: Mapping[TopicPartition, Offset],
         offsets: Mapping[TopicPartition, GroupOffset],
         *,
         deadline_s: float,
@@ -284,6 +291,7 @@ class AsyncExactlyOnce:
                 f"{self._batch!r}: the next messages were requested before it was"
                 " written"
             )
+        self._decider.check(self._batch.begins)
         try:
             xid = await self._decider.begin(
                 self._batch.begins, deadline_s=parts.deadline_s(None)
@@ -349,7 +357,7 @@ class AsyncExactlyOnce:
             await self._give_up(current, deadline_s)
             raise
         self._parts.counters.prepared_count += 1
-        begins, ids = self._batch.begins, _last_ids(self._batch)
+        ids = _last_ids(self._batch)
         offsets = {
             partition: GroupOffset(offset, ids.get(partition))
             for partition, offset in self._batch.offsets.items()
@@ -357,7 +365,7 @@ class AsyncExactlyOnce:
         brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
         try:
             await self._decider.decide(
-                current.xid, brokers, begins, offsets, deadline_s=deadline_s
+                current.xid, brokers, offsets, deadline_s=deadline_s
             )
         except BaseException as error:
             is_certain = isinstance(error, MetaqError) and not isinstance(

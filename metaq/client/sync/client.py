@@ -624,7 +624,8 @@ class MessageBatch(ListedMessages[Consumer]):
     @property
     def twin(self) -> AsyncMessageBatch:
         """The same batch, for the client's loop."""
-        return AsyncMessageBatch(self.consumer._twin, self._filling)  # noqa: SLF001
+        consumer = self.consumer._twin  # noqa: SLF001  # one part of this world
+        return AsyncMessageBatch(consumer, self._filling)
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""

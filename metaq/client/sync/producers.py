@@ -6,14 +6,15 @@ cross over to the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
+from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.exactly_once import AsyncExactlyOnce, ConsumedBatch
+from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
@@ -34,9 +35,6 @@ from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
-
-if TYPE_CHECKING:
-    from metaq.client.sync.client import MessageBatch
 
 
 class Transaction(SyncPart[AsyncTransaction]):
@@ -246,9 +244,9 @@ class Producer(SyncClosable[AsyncProducer]):
         work = on_loop(self._twin.transaction, timeout, keys=keys)
         return Transaction(self._thread.run(work), self._thread)
 
-    def exactly_once(self, batch: "MessageBatch") -> ExactlyOnce:
+    def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
         """Return the block that writes a batch; see `AsyncProducer.exactly_once`."""
-        twin: ConsumedBatch = getattr(batch, "twin", batch)
+        twin: Any = getattr(batch, "twin", batch)
         work = on_loop(self._twin.exactly_once, twin)
         return ExactlyOnce(self._thread.run(work), self._thread)
 
