@@ -21,6 +21,10 @@ SPARK_NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write)-[^:/]+)")
 """Name of an exactly-once write of Spark, alone or as the end of a key."""
 
 
+GROUP_NAME: Final = re.compile(r"(?:XID:.*:)?group-([^:/]+)")
+"""The same of a group that writes exactly once."""
+
+
 class End(NamedTuple):
     """One way to end a transaction by command."""
 
@@ -77,15 +81,36 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
             ]
         )
     render.print_rows(COLUMNS, rows, as_json=False)
-    for name in spark_names(each["key"] for each in transactions):
+    keys = [each["key"] for each in transactions]
+    for name in spark_names(keys):
         click.echo(f"{name} is a write of Spark; if its driver is gone:")
         click.echo(f"  metaq txn settle {name}")
+    for group, members in group_members(keys).items():
+        click.echo(
+            f"group-{group} is of group {group}, members {', '.join(members)}, which"
+            " writes exactly once; the next consumer of the group ends it, or:"
+        )
+        click.echo(f"  metaq txn settle group-{group}")
 
 
 def spark_names(keys: Iterable[str]) -> list[str]:
     """Return the writes of Spark that keys belong to, each once."""
     found = filter(None, map(SPARK_NAME.fullmatch, keys))
     return list(dict.fromkeys(match[1] for match in found))
+
+
+def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the groups that keys belong to, with their members, each once."""
+    from metaq.client.decisions.rules import parse_xid
+    from metaq.model import XaTransactionId
+    from metaq.protocol.transaction_ids import parse_key
+
+    found: dict[str, dict[str, None]] = {}
+    for xid in map(parse_key, keys):
+        name = parse_xid(xid) if isinstance(xid, XaTransactionId) else None
+        if name is not None:
+            found.setdefault(name.group, {})[name.member] = None
+    return {group: list(members) for group, members in found.items()}
 
 
 @command(
@@ -95,18 +120,24 @@ def spark_names(keys: Iterable[str]) -> list[str]:
     examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
 )
 def settle_write(target: Target, key: str) -> None:
-    """End what a write of Spark has left, as was decided.
+    """End what a write of Spark, or a group, has left, as was decided.
 
-    For an exactly-once write whose driver is gone and is not started again. At all
-    brokers, what ZooKeeper says was decided is committed, the rest is rolled back. NAME
-    is the end of a key of 'metaq txn list'.
+    For an exactly-once write whose driver is gone and is not started again, and for the
+    dead members of a group that writes exactly once. At all brokers, what ZooKeeper
+    says was decided is committed, the rest is rolled back. NAME is the end of a key of
+    'metaq txn list'.
     """
+    if (group_match := GROUP_NAME.fullmatch(key)) is not None:
+        _settle_group(target, group_match[1])
+        return
     from metaq.spark.sink.decisions import Decision
     from metaq.spark.sink.exactly_once import TransactionManager
 
     match = SPARK_NAME.fullmatch(key)
     if match is None:
-        raise click.BadParameter(f"expected sink-... or write-..., got {key[:80]!r}")
+        raise click.BadParameter(
+            f"expected sink-..., write-... or group-..., got {key[:80]!r}"
+        )
     name, is_batch_write = match[1], match[2] == "write"
 
     async def settle(context: ClientContext, deadline_s: float) -> Decision | None:
@@ -128,6 +159,22 @@ def settle_write(target: Target, key: str) -> None:
         click.echo(f"{name}: nothing was decided, and nothing is prepared any more")
     else:
         click.echo(f"{name}: batch {decision.batch} was decided, and is committed")
+
+
+def _settle_group(target: Target, group: str) -> None:
+    from metaq.client.decisions.ending import Swept, settle
+
+    async def work(context: ClientContext, deadline_s: float) -> Swept:
+        target.require_brokers(context.metadata.snapshot.brokers)
+        return await settle(context, group, deadline_s=deadline_s)
+
+    swept = target.run(work)
+    click.echo(
+        f"group {group}: {len(swept.committed)} branches of dead members were decided,"
+        f" and are committed; {len(swept.rolled_back)} were not, and are rolled back"
+    )
+    for member, branches in swept.living.items():
+        click.echo(f"{len(branches)} are of {member}, which is alive and ends them")
 
 
 def _add_end(word: str) -> None:

@@ -7,10 +7,10 @@ A *decision* moves the offsets of some partitions and names the transaction that
 what was made of their messages: all in one request, which carries itself out only if
 
 * the member owns each partition, and its *token* is there: its session lives;
-* nobody has written the offset and the decision of any of them since they were read.
+* no client has written the offset and the decision of any of them since they were read.
 
 So each decision about a partition follows the one that its member has read, in one line
-without forks, whoever thinks that he owns it. And a transaction whose token is gone,
+without forks, also if two members take it for theirs. And a transaction whose token is gone,
 which no decision names, will never be named: a token is made once, and never again.
 
     {"xid": "XID:...", "brokers": [0, 1]}       in the node of each partition it moved
@@ -34,7 +34,7 @@ from metaq.zk.znodes import decode_group_offset, encode_group_offset
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest request of a decision: ZooKeeper takes 1 MiB (`jute.maxbuffer`)."""
 OPERATION_BYTES: Final = 64
-"""What an operation of a request takes beside path and payload, at most."""
+"""Bytes of an operation beside path and payload, at most."""
 
 
 class TooLargeError(CoordinationError):
@@ -76,7 +76,7 @@ class GroupDecision:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a partition has in ZooKeeper: the base of its next decision."""
+    """Offset and decision of a partition, as read: the base of its next decision."""
 
     offset: GroupOffset | None = None
     offset_version: int | None = None

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class Fault(Enum):
-    """What happens to a request, or to the member that makes it."""
+    """Misfortune of a request, or of the member that makes it."""
 
     FAILED = "not carried out"
     ANSWER_LOST = "carried out, and the answer is lost"

@@ -1,9 +1,9 @@
-"""What is made of a batch is written exactly once, or not at all; both worlds."""
+"""The messages made of a batch are written exactly once, or not at all; both worlds."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -23,13 +23,14 @@ from tests.client.worlds import WORLDS, payloads
 from tests.rigs.waiting import wait_until
 
 PATHS = NodePaths()
-ONE_BROKER = {"module": "decisions are in ZooKeeper, and MetaQ 1.4 is refused"}
+ONE_BROKER = {"brokers": "exactly once is not written to MetaQ 1.4"}
+Brokers: TypeAlias = "list[EmbeddedBroker]"
 MANUAL: dict[str, Any] = {"commit_interval_s": None, "start": "earliest"}
 BATCH: dict[str, Any] = {"max_count": 10, "max_wait_s": 0.2}
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EmbeddedBroker]]:
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     with ExitStack() as stack:
         server = MemoryZooKeeper()
         yield [
@@ -46,9 +47,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EmbeddedB
 
 
 @pytest.fixture
-def topics(
-    brokers: list[EmbeddedBroker], request: pytest.FixtureRequest
-) -> tuple[str, str]:
+def topics(brokers: Brokers, request: pytest.FixtureRequest) -> tuple[str, str]:
     """Return an input of 30 messages at broker 0, and an output at both."""
     name = f"t{abs(hash(request.node.name)) % 10**9}"
     brokers[0].create_topic(f"{name}-in", 1)
@@ -61,9 +60,7 @@ def topics(
 
 
 @pytest.fixture(params=["sync", "async"])
-def client(
-    request: pytest.FixtureRequest, brokers: list[EmbeddedBroker]
-) -> Iterator[Any]:
+def client(request: pytest.FixtureRequest, brokers: Brokers) -> Iterator[Any]:
     with WORLDS[request.param](**brokers[0].client_options) as one:
         yield one
 
@@ -85,13 +82,13 @@ def copy(tx: Any, batch: Any, topic: str) -> None:
         tx.send(topic, message.data, partition=f"{number % 2}-0")
 
 
-def committed(brokers: list[EmbeddedBroker], group: str, topic: str) -> bytes | None:
+def committed(brokers: Brokers, group: str, topic: str) -> bytes | None:
     path = f"/meta/consumers/{group}/offsets/{topic}/0-0"
     node = brokers[0].zookeeper.tree().get(path)
     return None if node is None else node.data
 
 
-def prepared(brokers: list[EmbeddedBroker], group: str) -> list[Any]:
+def prepared(brokers: Brokers, group: str) -> list[Any]:
     with (
         Client(**brokers[0].client_options) as client,
         client.xa(f"group-{group}") as xa,
@@ -100,7 +97,7 @@ def prepared(brokers: list[EmbeddedBroker], group: str) -> list[Any]:
 
 
 def test_each_batch_is_written_once_with_its_offsets(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     source, target = topics
     with (
@@ -124,7 +121,7 @@ def test_each_batch_is_written_once_with_its_offsets(
 
 
 def test_after_an_exception_nothing_is_written_and_the_batch_comes_again(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     source, target = topics
     seen = []
@@ -149,7 +146,7 @@ def test_after_an_exception_nothing_is_written_and_the_batch_comes_again(
 
 
 def test_a_batch_of_which_nothing_is_made_moves_the_offsets(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     source, target = topics
     with (
@@ -215,7 +212,7 @@ def test_a_consumer_that_cannot_decide_is_refused(
 
 
 def test_a_batch_of_another_client_is_refused(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     source, _target = topics
     with (
@@ -229,7 +226,7 @@ def test_a_batch_of_another_client_is_refused(
 
 
 def test_a_session_that_is_lost_in_the_block_writes_nothing(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     """The partition is claimed again, and the batch comes again."""
     source, target = topics
@@ -266,7 +263,7 @@ def begun(client: Any, group: str, token: str, target: str) -> Any:
 
 
 def test_who_claims_a_partition_completes_what_is_decided_before_it_reads(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
     """A consumer that never writes exactly once does it as well."""
     source, target = topics
@@ -283,9 +280,9 @@ def test_who_claims_a_partition_completes_what_is_decided_before_it_reads(
 
 
 def test_who_claims_a_partition_rolls_back_what_a_dead_member_left(
-    brokers: list[EmbeddedBroker], client: Any, topics: tuple[str, str]
+    brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
-    """What a living one has prepared stays."""
+    """Branches of a living one stay."""
     source, target = topics
     server = brokers[0].zookeeper
     begun(client, source, "0b" * 16, target)

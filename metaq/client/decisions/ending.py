@@ -1,4 +1,4 @@
-"""Ends of what members of a group have left that are dead.
+"""Ends of the branches that dead members of a group have left.
 
     end_dead   branches whose token is gone: commit what is named, roll back the rest
     settle     by hand: the same for a whole group, and say what is left
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Swept(NamedTuple):
-    """What was found prepared for a group."""
+    """Branches that were found prepared for a group."""
 
     committed: tuple[Placed, ...]
     """A decision of a dead member names them."""

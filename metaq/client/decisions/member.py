@@ -1,4 +1,4 @@
-"""What one consumer decides, and what it finds decided when it claims a partition.
+"""Decisions of one consumer, and those that it finds when it claims a partition.
 
     settle    after a claim, before the first get: complete what is decided (rule 3)
     begin     before a batch: complete the last one, draw a name for this one
@@ -59,7 +59,7 @@ class _Held:
     """A partition that is ours."""
 
     place: Place | None
-    """What its next decision follows; None: not read yet, there was no decision."""
+    """Base of its next decision; None: not read yet, and there was no decision."""
     begin: Offset
     """Its next batch begins here, or after it."""
 
@@ -71,7 +71,7 @@ class _Pending:
     xid: XaTransactionId
     branches: list[Placed]
     held: tuple[_Held, ...]
-    """Its partitions; while all are ours, nobody else completes it."""
+    """Its partitions; while all are ours, no other member completes it."""
     was_sent: bool = False
     """Whether a commit was sent before."""
 
@@ -138,7 +138,7 @@ class MemberDecisions:
         """Complete what is decided about a partition that was claimed (rule 3).
 
         Returns:
-            What its next decision follows; None if the group never decided anything.
+            The base of its next decision; None if the group never decided anything.
 
         Raises:
             MetaqError: a broker is away that has a part of it, or ZooKeeper; to be
@@ -172,7 +172,7 @@ class MemberDecisions:
                     f"{partition}: {shown(xid)} is decided, and broker {broker_id} has"
                     f" not committed it yet, so the partition is not read: {error}"
                 ) from error
-            # Whoever ended it by hand has decided; waiting does not bring it back.
+            # An operator has ended it; waiting does not bring it back.
             _log.error(
                 "messages of a decided batch are missing: partition=%s broker=%d"
                 " transaction=%s error=%s",
@@ -397,8 +397,8 @@ class MemberDecisions:
                     raise
                 raise TransactionInDoubtError(
                     f"{work.decision.xid} is in doubt, not failed: the decision was"
-                    " sent to ZooKeeper, and may be carried out; whoever claims its"
-                    f" partitions next finds out, and goes on from there: {error}"
+                    " sent to ZooKeeper, and may be carried out; their next owner"
+                    f" finds out, and goes on from there: {error}"
                 ) from error
 
     def _require_session(
@@ -414,7 +414,7 @@ class MemberDecisions:
         if work.was_sent:
             raise TransactionInDoubtError(
                 f"{work.decision.xid} is in doubt, not failed: {text}, and the decision"
-                " was sent; whoever claims them next finds out, and goes on from there"
+                " was sent; their next owner finds out, and goes on from there"
             )
         raise OwnershipLostError(f"{text}; their messages will be delivered again")
 

@@ -8,7 +8,7 @@ committed, and the batch is complete.
 
     sends -> prepare at every broker -> decide -> commit at every broker -> complete
 
-Rules, by which members that die, hang or come back late contradict nobody:
+Rules, by which members that die, hang or come back late contradict no other member:
 
 1. A branch is committed only when a decision names it.
 2. A member decides about its next batch when the last one is complete. So a decision

@@ -1,4 +1,4 @@
-"""Ends of prepared branches that somebody else has decided about.
+"""Ends of prepared branches, as their manager has decided.
 
     look      ask all brokers what they have prepared under one name
     commit    commit what is decided, again and again while a broker is away

@@ -153,7 +153,7 @@ class ConsumedBatch(Protocol):
 
 
 class AsyncExactlyOnce:
-    """What is made of one batch. Owner: who asked `AsyncProducer.exactly_once` for it.
+    """The messages made of one batch. Owner: the caller of `exactly_once`.
 
     Lifecycle: one `async with` block.
 
@@ -321,8 +321,8 @@ class AsyncExactlyOnce:
         Raises:
             OwnershipLostError: a partition of the batch belongs to another member now:
                 nothing is stored, and those that are ours are delivered again.
-            TransactionInDoubtError: no answer says whether it is decided; whoever
-                claims the partitions next finds out, and goes on from there. Or it is
+            TransactionInDoubtError: no answer says whether it is decided; the next
+                owner of the partitions finds out, and goes on from there. Or it is
                 decided, and a broker that is away will commit it.
             LostBranchError: it is decided, and a broker has lost messages that it had
                 promised to keep, or an operator has dropped them.

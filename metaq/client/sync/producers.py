@@ -62,7 +62,7 @@ class Transaction(SyncPart[AsyncTransaction]):
 
 
 class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
-    """What is made of one batch, for any number of threads; see `AsyncExactlyOnce`."""
+    """The messages made of one batch, from any thread; see `AsyncExactlyOnce`."""
 
     @property
     def id(self) -> str:
