@@ -85,12 +85,12 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
     for name in spark_names(keys):
         click.echo(f"{name} is a write of Spark; if its driver is gone:")
         click.echo(f"  metaq txn settle {name}")
-    for group, members in group_members(keys).items():
+    for name, members in group_members(keys).items():
         click.echo(
-            f"group-{group} is of group {group}, members {', '.join(members)}, which"
+            f"group-{name} is of group {name}, members {', '.join(members)}, which"
             " writes exactly once; the next consumer of the group ends it, or:"
         )
-        click.echo(f"  metaq txn settle group-{group}")
+        click.echo(f"  metaq txn settle group-{name}")
 
 
 def spark_names(keys: Iterable[str]) -> list[str]:
