@@ -10,8 +10,8 @@ what was made of their messages: all in one request, which carries itself out on
 * no client has written the offset and the decision of any of them since they were read.
 
 So each decision about a partition follows the one that its member has read, in one line
-without forks, also if two members take it for theirs. And a transaction whose token is gone,
-which no decision names, will never be named: a token is made once, and never again.
+without forks, also if two members take it for theirs. And a transaction whose token is
+gone, which no decision names, will never be named: a token is made once, never again.
 
     {"xid": "XID:...", "brokers": [0, 1]}       in the node of each partition it moved
 

@@ -382,7 +382,9 @@ class Member:
         self.is_dead = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.positions: dict[TopicPartition, Offset] = {}
-        self.stored: dict[TopicPartition, Offset | None] = {}
+        self._stored: dict[TopicPartition, Offset | None] = {}
+        self.stored = self._stored.get
+        self.storing = asyncio.Lock()
         self._session_version = 0
         self._coordinator: Any = FaultyCoordinator(self)
         self.context: Any = SimpleNamespace(
@@ -399,8 +401,7 @@ class Member:
             self.context,
             group=GROUP,
             fence=lambda: Fence(self.name, self._session_version),
-            committed=self.stored.get,
-            on_decided=self._on_decided,
+            committer=cast("Any", self),
             restart=self._restart,
         )
         self._parts = TransactionParts(
@@ -472,9 +473,9 @@ class Member:
         for partition in partitions:
             self.positions.pop(partition, None)
 
-    def _on_decided(self, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
+    def note_stored(self, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
         for partition, offset in offsets.items():
-            self.stored[partition] = offset.offset
+            self._stored[partition] = offset.offset
 
     async def claim(self, partition: TopicPartition) -> bool:
         """Own a partition, settle it, and read it from its offset."""
@@ -494,7 +495,7 @@ class Member:
         found = await offsets.read_offset(partition, deadline_s=deadline_s)
         if self.raw.status.session_version != status.session_version:
             return False
-        self.stored[partition] = None if found is None else found.offset
+        self._stored[partition] = None if found is None else found.offset
         begin = 0 if found is None else found.offset
         self.decisions.hold(partition, place, begin)
         self.positions[partition] = begin

@@ -830,6 +830,10 @@ class AsyncConsumer:
             )
         return self._subscription.decisions
 
+    def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+        """Note that handled messages are decided, for the filter of duplicates."""
+        self._subscription.acknowledge(offsets)
+
     # -- state ------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -931,12 +935,14 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
         Raises:
             ClientError: the next messages were requested before.
         """
-        self.require_last()
+        if not self.is_last:
+            raise ClientError(f"{self!r}: the next messages were requested before")
         self.consumer.current_batch.release()
 
     def confirm(self) -> None:
         """Count its messages as handled: their offsets are stored."""
         self.consumer.current_batch.count()
+        self.consumer.acknowledge(self.offsets)
 
     async def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; durable on return.

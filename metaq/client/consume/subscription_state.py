@@ -18,7 +18,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -127,8 +127,7 @@ class SubscriptionState:
             context,
             group=group,
             fence=fence,
-            committed=self._committer.committed,
-            on_decided=self._on_decided,
+            committer=self._committer,
             restart=restart,
         )
         """What is written exactly once."""
@@ -270,10 +269,13 @@ class SubscriptionState:
         offsets = await all_of(load(partition) for partition in partitions)
         return dict(zip(partitions, offsets, strict=True))
 
-    def _on_decided(self, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
-        self._committer.note_stored(offsets)
+    def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+        """Note that the messages before these offsets are committed."""
+        handled = self._handled()
         if self._duplicates is not None:
-            self._duplicates.acknowledge(offsets)
+            before = dict.fromkeys(handled, NO_OFFSET)
+            stored = {one: GroupOffset(offset) for one, offset in offsets.items()}
+            self._duplicates.acknowledge(before | stored)
 
     async def run_commits(self, interval_s: float) -> None:
         """Commit handled offsets at intervals until cancelled."""

@@ -29,6 +29,7 @@ from metaq.client.errors import LostBranchError, TransactionInDoubtError
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.names import name_few
+from metaq.client.offsets.committer import Committer
 from metaq.client.produce.branch_endings import LOST, BranchEndings
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.xa_commands import ROLLBACK, key_of, shown
@@ -89,8 +90,7 @@ class MemberDecisions:
         *,
         group: str,
         fence: Callable[[], Fence | None],
-        committed: Callable[[TopicPartition], Offset | None],
-        on_decided: Callable[[Mapping[TopicPartition, GroupOffset]], None],
+        committer: Committer,
         restart: Callable[[Collection[TopicPartition]], None],
     ) -> None:
         """Prepare; nothing is asked.
@@ -99,16 +99,15 @@ class MemberDecisions:
             context: the client's parts.
             group: consumer group.
             fence: returns the current binding of claims; None without a group.
-            committed: returns the offset that we know is stored; None: none is.
-            on_decided: called with offsets that a decision has stored.
+            committer: of the consumer; it knows what is stored, and writes nothing
+                while a decision is under way.
             restart: stops reading partitions, and has those that are ours claimed again
                 and read from their stored offsets.
         """
         self._context = context
         self._group = group
         self._fence = fence
-        self._committed = committed
-        self._on_decided = on_decided
+        self._committer = committer
         self._restart = restart
         self._held: dict[TopicPartition, _Held] = {}
         self._is_used = False
@@ -121,7 +120,6 @@ class MemberDecisions:
         self._pending: _Pending | None = None
         self._left: set[Placed] = set()
         """Branches that are not decided and may be prepared: ours to roll back."""
-        self._deciding = asyncio.Lock()
         self._sweep: asyncio.Task[None] | None = None
         self._is_sweep_due = False
 
@@ -208,7 +206,7 @@ class MemberDecisions:
             deadline_s = self._context.deadline_s()
         left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
         with suppress(TimeoutError):
-            async with asyncio.timeout(left_s), self._deciding:
+            async with asyncio.timeout(left_s), self._committer.storing:
                 pass
 
     # -- a batch ----------------------------------------------------------------------
@@ -263,7 +261,7 @@ class MemberDecisions:
     ) -> None:
         """Move the offsets of a batch and name its transaction; see `Decider`."""
         decision = make_decision(xid, brokers)
-        async with self._deciding:
+        async with self._committer.storing:
             work = _Deciding(decision, self._token, self._token_session)
             try:
                 held = self._require_held(offsets)
@@ -290,7 +288,7 @@ class MemberDecisions:
                 held[partition].begin = place.offset.offset
                 stored[partition] = place.offset
         self._pending = _Pending(xid, branches_of(decision), tuple(held.values()))
-        self._on_decided(stored)
+        self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
             self._restart([one for one in places if one not in stored])
@@ -427,7 +425,7 @@ class MemberDecisions:
         for partition, place in found.items():
             base = held[partition].place or Place()
             stored = place.offset.offset if place and place.offset else None
-            known = self._committed(partition)
+            known = self._committer.stored(partition)
             version = place.decision_version if place else None
             if version != base.decision_version or stored != known:
                 raise OwnershipLostError(
