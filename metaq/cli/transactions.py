@@ -136,7 +136,7 @@ def settle_write(target: Target, key: str) -> None:
     match = SPARK_NAME.fullmatch(key)
     if match is None:
         raise click.BadParameter(
-            f"expected sink-..., write-... or group-..., got {key[:80]!r}"
+            f"expected sink-... or write-..., or group-..., got {key[:80]!r}"
         )
     name, is_batch_write = match[1], match[2] == "write"
 

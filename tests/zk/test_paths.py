@@ -98,6 +98,7 @@ FIELDS = {
     "group": steps,
     "member": steps,
     "query": steps,
+    "token": st.from_regex("[0-9a-f]+", fullmatch=True),
 }
 
 
