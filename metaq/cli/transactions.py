@@ -13,12 +13,16 @@ from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
 from metaq.cli.options import json_option, target_options
 from metaq.cli.tree import command, group
-from metaq.client import AsyncClient
+from metaq.client import AsyncClient, SettledGroup
 
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
 
 SPARK_NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write)-[^:/]+)")
 """Name of an exactly-once write of Spark, alone or as the end of a key."""
+
+
+GROUP_NAME: Final = re.compile(r"(?:XID:.*:)?group-([^:/]+)")
+"""The same of a group that writes exactly once."""
 
 
 class End(NamedTuple):
@@ -77,15 +81,36 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
             ]
         )
     render.print_rows(COLUMNS, rows, as_json=False)
-    for name in spark_names(each["key"] for each in transactions):
+    keys = [each["key"] for each in transactions]
+    for name in spark_names(keys):
         click.echo(f"{name} is a write of Spark; if its driver is gone:")
         click.echo(f"  metaq txn settle {name}")
+    for name, members in group_members(keys).items():
+        click.echo(
+            f"group-{name} is of group {name}, members {', '.join(members)}, which"
+            " writes exactly once; the next consumer of the group ends it, or:"
+        )
+        click.echo(f"  metaq txn settle group-{name}")
 
 
 def spark_names(keys: Iterable[str]) -> list[str]:
     """Return the writes of Spark that keys belong to, each once."""
     found = filter(None, map(SPARK_NAME.fullmatch, keys))
     return list(dict.fromkeys(match[1] for match in found))
+
+
+def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the groups that keys belong to, with their members, each once."""
+    from metaq.model import XaTransactionId
+    from metaq.protocol.transaction_ids import parse_key
+    from metaq.zk.decisions import parse_batch_xid
+
+    found: dict[str, dict[str, None]] = {}
+    for xid in map(parse_key, keys):
+        name = parse_batch_xid(xid) if isinstance(xid, XaTransactionId) else None
+        if name is not None:
+            found.setdefault(name.group, {})[name.member] = None
+    return {group: list(members) for group, members in found.items()}
 
 
 @command(
@@ -95,18 +120,24 @@ def spark_names(keys: Iterable[str]) -> list[str]:
     examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
 )
 def settle(target: Target, key: str) -> None:
-    """End what a write of Spark has left, as was decided.
+    """End what a write of Spark, or a group, has left, as was decided.
 
-    For an exactly-once write whose driver is gone and is not started again. At all
-    brokers, what ZooKeeper says was decided is committed, the rest is rolled back. NAME
-    is the end of a key of 'metaq txn list'.
+    For an exactly-once write whose driver is gone and is not started again, and for the
+    dead members of a group that writes exactly once. At all brokers, what ZooKeeper
+    says was decided is committed, the rest is rolled back. NAME is the end of a key of
+    'metaq txn list'.
     """
+    if (group_match := GROUP_NAME.fullmatch(key)) is not None:
+        _settle_group(target, group_match[1])
+        return
     from metaq.spark.sink.decisions import Decision
     from metaq.spark.sink.settling import settle_write
 
     match = SPARK_NAME.fullmatch(key)
     if match is None:
-        raise click.BadParameter(f"expected sink-... or write-..., got {key[:80]!r}")
+        raise click.BadParameter(
+            f"expected sink-... or write-..., or group-..., got {key[:80]!r}"
+        )
     name, is_batch_write = match[1], match[2] == "write"
 
     async def work(client: AsyncClient) -> Decision | None:
@@ -123,6 +154,20 @@ def settle(target: Target, key: str) -> None:
         click.echo(f"{name}: nothing was decided, and nothing is prepared any more")
     else:
         click.echo(f"{name}: batch {decision.batch} was decided, and is committed")
+
+
+def _settle_group(target: Target, group: str) -> None:
+    async def work(client: AsyncClient) -> SettledGroup:
+        await target.find_brokers(client.admin())
+        return await client.admin().settle_group(group)
+
+    settled = target.run(work)
+    click.echo(
+        f"group {group}: {settled.committed} branches of dead members were decided,"
+        f" and are committed; {settled.rolled_back} were not, and are rolled back"
+    )
+    for member, count in settled.living.items():
+        click.echo(f"{count} are of {member}, which is alive and ends them")
 
 
 def _add_end(word: str) -> None:

@@ -133,6 +133,10 @@ class TransactionRolledBackError(TransactionError):
     """Nothing of the transaction is stored, and nothing of it ever will be."""
 
 
+class LostBranchError(TransactionError):
+    """A broker lacks messages that it had promised to keep."""
+
+
 class XaError(TransactionError):
     """A broker answered with an XA error code."""
 

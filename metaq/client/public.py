@@ -10,6 +10,7 @@ from metaq.client.admin.broker_admin import PartitionDescription as PartitionDes
 from metaq.client.admin.cluster_admin import GroupDescription as GroupDescription
 from metaq.client.admin.cluster_admin import OffsetChange as OffsetChange
 from metaq.client.admin.cluster_admin import PartitionProgress as PartitionProgress
+from metaq.client.admin.group_admin import SettledGroup as SettledGroup
 from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
 from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
 from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
@@ -55,6 +56,7 @@ from metaq.client.partitioner import RoundRobin as RoundRobin
 from metaq.client.partitioner import Selector as Selector
 from metaq.client.produce.batches import SendFuture as SendFuture
 from metaq.client.produce.batches import SendResult as SendResult
+from metaq.client.produce.exactly_once import AsyncExactlyOnce as AsyncExactlyOnce
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer as AsyncOrderedProducer,
 )
@@ -73,6 +75,7 @@ from metaq.client.sync.client import Admin as Admin
 from metaq.client.sync.client import Client as Client
 from metaq.client.sync.client import Consumer as Consumer
 from metaq.client.sync.client import MessageBatch as MessageBatch
+from metaq.client.sync.producers import ExactlyOnce as ExactlyOnce
 from metaq.client.sync.producers import OrderedProducer as OrderedProducer
 from metaq.client.sync.producers import Producer as Producer
 from metaq.client.sync.producers import Transaction as Transaction

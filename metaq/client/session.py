@@ -187,6 +187,7 @@ class AsyncClient:
             metadata,
             paths,
             self._make_producer,
+            lambda: uuid.uuid4().hex,
             coordinator,
             self._make_topic,
             self._place,

@@ -118,10 +118,6 @@ class BranchRefusedError(SparkError):
     """A broker does not hold the rows of a task; the message says what to change."""
 
 
-class LostBranchError(SparkError):
-    """A broker lacks rows that it had promised to keep."""
-
-
 class NoTransactionsError(SparkError):
     """A broker cannot do what `delivery=exactly-once` needs of it."""
 

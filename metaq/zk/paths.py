@@ -47,6 +47,8 @@ class NodeKind(enum.Enum):
     QUERY_START = "query start"
     QUERY_ROUTES = "query routes"
     QUERY_DECISION = "query decision"
+    GROUP_DECISION = "group decision"
+    GROUP_TOKEN = "group token"  # noqa: S105  # a kind of node
     RECORDED_BROKER = "recorded broker"
     RECORDED_PARTITIONS = "recorded partitions"
     TOPIC_DEFINITION = "topic definition"
@@ -71,6 +73,9 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     NodeKind.QUERY_START: "/queries/{query}/start",
     NodeKind.QUERY_ROUTES: "/queries/{query}/routes",
     NodeKind.QUERY_DECISION: "/queries/{query}/decision",
+    # Ours too: not below the group's node, of which MetaQ's tools list the children.
+    NodeKind.GROUP_DECISION: "/exactly-once/{group}/decisions/{topic}/{partition}",
+    NodeKind.GROUP_TOKEN: "/exactly-once/{group}/tokens/{token}",
     # The catalog: what exists while its broker is away. MetaQ does not list it.
     NodeKind.RECORDED_BROKER: "/catalog/brokers/{broker}",
     NodeKind.RECORDED_PARTITIONS: "/catalog/partitions/{topic}/{broker}",
@@ -91,6 +96,7 @@ FIELD_PATTERNS: Final[Mapping[str, str]] = {
     "group": r"[^/]+",
     "member": r"[^/]+",
     "query": r"[^/]+",
+    "token": r"[0-9a-f]+",
 }
 
 # Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other
@@ -291,7 +297,10 @@ class NodePaths:
         return self._partition(NodeKind.GROUP_OFFSET, group, partition)
 
     def group_topics(self, kind: NodeKind, group: str) -> str:
-        """Return the parent of a group's topics, of kind OWNER or GROUP_OFFSET."""
+        """Return the parent of a group's topics, of kind OWNER or GROUP_OFFSET.
+
+        Of GROUP_DECISION too; and so below.
+        """
         return self.group_partitions(kind, group, "*").removesuffix("/*")
 
     def group_partitions(self, kind: NodeKind, group: str, topic: str) -> str:
@@ -316,6 +325,24 @@ class NodePaths:
     def query_decision(self, query: str) -> str:
         """Return the node that keeps which batch of a query is to be readable."""
         return self._fill(NodeKind.QUERY_DECISION, query=query)
+
+    # -- exactly once, from topic to topic --------------------------------------------
+
+    def group_decisions(self, group: str) -> str:
+        """Return the node of all that a group's exactly-once batches keep."""
+        return self.group_tokens(group).removesuffix("/tokens")
+
+    def group_decision(self, group: str, partition: TopicPartition) -> str:
+        """Return the node with the last decision that moved a partition's offset."""
+        return self._partition(NodeKind.GROUP_DECISION, group, partition)
+
+    def group_tokens(self, group: str) -> str:
+        """Return the parent of a group's tokens."""
+        return self.group_token(group, "*").removesuffix("/*")
+
+    def group_token(self, group: str, token: str) -> str:
+        """Return the node without which a member's batches cannot be decided."""
+        return self._fill(NodeKind.GROUP_TOKEN, group=group, token=token)
 
     # -- the catalog ------------------------------------------------------------------
 

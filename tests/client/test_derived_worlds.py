@@ -10,6 +10,7 @@ from metaq.client import (
     AsyncAdmin,
     AsyncClient,
     AsyncConsumer,
+    AsyncExactlyOnce,
     AsyncMessageBatch,
     AsyncOrderedProducer,
     AsyncProducer,
@@ -17,6 +18,7 @@ from metaq.client import (
     AsyncXa,
     Client,
     Consumer,
+    ExactlyOnce,
     MessageBatch,
     OrderedProducer,
     Producer,
@@ -33,6 +35,7 @@ TWINS: list[tuple[type[Any], type[Any]]] = [
     (OrderedProducer, AsyncOrderedProducer),
     (Admin, AsyncAdmin),
     (Transaction, AsyncTransaction),
+    (ExactlyOnce, AsyncExactlyOnce),
     (Xa, AsyncXa),
 ]
 
@@ -47,6 +50,7 @@ UNBOUNDED = {
     "Client.__enter__": "is start",
     "Client.__exit__": "is close, by close_timeout_s and the options of each",
     "Producer.send_oneway": "hands over, waits for nothing",
+    "Producer.exactly_once": "makes an object",
     "Producer.statistics": "asks no one",
     "Producer.__enter__": "does nothing",
     "Producer.__exit__": "is close, by close_timeout_s",
@@ -66,6 +70,10 @@ UNBOUNDED = {
     "OrderedProducer.__exit__": "is close, by close_timeout_s",
     "OrderedProducer.statistics": "asks no one",
     "Transaction.__enter__": "does nothing",
+    "ExactlyOnce.send": "by timeout_s of the producer",
+    "ExactlyOnce.send_many": "by timeout_s of the producer",
+    "ExactlyOnce.__enter__": "by timeout_s of the producer",
+    "ExactlyOnce.__exit__": "by timeout_s of the producer",
     "Transaction.__exit__": "is commit or rollback, by timeout_s",
     "Xa.xid": "makes an object",
     "Xa.__enter__": "does nothing",
@@ -79,14 +87,22 @@ UNBOUNDED = {
 
 INNER = {
     "AsyncClient.require_new",
+    "AsyncConsumer.acknowledge",
     "AsyncConsumer.begin_handling",
     "AsyncConsumer.commit_order",
     "AsyncConsumer.commit_orders",
+    "AsyncConsumer.decider",
+    "AsyncExactlyOnce.add",
+    "AsyncExactlyOnce.flush",
     "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
+    "AsyncMessageBatch.confirm",
+    "AsyncMessageBatch.decider",
+    "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.has_ended",
+    "MessageBatch.twin",
 }
 """Names that the worlds have for each other, and for their client."""
 
@@ -171,7 +187,7 @@ def test_a_call_returns_what_its_twin_returns(
 ) -> None:
     """Annotations of derived methods are those of the async ones, awaited."""
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
-    of_each_world |= {"admin", "browse", "batches", "commit_nowait"}
+    of_each_world |= {"exactly_once", "admin", "browse", "batches", "commit_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation
         twin = inspect.signature(getattr(other, name)).return_annotation

@@ -62,6 +62,12 @@ class AsyncWorldPart:
 
         return AsyncWorldPart(self._run(make()), self._run)
 
+    def exactly_once(self, batch: Any) -> "AsyncWorldPart":
+        async def make() -> Any:
+            return self.twin.exactly_once(getattr(batch, "twin", batch))
+
+        return AsyncWorldPart(self._run(make()), self._run)
+
     def send_oneway(self, *args: Any, **named: Any) -> None:
         async def send() -> None:
             self.twin.send_oneway(*args, **named)

@@ -58,7 +58,8 @@ def fetchers_of(consumer: Any) -> Any:
 
 def redeliver(consumer: Any, batch: Any) -> None:
     """Have an async consumer give a batch back, as a rolled back transaction does."""
-    consumer._redeliver(getattr(batch, "twin", batch))
+    assert getattr(batch, "twin", batch).consumer is consumer
+    getattr(batch, "twin", batch).redeliver()
 
 
 def sleepers_of(fetch_buffer: Any) -> set[Any]:

@@ -23,6 +23,7 @@ from metaq.cli.cluster import Target
 from metaq.cli.transactions import settle as settle_write
 from metaq.client import Client
 from metaq.client.offsets import query_progress
+from metaq.client.produce.branch_endings import FOREIGN_START_S
 from metaq.client.produce.xa_commands import XaCommands
 from metaq.client.session import AsyncClient
 from metaq.errors import CoordinationError
@@ -35,7 +36,7 @@ from metaq.spark.sink import exactly_once
 from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
 from metaq.spark.sink.exact_sink import ExactSink
-from metaq.spark.sink.exactly_once import FOREIGN_START_S, TransactionManager
+from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper

@@ -54,6 +54,10 @@ BUILT = {
     P.query_start("q"): "/meta/queries/q/start",
     P.query_routes("q"): "/meta/queries/q/routes",
     P.query_decision("q"): "/meta/queries/q/decision",
+    P.group_decisions("g"): "/meta/exactly-once/g",
+    P.group_decision("g", PARTITION): "/meta/exactly-once/g/decisions/t-1/0-3",
+    P.group_tokens("g"): "/meta/exactly-once/g/tokens",
+    P.group_token("g", "0af3"): "/meta/exactly-once/g/tokens/0af3",
     P.recorded_brokers(): "/meta/catalog/brokers",
     P.recorded_broker(BrokerId(7)): "/meta/catalog/brokers/7",
     P.recorded_topics(): "/meta/catalog/partitions",
@@ -94,6 +98,7 @@ FIELDS = {
     "group": steps,
     "member": steps,
     "query": steps,
+    "token": st.from_regex("[0-9a-f]+", fullmatch=True),
 }
 
 

@@ -49,11 +49,13 @@ ONLY_WRITTEN = {NodeKind.CONFIG_CHECKSUM}
 
 
 def test_every_node_of_metaq_has_a_codec() -> None:
-    """Nodes of queries, and topic definitions, are coded where they are made."""
+    """Nodes of ours alone are coded where they are made."""
     assert set(NodeKind) - set(CODECS) == {
         NodeKind.QUERY_START,
         NodeKind.QUERY_ROUTES,
         NodeKind.QUERY_DECISION,
+        NodeKind.GROUP_DECISION,
+        NodeKind.GROUP_TOKEN,
         NodeKind.TOPIC_DEFINITION,
         NodeKind.TOPIC_STATUS,
     }

@@ -5,6 +5,7 @@ ours: both keep the same nodes in ZooKeeper.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from metaq.client.admin.cluster_admin import (
     OffsetChange,
     require_idle,
 )
+from metaq.client.decisions.ending import settle
 from metaq.client.names import (
     as_partition,
     check_group,
@@ -37,6 +39,18 @@ ResetTo: TypeAlias = (
     | Mapping[str, int]
 )
 """Place at which a group goes on; `AsyncAdmin.reset_offsets` has the meanings."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledGroup:
+    """Branches of a group's exactly-once batches that were found prepared."""
+
+    committed: int
+    """Branches of dead members that were decided; they are committed now."""
+    rolled_back: int
+    """Branches of dead members that were not decided; they are rolled back now."""
+    living: Mapping[str, int]
+    """Member that is alive → its branches, which it ends itself."""
 
 
 class AsyncGroupAdmin(AsyncBrokerAdmin):
@@ -301,6 +315,33 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         """Wait until ZooKeeper can be asked; return the deadline of a call."""
         require_coordinator(self._context)
         return await self._context.reach(timeout)
+
+    async def settle_group(
+        self, group: str, timeout: float | None = None
+    ) -> SettledGroup:
+        """End what dead members that wrote exactly once have left, as was decided.
+
+        At all brokers, what ZooKeeper says was decided is committed, and the rest is
+        rolled back. What members have that are alive stays theirs.
+
+        Args:
+            group: name of the group.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            The numbers of branches that were ended, and those of living members.
+
+        Raises:
+            TransactionInDoubtError: something stays prepared, or a recorded broker does
+                not confirm that nothing is left.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked; some may be ended.
+        """
+        check_group(group)
+        deadline_s = await self._begin(timeout)
+        swept = await settle(self._context, group, deadline_s=deadline_s)
+        living = {member: len(branches) for member, branches in swept.living.items()}
+        return SettledGroup(len(swept.committed), len(swept.rolled_back), living)
 
     async def _write(
         self,

@@ -53,6 +53,8 @@ class ClientContext:
     metadata: Metadata
     paths: NodePaths
     make_producer: ProducerMaker
+    draw_token: Callable[[], str]
+    """Returns hexadecimal digits that it never returned before."""
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
     make_topic: TopicMaker | None = None

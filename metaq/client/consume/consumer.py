@@ -8,7 +8,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -31,12 +31,15 @@ from metaq.client.names import as_partition
 from metaq.client.offsets.commit_orders import CommitOrder
 from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
+from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.client.options import ProducerOptions, check_callable
+from metaq.client.produce.exactly_once import Decider
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import (
     ClientError,
     ClosedError,
+    ConfigError,
     MetaqError,
 )
 from metaq.model import Message, Offset, TopicPartition
@@ -215,19 +218,6 @@ class AsyncConsumer(ConsumerLife):
                 current.release()
                 raise
         return filling
-
-    def _redeliver(self, batch: ListedMessages[object]) -> None:
-        """Have the messages of a batch delivered again that were not committed since.
-
-        Partitions that were revoked are left out: their next owner delivers them.
-
-        Raises:
-            ClientError: the next messages were requested before, and those of this one
-                counted as handled.
-        """
-        if not batch.is_last:
-            raise ClientError(f"{batch!r}: the next messages were requested before")
-        self.current_batch.release()
 
     # -- pause ------------------------------------------------------------------------
 
@@ -530,9 +520,58 @@ class AsyncConsumer(ConsumerLife):
             self._move(partition, offset)
         self._subscription.drop_handled_ids()
 
+    @property
+    def decider(self) -> Decider:
+        """Decisions about batches, for `AsyncProducer.exactly_once`.
+
+        Raises:
+            ConfigError: its offsets are stored by time, or not in ZooKeeper.
+        """
+        interval_s = self.options.commit_interval_s
+        if interval_s is not None:
+            raise ConfigError(
+                "exactly_once stores the offsets, so that the consumer may not: make"
+                f" it with commit_interval_s=None, got {interval_s:g}"
+            )
+        if not isinstance(self._store, ZooKeeperOffsets):
+            raise ConfigError(
+                f"exactly_once: group {self.group} has its offsets in"
+                f" {type(self._store).__name__}, expected ZooKeeper, which stores them"
+                " together with the decision: make the consumer without offsets="
+            )
+        return self._subscription.decisions
+
+    def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+        """Note that handled messages are decided, for the filter of duplicates."""
+        self._subscription.acknowledge(offsets)
+
 
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
     """Messages that are handled together; made by `AsyncConsumer.batches`."""
+
+    @property
+    def decider(self) -> Decider:
+        """Decisions of its consumer, for `AsyncProducer.exactly_once`.
+
+        Raises:
+            ConfigError: the consumer stores its offsets by time, or not in ZooKeeper.
+        """
+        return self.consumer.decider
+
+    def redeliver(self) -> None:
+        """Have its messages delivered again; the next owner does for lost partitions.
+
+        Raises:
+            ClientError: the next messages were requested before.
+        """
+        if not self.is_last:
+            raise ClientError(f"{self!r}: the next messages were requested before")
+        self.consumer.current_batch.release()
+
+    def confirm(self) -> None:
+        """Count its messages as handled: their offsets are stored."""
+        self.consumer.current_batch.count()
+        self.consumer.acknowledge(self.offsets)
 
     async def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; durable on return.

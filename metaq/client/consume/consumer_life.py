@@ -86,6 +86,7 @@ class ConsumerLife:
         """Options chosen by the user."""
         self._context = context
         self._source = source
+        self._store = store
         self._loop = asyncio.get_running_loop()
         self.hooks = Hooks(
             self,
@@ -98,6 +99,7 @@ class ConsumerLife:
             context,
             store,
             fence=lambda: source.fence,
+            restart=source.restart,
             group=group,
             options=options,
             marks=marks,

@@ -18,7 +18,7 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -29,6 +29,7 @@ from metaq.client.consume.fetch_handler import FetchHandler, Marks
 from metaq.client.consume.fetcher import PartitionFetcher
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
+from metaq.client.decisions.member import MemberDecisions
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.group.hooks import Hooks
@@ -63,6 +64,7 @@ class SubscriptionState:
         store: OffsetStore,
         *,
         fence: Callable[[], Fence | None],
+        restart: Callable[[Collection[TopicPartition]], None],
         group: str,
         options: ConsumerOptions,
         marks: Marks,
@@ -75,6 +77,7 @@ class SubscriptionState:
             context: the client's parts.
             store: store of offsets; owned from now on.
             fence: returns the current binding of commits.
+            restart: fences partitions, and has those that are ours read again.
             group: consumer group.
             options: options chosen by the user.
             marks: shared by the consumers of one client.
@@ -120,6 +123,14 @@ class SubscriptionState:
             timeout_s=context.options.request_timeout_s,
             fence=fence,
         )
+        self.decisions = MemberDecisions(
+            context,
+            group=group,
+            fence=fence,
+            committer=self._committer,
+            restart=restart,
+        )
+        """What is written exactly once."""
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
         """First offset of every partition that was ever read."""
@@ -131,8 +142,15 @@ class SubscriptionState:
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now."""
-        begins = await self._find_begins(partitions, self._context.deadline_s())
-        for partition, begin in begins.items():
+        deadline_s = self._context.deadline_s()
+        # First: what is decided is complete before anything is read.
+        places = await all_of(
+            self.decisions.settle(partition, deadline_s=deadline_s)
+            for partition in partitions
+        )
+        begins = await self._find_begins(partitions, deadline_s)
+        for place, (partition, begin) in zip(places, begins.items(), strict=True):
+            self.decisions.hold(partition, place, begin.offset)
             self._hooks.begin(partition)
             self._begin(partition, begin)
 
@@ -181,12 +199,16 @@ class SubscriptionState:
             failed = await self._committer.commit(handled, deadline_s=self.end_s)
             for partition in failed:
                 self._fetch_handler.mark(partition, handled[partition])
+        await self.decisions.wait_idle(deadline_s=self.end_s)
         # One that was fenced during the wait may be ours again.
-        self._committer.dismiss(one for one in revoked if one not in self._fetchers)
+        gone = [one for one in revoked if one not in self._fetchers]
+        self._committer.dismiss(gone)
+        self.decisions.release(gone)
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop at once, commit nothing."""
         self._committer.dismiss(partitions)
+        self.decisions.release(partitions)
         for partition in partitions:
             handled = self._drop(partition)
             # What a hook did not hear of in time may be undone by it: it comes again.
@@ -204,6 +226,7 @@ class SubscriptionState:
         is_paused = partition in self.fetch_buffer.paused()
         self._drop(partition)
         self._fetch_handler.deliver_again(partition)
+        self.decisions.move(partition, offset)
         begin = GroupOffset(offset, NO_MESSAGE)
         self._begin(partition, begin, is_paused=is_paused)
 
@@ -245,6 +268,14 @@ class SubscriptionState:
 
         offsets = await all_of(load(partition) for partition in partitions)
         return dict(zip(partitions, offsets, strict=True))
+
+    def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+        """Note that the messages before these offsets are committed."""
+        handled = self._handled()
+        if self._duplicates is not None:
+            before = dict.fromkeys(handled, NO_OFFSET)
+            stored = {one: GroupOffset(offset) for one, offset in offsets.items()}
+            self._duplicates.acknowledge(before | stored)
 
     async def run_commits(self, interval_s: float) -> None:
         """Commit handled offsets at intervals until cancelled."""
@@ -361,12 +392,19 @@ class SubscriptionState:
         self._stop(partition)
         return self.fetch_buffer.fence(partition)
 
+    async def _close_decisions(self) -> None:
+        await self.decisions.close(deadline_s=self._context.deadline_s())
+
     async def close(self, deadline_s: float | None) -> None:
         """Close the store, and the cache of ids; never raises.
 
         Each has until `deadline_s` (absolute), or its `close_timeout_s` for None.
         """
-        closing = {"commits": self._committer.close, "offset store": self._store.close}
+        closing = {
+            "decisions": self._close_decisions,
+            "commits": self._committer.close,
+            "offset store": self._store.close,
+        }
         if self._duplicates is not None:
             closing = {"duplicate ids": self._duplicates.close, **closing}
         for what, close in closing.items():

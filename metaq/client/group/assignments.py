@@ -94,6 +94,10 @@ class PartitionSource(Protocol):
         """
         ...
 
+    def restart(self, partitions: Collection[TopicPartition]) -> None:
+        """Fence partitions, and soon read again those that are ours; never waits."""
+        ...
+
     @property
     def fence(self) -> Fence | None:
         """Binding of commits; None without a group in ZooKeeper."""
@@ -179,6 +183,14 @@ class FixedSource:
         if self._sink is not None:
             await self._sink.revoke(self._assigned)
         self._assigned = set()
+
+    def restart(self, partitions: Collection[TopicPartition]) -> None:
+        """Fence partitions, and soon read them again."""
+        known = self._assigned.intersection(partitions)
+        if self._sink is not None:
+            self._sink.fence(known)
+        self._assigned -= known
+        self._changed.set()
 
     async def _settle(self, sink: AssignmentSink) -> None:
         """Read missing partitions; a broker that is away does not delay the others."""

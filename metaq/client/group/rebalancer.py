@@ -460,6 +460,11 @@ class GroupSource:
 
     # -- steps ------------------------------------------------------------------------
 
+    def restart(self, partitions: Partitions) -> None:
+        """Fence partitions, and soon read again those that are ours; never waits."""
+        self._fence(self._active.intersection(partitions))
+        self._wake.set()
+
     def _owned(self) -> frozenset[TopicPartition]:
         return self._membership.claims | self._membership.unanswered_claims
 

@@ -126,6 +126,8 @@ class Committer:
         self._writes: deque[_Write] = deque()
         """The one under way, and those that wait: one for each fence."""
         self._writing: asyncio.Task[None] | None = None
+        self.storing = asyncio.Lock()
+        """Held by who writes offsets: a write of this, or a decision."""
         self.written: set[TopicPartition] = set()
         """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
@@ -149,6 +151,23 @@ class Committer:
         for partition in partitions:
             self._ours.discard(partition)
             self._named.pop(partition, None)
+
+    def stored(self, partition: TopicPartition) -> Offset | None:
+        """Return the offset that is stored as far as we know; None: none is."""
+        return self._committed.get(partition)
+
+    def note_stored(self, offsets: Offsets) -> None:
+        """Note offsets that who holds `storing` has stored, as one commit.
+
+        Commits of these partitions that wait are older, and are left out.
+        """
+        self.commit_count += 1
+        for partition, offset in offsets.items():
+            self._committed[partition] = offset.offset
+            self.written.add(partition)
+            self._named.pop(partition, None)
+            for one in self._writes:
+                one.offsets.pop(partition, None)
 
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
         """Return what an automatic commit would write."""
@@ -303,7 +322,8 @@ class Committer:
             while self._writes:
                 one = self._writes[0]
                 one.is_begun = True
-                failed = await self._write_one(one)
+                async with self.storing:
+                    failed = await self._write_one(one)
                 self._writes.popleft()
                 one.failed.set_result(failed)
         finally:

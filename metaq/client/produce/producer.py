@@ -33,6 +33,7 @@ from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
+from metaq.client.produce.exactly_once import AsyncExactlyOnce, ConsumedBatch
 from metaq.client.produce.first_messages import FirstMessages
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.producer_counters import (
@@ -420,6 +421,30 @@ class AsyncProducer:
         return AsyncTransaction(
             self.transacting, transaction, lifetime_s, has_local_keys=keys == "local"
         )
+
+    def exactly_once(self, batch: ConsumedBatch) -> AsyncExactlyOnce:
+        """Return the block that writes what is made of a batch, exactly once.
+
+        At its end the messages and the offsets of the batch are stored, both; or, after
+        an exception, neither, and the batch is delivered again.
+
+        Args:
+            batch: the present one of `AsyncConsumer.batches`, from a member of a group
+                in ZooKeeper of the same client, with `commit_interval_s=None`.
+
+        Raises:
+            ConfigError: the consumer is not such a one.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: it is no batch of a consumer.
+        """
+        self._require_loop()
+        self._check_open()
+        if not hasattr(batch, "decider"):
+            raise TypeError(
+                "batch: expected one of consumer.batches(), got"
+                f" {type(batch).__name__} {batch!r:.80}"
+            )
+        return AsyncExactlyOnce(self.transacting, batch)
 
     # -- the end ----------------------------------------------------------------------
 

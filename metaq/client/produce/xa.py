@@ -23,20 +23,12 @@ from types import TracebackType
 from typing import Final, NoReturn, Self
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.errors import (
-    TransactionInDoubtError,
-    TransactionRolledBackError,
-    XaError,
-)
+from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
 from metaq.client.fan_out import failures
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.transaction_branch import (
-    Branch,
-    PendingResult,
-    TransactionSends,
-)
-from metaq.client.produce.transaction_replies import DUPID
+from metaq.client.produce.transaction_branch import PendingResult, TransactionSends
+from metaq.client.produce.xa_branches import XaBranches
 from metaq.client.produce.xa_commands import (
     COMMIT,
     ROLLBACK,
@@ -46,7 +38,7 @@ from metaq.client.produce.xa_commands import (
 )
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ConfigError, TransactionError
-from metaq.model import BrokerId, Millis, XaTransactionId
+from metaq.model import XaTransactionId
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 
@@ -75,18 +67,6 @@ def check_qualifier(qualifier: object) -> None:
         )
 
 
-class _Global:
-    """A transaction under way. Owner: the `AsyncXa`."""
-
-    def __init__(self, xid: XaTransactionId, lifetime_s: int) -> None:
-        self.xid = xid
-        self.lifetime_s = lifetime_s
-        self.branches: dict[BrokerId, Branch] = {}
-        self.is_prepared = False
-        self.promised_ms: Millis | None = None
-        self.failure: BaseException | None = None
-
-
 class AsyncXa(TransactionSends):
     """One transaction at a time. Owner: the client that made it.
 
@@ -105,7 +85,7 @@ class AsyncXa(TransactionSends):
         self._parts = producer.transacting
         self._commands = XaCommands(context, self._parts)
         self._qualifier = qualifier
-        self._global: _Global | None = None
+        self._global: XaBranches | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -153,7 +133,7 @@ class AsyncXa(TransactionSends):
         self._check_xid(xid)
         async with self._turn:
             self._require_none()
-            self._global = _Global(xid, lifetime_s)
+            self._global = XaBranches(self._parts, xid, lifetime_s)
             self._parts.counters.begun_count += 1
 
     async def _send(
@@ -162,45 +142,7 @@ class AsyncXa(TransactionSends):
         deadline_s = self._parts.deadline_s(timeout)
         async with self._turn:
             current = self._require_open()
-            placed = await self._parts.place(
-                topic, messages, None, deadline_s=deadline_s, is_bound=False
-            )
-            places: dict[BrokerId, list[int]] = {}
-            for at, message in enumerate(placed):
-                places.setdefault(message.partition.broker_id, []).append(at)
-            found: dict[int, PendingResult] = {}
-            try:
-                for broker_id, some in places.items():
-                    branch = await self._branch(current, broker_id, deadline_s)
-                    mine = [placed[at] for at in some]
-                    branch.check([one.payload for one in mine])
-                    results = await branch.put(mine, deadline_s=deadline_s)
-                    found.update(zip(some, results, strict=True))
-            except BaseException as error:
-                current.failure = error
-                raise
-            return [found[at] for at in range(len(placed))]
-
-    async def _branch(
-        self, current: _Global, broker_id: BrokerId, deadline_s: float
-    ) -> Branch:
-        branch = current.branches.get(broker_id)
-        if branch is None:
-            connection = await self._parts.wait_connect(
-                broker_id, deadline_s=deadline_s
-            )
-            branch = Branch(self._parts, connection, broker_id, current.xid)
-            current.branches[broker_id] = branch
-            try:
-                await branch.begin(
-                    current.lifetime_s, deadline_s=deadline_s, qualifier=self._qualifier
-                )
-            except XaError as error:
-                if error.code == DUPID:
-                    # It is another program's: no command of ours may reach it.
-                    del current.branches[broker_id]
-                raise
-        return branch
+            return await current.put(topic, messages, deadline_s=deadline_s)
 
     # -- prepare, commit, roll back ---------------------------------------------------
 
@@ -403,12 +345,12 @@ class AsyncXa(TransactionSends):
                 f"{shown(self._global.xid)} has not ended: commit it or roll it back"
             )
 
-    def _require_begun(self) -> _Global:
+    def _require_begun(self) -> XaBranches:
         if self._global is None:
             raise TransactionError("no XA transaction is under way: begin one")
         return self._global
 
-    def _require_open(self) -> _Global:
+    def _require_open(self) -> XaBranches:
         current = self._require_begun()
         if current.is_prepared:
             # MetaQ 1.4 brokers acknowledge such messages and lose them.
@@ -422,7 +364,7 @@ class AsyncXa(TransactionSends):
             ) from current.failure
         return current
 
-    def _mine(self, xid: XaTransactionId | None) -> _Global | None:
+    def _mine(self, xid: XaTransactionId | None) -> XaBranches | None:
         """Return the transaction under way, if it has this xid."""
         if xid is None:
             return self._require_begun()
@@ -448,7 +390,7 @@ class AsyncXa(TransactionSends):
         current.is_prepared = True
         return bool(current.branches)
 
-    async def _commit(self, current: _Global, deadline_s: float) -> None:
+    async def _commit(self, current: XaBranches, deadline_s: float) -> None:
         if current.failure is not None:
             await self._give_up(current, current.failure, deadline_s)
         brokers = list(current.branches)
@@ -466,7 +408,7 @@ class AsyncXa(TransactionSends):
         else:
             await self._commands.commit_one_phase(current.xid, brokers, deadline_s)
 
-    async def _roll_back(self, current: _Global, deadline_s: float) -> None:
+    async def _roll_back(self, current: XaBranches, deadline_s: float) -> None:
         self._global = None
         brokers = list(current.branches)
         if current.is_prepared:
@@ -476,7 +418,7 @@ class AsyncXa(TransactionSends):
 
     async def _give_up(
         self,
-        current: _Global,
+        current: XaBranches,
         failure: BaseException,
         deadline_s: float,
         *,

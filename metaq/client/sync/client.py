@@ -22,7 +22,7 @@ from typing import Final, Self, Unpack
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consume.browse import browse_topic
-from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
@@ -338,6 +338,7 @@ class Admin(SyncPart[AsyncAdmin]):
     copy_offsets = blocking(AsyncAdmin.copy_offsets)
     delete_offsets = blocking(AsyncAdmin.delete_offsets)
     delete_group = blocking(AsyncAdmin.delete_group)
+    settle_group = blocking(AsyncAdmin.settle_group)
 
 
 class Consumer(SyncClosable[AsyncConsumer]):
@@ -624,6 +625,12 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
 class MessageBatch(ListedMessages[Consumer]):
     """Messages that are handled together; made by `Consumer.batches`."""
+
+    @property
+    def twin(self) -> AsyncMessageBatch:
+        """The same batch, for the client's loop."""
+        consumer = self.consumer._twin  # noqa: SLF001  # one part of this world
+        return AsyncMessageBatch(consumer, self._filling)
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit all messages of the batch; see `AsyncMessageBatch.commit`."""

@@ -6,18 +6,20 @@ cross over to the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import kept_message
+from metaq.client.produce.runs import frozen, kept_message
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -57,6 +59,38 @@ class Transaction(SyncPart[AsyncTransaction]):
         return self
 
     __exit__ = blocking(AsyncTransaction.__aexit__)
+
+
+class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
+    """The messages made of one batch, from any thread; see `AsyncExactlyOnce`."""
+
+    @property
+    def id(self) -> str:
+        """Key of its transaction, as brokers list it; "" outside of the block."""
+        return self._twin.id
+
+    def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        partition: str | None = None,
+    ) -> None:
+        """Add one message; see `AsyncExactlyOnce.send`."""
+        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        if self._twin.add(topic, [message]):
+            self._thread.run(self._twin.flush())
+
+    send_many = blocking(AsyncExactlyOnce.send_many)
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._twin.__aenter__())
+        return self
+
+    __exit__ = blocking(AsyncExactlyOnce.__aexit__)
 
 
 class Producer(SyncClosable[AsyncProducer]):
@@ -209,6 +243,12 @@ class Producer(SyncClosable[AsyncProducer]):
         """Return a transaction; see `AsyncProducer.transaction`."""
         work = on_loop(self._twin.transaction, timeout, keys=keys)
         return Transaction(self._thread.run(work), self._thread)
+
+    def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
+        """Return the block that writes a batch; see `AsyncProducer.exactly_once`."""
+        twin: Any = getattr(batch, "twin", batch)
+        work = on_loop(self._twin.exactly_once, twin)
+        return ExactlyOnce(self._thread.run(work), self._thread)
 
     flush = blocking(AsyncProducer.flush)
     close = closing(AsyncProducer.close)

@@ -36,9 +36,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from metaq.client.names import name_few
+from metaq.client.produce.branch_fates import Placed, Recovery, plan_ends
 from metaq.model import BrokerId, XaTransactionId
 from metaq.spark.errors import DecisionError
 
@@ -253,22 +254,6 @@ def parse_xid(xid: XaTransactionId) -> ParsedXid | None:
     return ParsedXid(_text(query), batch, task, attempt)
 
 
-Placed: TypeAlias = tuple[BrokerId, XaTransactionId]
-"""A branch: where it is, and its id."""
-
-
-class Recovery(NamedTuple):
-    """Fate of prepared branches; in order."""
-
-    commit: tuple[Placed, ...]
-    """The decision names them."""
-    superseded: tuple[Placed, ...]
-    """Branches of a decided batch that it does not name: nothing can decide for
-    them."""
-    undecided: tuple[Placed, ...]
-    """Branches of an undecided batch: rolled back after a new turn is drawn."""
-
-
 def plan_recovery(
     found: Mapping[BrokerId, Collection[XaTransactionId]],
     decision: Decision | None,
@@ -281,21 +266,15 @@ def plan_recovery(
         decision: the last one of the query; None for none.
         qualifier: of the query; ids of others, and of another format, are left alone.
     """
+
+    def is_over(xid: XaTransactionId) -> bool | None:
+        parts = parse_xid(xid)
+        if xid.qualifier != qualifier or parts is None:
+            return None
+        return decision is not None and decision.covers(parts.query, parts.batch)
+
     named = {} if decision is None else decision.xids(qualifier)
-    commit, superseded = list[Placed](), list[Placed]()
-    undecided = list[Placed]()
-    for broker_id, xids in sorted(found.items()):
-        for xid in xids:
-            parts = parse_xid(xid)
-            if xid.qualifier != qualifier or parts is None:
-                continue
-            if broker_id in named.get(xid, ()):
-                commit.append((broker_id, xid))
-            elif decision is not None and decision.covers(parts.query, parts.batch):
-                superseded.append((broker_id, xid))
-            else:
-                undecided.append((broker_id, xid))
-    return Recovery(tuple(commit), tuple(superseded), tuple(undecided))
+    return plan_ends(found, named, is_over)
 
 
 def name_branches(branches: Iterable[Placed]) -> str:

@@ -13,75 +13,40 @@ interrupted anywhere is repeated by the next run of the batch.
 Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 """
 
-import asyncio
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
-from metaq.client.cluster.catalog import read_cluster, recorded_addresses
+from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF
-from metaq.client.errors import HeuristicError, UnknownXidError, XaRolledBackError
-from metaq.client.fan_out import all_of, failures, for_each
+from metaq.client.errors import LostBranchError
 from metaq.client.names import name_few
 from metaq.client.offsets.query_progress import (
     change_decision,
     forget_decision,
     read_decision,
 )
-from metaq.client.produce.attempts import NEVER_LEFT
-from metaq.client.produce.broker_starts import BrokerStarts
-from metaq.client.produce.transaction_branch import BranchParts
-from metaq.client.produce.transaction_replies import HEURCOM, HEURHAZ, HEURRB
-from metaq.client.produce.xa_commands import (
-    COMMIT,
-    FORGET,
-    ROLLBACK,
-    XaCommands,
-    XaEnd,
-    key_of,
+from metaq.client.produce.branch_endings import (
+    FOREIGN_START_S,
+    LOST,
+    BranchEndings,
+    Found,
 )
+from metaq.client.produce.branch_fates import Placed, Recovery
+from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
 from metaq.errors import MetaqError, WireError
-from metaq.model import BrokerAddress, BrokerId, Millis, XaTransactionId
-from metaq.spark.errors import (
-    IncompleteError,
-    LostBranchError,
-    NoTransactionsError,
-    TakenOverError,
-)
+from metaq.model import BrokerId, Millis
+from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.sink.decisions import (
     Decision,
-    Placed,
     QueryRecord,
-    Recovery,
     WriteTerms,
     name_branches,
     plan_recovery,
 )
 
-Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
-"""Broker → the branches that it lists as prepared, or its error."""
-
-Outcomes: TypeAlias = dict[Placed, MetaqError | None]
-"""Branch → the error of a commit or rollback; None: it is carried out."""
-
-LOOK_S: Final = 10.0
-"""Seconds in which a broker says what it has prepared; one that does not is asked at
-the next batch."""
-LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
-"""Answers after which a branch that is decided is never committed."""
-AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
-"""XaEnd → outcomes by an operator with the same effect."""
 SHOWN_MAX: Final = 3
 """Causes and keys that an error shows."""
-FOREIGN_START_S: Final = 45.0
-"""Seconds for which a MetaQ 1.4 broker has to know nothing of a branch to be believed.
-It accepts connections before it knows what it had prepared (docs/metaq-1.4/broker.md
-5.7), and never does while ZooKeeper still has its old node: 30 s by default."""
-
-_log = logging.getLogger(__name__)
 
 
 class TransactionManager:
@@ -112,20 +77,13 @@ class TransactionManager:
             foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
         """
         self._context = context
-        self._foreign_start_s = foreign_start_s
         self._deadline_s = deadline_s
         self._name = name
         self._place = place
         self._draw_turn = draw_turn
-        self._parts = BranchParts(
-            address_of=self._address_of,
-            pool=context.pool,
-            clock=context.clock,
-            session_id=name,
-            starts=BrokerStarts(context.clock),
+        self._endings = BranchEndings(
+            context, deadline_s, name=name, foreign_start_s=foreign_start_s
         )
-        self._verdicts = XaCommands(context, self._parts)
-        self._unknown_since_s: dict[BrokerId, float] = {}
         self._promised_ms: Millis | None = None
 
     # -- steps ------------------------------------------------------------------------
@@ -140,7 +98,7 @@ class TransactionManager:
             DecisionError: the node has something else.
         """
         record = await self._read()
-        found = await self._look()
+        found = await self._endings.look()
         for broker_id in brokers:
             error = found.get(broker_id)
             if isinstance(error, WireError):
@@ -215,9 +173,9 @@ class TransactionManager:
             return None
         self._promised_ms = promised_ms
         await self._commit_all(decision, turn)
-        found = await self._look()
+        found = await self._endings.look()
         recovery = self._plan(found, QueryRecord(decision=decision))
-        await self._end(ROLLBACK, recovery.superseded)
+        await self._endings.end(ROLLBACK, recovery.superseded)
         return decision
 
     async def give_up(
@@ -244,9 +202,9 @@ class TransactionManager:
             record = await self._void(turn)
         named = {} if record.decision is None else record.decision.xids(self._name)
         lost = [one for one in branches if one[0] not in named.get(one[1], ())]
-        await self._end(ROLLBACK, lost)
+        await self._endings.end(ROLLBACK, lost)
         if is_last:
-            record = await self._clear(await self._look(), record)
+            record = await self._clear(await self._endings.look(), record)
         return record.decision
 
     async def settle(self) -> Decision | None:
@@ -274,7 +232,7 @@ class TransactionManager:
         if decision is not None:
             what = f"batch {decision.batch} is decided and committed"
         recorded = await recorded_addresses(self._context, deadline_s=self._deadline_s)
-        found = await self._look()
+        found = await self._endings.look()
         heard = {each for each, of in found.items() if not isinstance(of, MetaqError)}
         silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - heard)]
         if silent:
@@ -325,65 +283,24 @@ class TransactionManager:
 
     # -- brokers ----------------------------------------------------------------------
 
-    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        copies = self._context.metadata.snapshot.brokers.get(broker_id)
-        return None if copies is None else copies.leader
-
-    def _soon_s(self, limit_s: float) -> float:
-        return min(self._deadline_s, self._context.clock.monotonic_s() + limit_s)
-
-    async def _look(self) -> Found:
-        """Ask all brokers that are there what they have prepared."""
-        snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
-        there = [one for one, copies in snapshot.brokers.items() if copies.leader]
-        found = await self._verdicts.recover_each(
-            self._name, there, self._soon_s(LOOK_S)
-        )
-        for broker_id, error in failures(found).items():
-            _log.warning(
-                "broker does not say what it has prepared: broker=%d error=%s",
-                broker_id,
-                error,
-            )
-        return found
-
     async def _clear(self, found: Found, record: QueryRecord) -> QueryRecord:
         """End branches that were found prepared; return the node, which has a turn."""
         recovery = self._plan(found, record)
         if recovery.undecided:
             record = await self._void()
             recovery = self._plan(found, record)
-            await self._end(ROLLBACK, recovery.undecided)
+            await self._endings.end(ROLLBACK, recovery.undecided)
         elif recovery.commit or not record.turn:
             # By the turn the driver that decided learns why brokers know no branch, and
             # tasks of a write whose node is gone learn that it has ended.
             record = await self._void()
-        await self._end(COMMIT, recovery.commit)
-        await self._end(ROLLBACK, recovery.superseded)
+        await self._endings.end(COMMIT, recovery.commit)
+        await self._endings.end(ROLLBACK, recovery.superseded)
         return record
 
     def _plan(self, found: Found, record: QueryRecord) -> Recovery:
         lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
         return plan_recovery(lists, record.decision, self._name)
-
-    async def _end(self, action: XaEnd, branches: Iterable[Placed]) -> None:
-        """Commit or roll back branches, once; the next batch checks the outcome."""
-        deadline_s = self._soon_s(LOOK_S)
-        found = await all_of(
-            self._say(broker_id, xids, action, deadline_s)
-            for broker_id, xids in _by_broker(branches).items()
-        )
-        for (broker_id, xid), error in failures(_merge(found)).items():
-            if isinstance(error, UnknownXidError):
-                continue
-            _log.warning(
-                "branch not ended as decided: broker=%d transaction=%s action=%s"
-                " error=%s",
-                broker_id,
-                key_of(xid),
-                action.name,
-                error,
-            )
 
     async def _commit_all(self, decision: Decision, turn: str | None) -> None:
         """Commit what a durable decision names; IncompleteError if not all is.
@@ -397,11 +314,9 @@ class TransactionManager:
             for xid, brokers in decision.xids(self._name).items()
             for broker_id in brokers
         ]
-        outcomes = await all_of(
-            self._commit(broker_id, xids, was_sent=turn is None)
-            for broker_id, xids in _by_broker(branches).items()
+        failed = await self._endings.commit(
+            branches, was_sent=turn is None, promised_ms=self._promised_ms
         )
-        failed = failures(_merge(outcomes))
         unknown = [
             k for k, error in failed.items() if isinstance(error, LostBranchError)
         ]
@@ -426,103 +341,3 @@ class TransactionManager:
             " query again with its checkpoint) commits them, or `metaq txn commit`"
             f" for each key: {keys}"
         ) from failed[named[0]]
-
-    async def _commit(
-        self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_sent: bool
-    ) -> Outcomes:
-        """Commit branches at a broker; try again until the deadline while it is away.
-
-        With `was_sent` they may have been committed before: a broker that does not know
-        a branch then has committed it.
-        """
-        clock, tries, outcomes = self._context.clock, 0, Outcomes()
-        sent = dict.fromkeys(xids, was_sent)
-        while sent:
-            tries += 1
-            now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
-            limit_s = self._soon_s(self._context.options.request_timeout_s)
-            found, start_s = await self._commit_once(broker_id, sent, limit_s)
-            for (_, xid), error in found.items():
-                if isinstance(error, UnknownXidError):
-                    since_s = self._unknown_since_s.setdefault(broker_id, now_s)
-                    if now_s - since_s < start_s:
-                        continue
-                    error = None if sent[xid] else _lost(broker_id)
-                elif isinstance(error, MetaqError) and not isinstance(error, LOST):
-                    self._unknown_since_s.pop(broker_id, None)
-                    if now_s + pause_s < self._deadline_s:
-                        sent[xid] |= not isinstance(error, NEVER_LEFT)
-                        continue
-                outcomes[broker_id, xid] = error
-                del sent[xid]
-            if sent:
-                await asyncio.sleep(pause_s)
-        return outcomes
-
-    async def _commit_once(
-        self,
-        broker_id: BrokerId,
-        xids: Collection[XaTransactionId],
-        deadline_s: float,
-    ) -> tuple[Outcomes, float]:
-        """Commit branches once; return also how long unknown ones may turn up.
-
-        A broker of ours opens its port when it knows all that it has prepared: 0. Of
-        another one it is the seconds for which it may answer without knowing a branch.
-        """
-        found = await self._say(broker_id, xids, COMMIT, deadline_s)
-        unknown = [
-            k for k, error in found.items() if isinstance(error, UnknownXidError)
-        ]
-        if not unknown:
-            return found, 0.0
-        try:
-            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        except MetaqError as error:
-            return found | dict.fromkeys(unknown, error), 0.0
-        is_ours = connection.capabilities.has_mput
-        return found, 0.0 if is_ours else self._foreign_start_s
-
-    async def _say(
-        self,
-        broker_id: BrokerId,
-        xids: Collection[XaTransactionId],
-        action: XaEnd,
-        deadline_s: float,
-    ) -> Outcomes:
-        """Commit or roll back; forget what an operator has ended in the same way."""
-
-        async def send(kind: XaEnd, xid: XaTransactionId) -> None:
-            await self._verdicts.end_at(broker_id, xid, kind, deadline_s)
-
-        if action is COMMIT:
-            found = await self._verdicts.commit_at(
-                broker_id, xids, deadline_s, self._promised_ms
-            )
-        else:
-            found = await for_each(partial(send, action), xids)
-        agreed = [
-            xid
-            for xid, error in found.items()
-            if isinstance(error, HeuristicError) and error.code in AGREEING[action]
-        ]
-        found |= await for_each(partial(send, FORGET), agreed)
-        return {(broker_id, xid): error for xid, error in found.items()}
-
-
-def _lost(broker_id: BrokerId) -> LostBranchError:
-    return LostBranchError(
-        f"broker {broker_id} does not know it any more, though it had promised to keep"
-        " it"
-    )
-
-
-def _by_broker(branches: Iterable[Placed]) -> dict[BrokerId, list[XaTransactionId]]:
-    found: dict[BrokerId, list[XaTransactionId]] = {}
-    for broker_id, xid in branches:
-        found.setdefault(broker_id, []).append(xid)
-    return found
-
-
-def _merge(outcomes: Iterable[Outcomes]) -> Outcomes:
-    return {placed: error for each in outcomes for placed, error in each.items()}

@@ -1,0 +1,1 @@
+"""Decisions of consumers that write exactly once, from topic to topic."""

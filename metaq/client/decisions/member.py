@@ -1,0 +1,550 @@
+"""Decisions of one consumer, and those that it finds when it claims a partition.
+
+    settle    after a claim, before the first get: complete what is decided (rule 3)
+    begin     before a batch: complete the last one, draw a name for this one
+    decide    its branches are prepared: move its offsets and name them, in one request
+    complete  commit what was decided, however long a broker is away
+
+`rules.py` has the rules. A request to ZooKeeper whose answer got lost is sent again:
+it fits once, and where it does not fit any more the nodes say whether it was ours.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.decisions.ending import end_dead
+from metaq.client.decisions.rules import branches_of, make_decision
+from metaq.client.errors import LostBranchError, TransactionInDoubtError
+from metaq.client.fan_out import all_of
+from metaq.client.group.assignments import Fence
+from metaq.client.names import name_few
+from metaq.client.offsets.committer import Committer
+from metaq.client.produce.branch_endings import LOST, BranchEndings
+from metaq.client.produce.branch_fates import Placed
+from metaq.client.produce.xa_commands import ROLLBACK, key_of, shown
+from metaq.errors import (
+    ConfigError,
+    CoordinationError,
+    MetaqError,
+    OwnershipLostError,
+    TransactionError,
+)
+from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition, XaTransactionId
+from metaq.zk.decisions import (
+    GroupDecision,
+    GroupDecisions,
+    Place,
+    batch_xid,
+    qualifier_of,
+)
+from metaq.zk.errors import NodeChangedError
+from metaq.zk.session import Coordinator, SessionState
+
+DECIDE_TRIES: Final = 3
+"""Decisions that do not fit before it is believed that others write as well."""
+SWEEP_S: Final = 30.0
+"""Seconds in which a consumer ends what dead members left; the next claim goes on."""
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A partition that is ours."""
+
+    place: Place | None
+    """Base of its next decision; None: not read yet, and there was no decision."""
+    begin: Offset
+    """Its next batch begins here, or after it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A decided batch that is not complete."""
+
+    xid: XaTransactionId
+    branches: list[Placed]
+    held: tuple[_Held, ...]
+    """Its partitions; while all are ours, no other member completes it."""
+    was_sent: bool = False
+    """Whether a commit was sent before."""
+
+
+class MemberDecisions:
+    """The decisions of one consumer, a member of a group in ZooKeeper.
+
+    Owner: the consumer's partitions. Concurrency: on the client's loop; one batch at a
+    time, claims beside it.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        *,
+        group: str,
+        fence: Callable[[], Fence | None],
+        committer: Committer,
+        restart: Callable[[Collection[TopicPartition]], None],
+    ) -> None:
+        """Prepare; nothing is asked.
+
+        Args:
+            context: the client's parts.
+            group: consumer group.
+            fence: returns the current binding of claims; None without a group.
+            committer: of the consumer; it knows what is stored, and writes nothing
+                while a decision is under way.
+            restart: stops reading partitions, and has those that are ours claimed again
+                and read from their stored offsets.
+        """
+        self._context = context
+        self._group = group
+        self._fence = fence
+        self._committer = committer
+        self._restart = restart
+        self._held: dict[TopicPartition, _Held] = {}
+        self._is_used = False
+        """Whether a member of the group ever wrote exactly once."""
+        self._token, self._token_session = "", 0
+        self._doubted: set[str] = set()
+        """Tokens under which a request may be carried out yet."""
+        self._number = 0
+        self._open: XaTransactionId | None = None
+        self._pending: _Pending | None = None
+        self._left: set[Placed] = set()
+        """Branches that are not decided and may be prepared: ours to roll back."""
+        self._sweep: asyncio.Task[None] | None = None
+        self._is_sweep_due = False
+
+    @property
+    def context(self) -> ClientContext:
+        """Parts of the consumer's client."""
+        return self._context
+
+    # -- the partitions ---------------------------------------------------------------
+
+    async def settle(
+        self, partition: TopicPartition, *, deadline_s: float
+    ) -> Place | None:
+        """Complete what is decided about a partition that was claimed (rule 3).
+
+        Returns:
+            The base of its next decision; None if the group never decided anything.
+
+        Raises:
+            MetaqError: a broker is away that has a part of it, or ZooKeeper; to be
+                repeated before the first get.
+        """
+        if self._fence() is None or self._context.coordinator is None:
+            return None
+        decisions = self._decisions()
+        for token in tuple(self._doubted):
+            await decisions.drop_token(token, deadline_s=deadline_s)
+            self._doubted.discard(token)
+        if not self._is_used:
+            self._is_used = await decisions.is_used(deadline_s=deadline_s)
+        if not self._is_used:
+            return None
+        place = await decisions.read(partition, deadline_s=deadline_s)
+        if place.decision is not None:
+            await self._finish(partition, place.decision, deadline_s)
+        self._start_sweep()
+        return place
+
+    async def _finish(
+        self, partition: TopicPartition, decision: GroupDecision, deadline_s: float
+    ) -> None:
+        """Commit what a decision names; it may have been committed before."""
+        branches = branches_of(decision)
+        failed = await self._endings(deadline_s).commit(branches, was_sent=True)
+        for (broker_id, xid), error in failed.items():
+            if not isinstance(error, LOST):
+                raise TransactionInDoubtError(
+                    f"{partition}: {shown(xid)} is decided, and broker {broker_id} has"
+                    f" not committed it yet, so the partition is not read: {error}"
+                ) from error
+            # An operator has ended it; waiting does not bring it back.
+            _log.error(
+                "messages of a decided batch are missing: partition=%s broker=%d"
+                " transaction=%s error=%s",
+                partition,
+                broker_id,
+                key_of(xid),
+                error,
+            )
+
+    def hold(
+        self, partition: TopicPartition, place: Place | None, begin: Offset
+    ) -> None:
+        """Note a partition that is read from now on, from `begin`."""
+        self._held[partition] = _Held(place, begin)
+
+    def move(self, partition: TopicPartition, offset: Offset) -> None:
+        """Note that a partition is read from another offset."""
+        held = self._held.get(partition)
+        if held is not None:
+            self._held[partition] = _Held(held.place, offset)
+
+    def release(self, partitions: Collection[TopicPartition]) -> None:
+        """Note that partitions are not ours any more: nothing is decided about them."""
+        for partition in partitions:
+            self._held.pop(partition, None)
+
+    async def wait_idle(self, *, deadline_s: float | None) -> None:
+        """Wait until no decision is under way, at most to `deadline_s` (absolute).
+
+        None: `request_timeout_s`.
+        """
+        if deadline_s is None:
+            deadline_s = self._context.deadline_s()
+        left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s), self._committer.storing:
+                pass
+
+    # -- a batch ----------------------------------------------------------------------
+
+    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
+        """Refuse a batch that cannot be begun now; see `Decider`."""
+        if self._fence() is None or self._context.coordinator is None:
+            raise ConfigError(
+                f"exactly_once: group {self._group} is not in ZooKeeper, which decides;"
+                " read as a member of a group that is, without partitions="
+            )
+        if self._open is not None:
+            raise TransactionError(
+                f"{shown(self._open)} of another batch of this consumer has not ended"
+            )
+        for partition, begin in begins.items():
+            held = self._held.get(partition)
+            if held is not None and begin < held.begin:
+                raise TransactionError(
+                    f"{partition}: the batch begins at offset {begin}, and the group is"
+                    f" at {held.begin} already: write each batch once"
+                )
+
+    async def begin(
+        self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
+    ) -> XaTransactionId:
+        """Return the id of the transaction of a batch; see `Decider`."""
+        self.check(begins)
+        fence = self._fence()
+        assert fence is not None
+        self._require_held(begins)
+        await self.complete(deadline_s=deadline_s)
+        await self._roll_back_left(deadline_s)
+        if not self._token or self._token_session != fence.session_version:
+            token = self._context.draw_token()
+            await self._decisions().make_token(
+                token, fence.member, deadline_s=deadline_s
+            )
+            self._token, self._token_session = token, fence.session_version
+            self._is_used = True
+        self._number += 1
+        self._open = batch_xid(self._group, fence.member, self._token, self._number)
+        return self._open
+
+    async def decide(
+        self,
+        xid: XaTransactionId,
+        brokers: Collection[BrokerId],
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Move the offsets of a batch and name its transaction; see `Decider`."""
+        decision = make_decision(xid, brokers)
+        async with self._committer.storing:
+            work = _Deciding(decision, self._token, self._token_session)
+            try:
+                held = self._require_held(offsets)
+                places = await self._decide(work, held, offsets, deadline_s)
+            except BaseException:
+                # The partitions go on at what is stored, when nothing can change that.
+                self._doubted.add(self._token)
+                self._token = ""
+                self._restart(tuple(offsets))
+                raise
+            self._note_decided(xid, decision, held, places)
+
+    def _note_decided(
+        self,
+        xid: XaTransactionId,
+        decision: GroupDecision,
+        held: Mapping[TopicPartition, _Held],
+        places: Mapping[TopicPartition, Place],
+    ) -> None:
+        stored: dict[TopicPartition, GroupOffset] = {}
+        for partition, place in places.items():
+            if place.decision == decision and place.offset is not None:
+                held[partition].place = place
+                held[partition].begin = place.offset.offset
+                stored[partition] = place.offset
+        self._pending = _Pending(xid, branches_of(decision), tuple(held.values()))
+        self._committer.note_stored(stored)
+        if len(stored) < len(places):
+            # Decided, and others have gone on from there since.
+            self._restart([one for one in places if one not in stored])
+
+    async def _decide(
+        self,
+        work: "_Deciding",
+        held: Mapping[TopicPartition, _Held],
+        offsets: Mapping[TopicPartition, GroupOffset],
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, Place]:
+        """Return what the partitions have once it is decided.
+
+        Raises:
+            OwnershipLostError: it is not, and never will be.
+            TransactionInDoubtError: it may be.
+        """
+        bases = {partition: each.place for partition, each in held.items()}
+        if None in bases.values():
+            bases = dict(await self._read(work, offsets, deadline_s))
+            self._require_unchanged(bases, held)
+        error: NodeChangedError | None = None
+        for _ in range(DECIDE_TRIES):
+            moves = {p: (base, offsets[p]) for p, base in bases.items() if base}
+            try:
+                return await self._send(work, moves, deadline_s)
+            except NodeChangedError as changed:
+                error = changed
+            found = await self._read(work, offsets, deadline_s)
+            if any(place.decision == work.decision for place in found.values()):
+                return found
+            # Of one session a later request is carried out later: neither was.
+            work.was_sent = False
+            self._require_unchanged(found, held)
+            if found == bases:
+                break
+            bases = dict(found)
+        raise OwnershipLostError(
+            f"{_names(offsets)}: the batch is not decided, another member may own its"
+            f" partitions: {error}"
+        ) from error
+
+    async def _send(
+        self,
+        work: "_Deciding",
+        moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, Place]:
+        """Send the request until there is an answer.
+
+        Raises:
+            NodeChangedError: it does not fit.
+            MetaqError: as `_decide`.
+        """
+        decisions = self._decisions()
+
+        async def send() -> Mapping[TopicPartition, Place]:
+            operations = await decisions.plan(
+                work.decision, work.token, moves, deadline_s=deadline_s
+            )
+            self._require_session(work, moves)
+            work.was_sent = True
+            return await decisions.decide(
+                work.decision, moves, operations, deadline_s=deadline_s
+            )
+
+        return await self._insist(work, send, deadline_s)
+
+    async def _read(
+        self,
+        work: "_Deciding",
+        partitions: Collection[TopicPartition],
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, Place]:
+        decisions = self._decisions()
+
+        async def read() -> Mapping[TopicPartition, Place]:
+            self._require_session(work, partitions)
+            places = await all_of(
+                decisions.read(one, deadline_s=deadline_s) for one in partitions
+            )
+            return dict(zip(partitions, places, strict=True))
+
+        return await self._insist(work, read, deadline_s)
+
+    async def _insist(
+        self, work: "_Deciding", ask: Callable[[], Awaitable[T]], deadline_s: float
+    ) -> T:
+        """Ask again while ZooKeeper is away, until the deadline."""
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except NodeChangedError:
+                raise
+            except CoordinationError as error:
+                failures += 1
+                pause_s = BACKOFF.delay_s(failures)
+                is_late = self._context.clock.monotonic_s() + pause_s >= deadline_s
+                if error.retriable and not is_late:
+                    await asyncio.sleep(pause_s)
+                    continue
+                if not work.was_sent:
+                    raise
+                raise TransactionInDoubtError(
+                    f"{work.decision.xid} is in doubt, not failed: the decision was"
+                    " sent to ZooKeeper, and may be carried out; their next owner"
+                    f" finds out, and goes on from there: {error}"
+                ) from error
+
+    def _require_session(
+        self, work: "_Deciding", partitions: Collection[TopicPartition]
+    ) -> None:
+        status = self._coordinator().status
+        if (
+            status.state is not SessionState.LOST
+            and status.session_version == work.session_version
+        ):
+            return
+        text = f"{_names(partitions)}: the session of the claims is lost"
+        if work.was_sent:
+            raise TransactionInDoubtError(
+                f"{work.decision.xid} is in doubt, not failed: {text}, and the decision"
+                " was sent; their next owner finds out, and goes on from there"
+            )
+        raise OwnershipLostError(f"{text}; their messages will be delivered again")
+
+    def _require_unchanged(
+        self,
+        found: Mapping[TopicPartition, Place | None],
+        held: Mapping[TopicPartition, _Held],
+    ) -> None:
+        """Refuse to follow what others have written since we have read it."""
+        for partition, place in found.items():
+            base = held[partition].place or Place()
+            stored = place.offset.offset if place and place.offset else None
+            known = self._committer.stored(partition)
+            version = place.decision_version if place else None
+            if version != base.decision_version or stored != known:
+                raise OwnershipLostError(
+                    f"{partition}: expected the group at offset {known}, found"
+                    f" {stored}: another member or a tool has moved it"
+                )
+
+    def _require_held(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, _Held]:
+        """Return the partitions of a batch.
+
+        Raises:
+            OwnershipLostError: one of them is not ours any more.
+        """
+        for partition in partitions:
+            if partition not in self._held:
+                raise OwnershipLostError(
+                    f"{partition}: lost while its messages were being handled; they"
+                    " will be delivered again"
+                )
+        return {partition: self._held[partition] for partition in partitions}
+
+    # -- after the decision -----------------------------------------------------------
+
+    async def complete(self, *, deadline_s: float) -> None:
+        """Commit what was decided last; see `Decider`."""
+        pending = self._pending
+        if pending is None:
+            return
+        was_sent, pending.was_sent = pending.was_sent, True
+        failed = await self._endings(deadline_s).commit(
+            pending.branches, was_sent=was_sent
+        )
+        late = {k: e for k, e in failed.items() if not isinstance(e, LOST)}
+        for (broker_id, _), error in late.items():
+            raise TransactionInDoubtError(
+                f"{shown(pending.xid)} is decided, and its input does not come again;"
+                f" broker {broker_id} has not committed it yet: the next batch of this"
+                f" consumer, or who claims its partitions next, sees to it: {error}"
+            ) from error
+        self._pending = None
+        is_ours = all(one in self._held.values() for one in pending.held)
+        for (broker_id, _), error in failed.items():
+            # Of a partition that is not ours any more the next owner has completed it.
+            if is_ours or not isinstance(error, LostBranchError):
+                raise LostBranchError(
+                    f"{shown(pending.xid)} is decided, but its messages at broker"
+                    f" {broker_id} are missing: {error}"
+                ) from error
+
+    def leave(self, xid: XaTransactionId, brokers: Collection[BrokerId]) -> None:
+        """Note branches that are not decided and not known to be rolled back."""
+        self._left.update((broker_id, xid) for broker_id in brokers)
+
+    def end(self) -> None:
+        """Note that the batch that `begin` named has ended."""
+        self._open = None
+
+    async def _roll_back_left(self, deadline_s: float) -> None:
+        left, self._left = self._left, set()
+        await self._endings(deadline_s).end(ROLLBACK, left)
+
+    async def close(self, *, deadline_s: float) -> None:
+        """Complete and roll back what can be, and give up the token; never raises."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if not self._token and not self._doubted:
+            return
+        try:
+            await self.complete(deadline_s=deadline_s)
+            await self._roll_back_left(deadline_s)
+            for token in filter(None, (self._token, *self._doubted)):
+                await self._decisions().drop_token(token, deadline_s=deadline_s)
+        except MetaqError as error:
+            _log.warning("not ended: group=%s: %s", self._group, error)
+
+    # -- what dead members left -------------------------------------------------------
+
+    def _start_sweep(self) -> None:
+        self._is_sweep_due = True
+        if self._sweep is None or self._sweep.done():
+            self._sweep = asyncio.create_task(self._run_sweep(), name="sweep")
+
+    async def _run_sweep(self) -> None:
+        while self._is_sweep_due:
+            self._is_sweep_due = False
+            deadline_s = self._context.clock.monotonic_s() + SWEEP_S
+            try:
+                await end_dead(self._context, self._group, deadline_s=deadline_s)
+            except MetaqError as error:
+                _log.info("dead batches may be left: group=%s: %s", self._group, error)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _coordinator(self) -> Coordinator:
+        assert self._context.coordinator is not None
+        return self._context.coordinator
+
+    def _decisions(self) -> GroupDecisions:
+        return GroupDecisions(
+            self._coordinator(), self._context.paths, group=self._group
+        )
+
+    def _endings(self, deadline_s: float) -> BranchEndings:
+        return BranchEndings(self._context, deadline_s, name=qualifier_of(self._group))
+
+
+@dataclass(slots=True)
+class _Deciding:
+    """A decision under way."""
+
+    decision: GroupDecision
+    token: str
+    session_version: int
+    was_sent: bool = False
+    """Whether a request was sent that may be carried out."""
+
+
+def _names(partitions: Collection[TopicPartition]) -> str:
+    return name_few(sorted(map(str, partitions)))

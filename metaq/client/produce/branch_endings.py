@@ -1,0 +1,270 @@
+"""Ends of prepared branches, as their manager has decided.
+
+    look      ask all brokers what they have prepared under one name
+    commit    commit what is decided, again and again while a broker is away
+    end       commit or roll back once; who looks next does the rest
+
+The one engine under all transaction managers here: the Spark sink (`spark/sink`) and
+consumers that write exactly once (`client/decisions`). Which branches count is theirs
+to say, and where that is written.
+
+Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Final, TypeAlias
+
+from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.errors import (
+    HeuristicError,
+    LostBranchError,
+    UnknownXidError,
+    XaRolledBackError,
+)
+from metaq.client.fan_out import all_of, failures, for_each
+from metaq.client.produce.attempts import NEVER_LEFT
+from metaq.client.produce.branch_fates import Placed
+from metaq.client.produce.broker_starts import BrokerStarts
+from metaq.client.produce.transaction_branch import BranchParts
+from metaq.client.produce.transaction_replies import HEURCOM, HEURHAZ, HEURRB
+from metaq.client.produce.xa_commands import (
+    COMMIT,
+    FORGET,
+    ROLLBACK,
+    XaCommands,
+    XaEnd,
+    key_of,
+)
+from metaq.errors import MetaqError
+from metaq.model import BrokerAddress, BrokerId, Millis, XaTransactionId
+
+Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
+"""Broker → the branches that it lists as prepared, or its error."""
+
+Outcomes: TypeAlias = dict[Placed, MetaqError | None]
+"""Branch → the error of a commit or rollback; None: it is carried out."""
+
+LOOK_S: Final = 10.0
+"""Seconds in which a broker says what it has prepared; one that does not is asked at
+the next batch."""
+LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
+"""Answers after which a branch that is decided is never committed."""
+AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
+"""XaEnd → outcomes by an operator with the same effect."""
+FOREIGN_START_S: Final = 45.0
+"""Seconds for which a MetaQ 1.4 broker has to know nothing of a branch to be believed.
+It accepts connections before it knows what it had prepared (docs/metaq-1.4/broker.md
+5.7), and never does while ZooKeeper still has its old node: 30 s by default."""
+
+_log = logging.getLogger(__name__)
+
+
+class BranchEndings:
+    """Ends the branches of one transaction manager, for one step of it.
+
+    Owner: the step, on the client's loop.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        *,
+        name: str,
+        foreign_start_s: float = FOREIGN_START_S,
+        parts: BranchParts | None = None,
+    ) -> None:
+        """Prepare; nothing is asked.
+
+        Args:
+            context: the client's parts.
+            deadline_s: of the step; absolute, on the client's clock.
+            name: qualifier of the manager's branches.
+            foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
+            parts: the way to brokers; None makes one.
+        """
+        self._context = context
+        self._deadline_s = deadline_s
+        self._name = name
+        self._foreign_start_s = foreign_start_s
+        self._parts = parts or BranchParts(
+            address_of=self._address_of,
+            pool=context.pool,
+            clock=context.clock,
+            session_id=name,
+            starts=BrokerStarts(context.clock),
+        )
+        self._verdicts = XaCommands(context, self._parts)
+        self._unknown_since_s: dict[BrokerId, float] = {}
+        self._promised_ms: Millis | None = None
+
+    async def look(self) -> Found:
+        """Ask all brokers that are there what they have prepared."""
+        snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
+        there = [one for one, copies in snapshot.brokers.items() if copies.leader]
+        found = await self._verdicts.recover_each(
+            self._name, there, self._soon_s(LOOK_S)
+        )
+        for broker_id, error in failures(found).items():
+            _log.warning(
+                "broker does not say what it has prepared: broker=%d error=%s",
+                broker_id,
+                error,
+            )
+        return found
+
+    async def end(self, action: XaEnd, branches: Iterable[Placed]) -> None:
+        """Commit or roll back branches, once; the next batch checks the outcome."""
+        deadline_s = self._soon_s(LOOK_S)
+        found = await all_of(
+            self._say(broker_id, xids, action, deadline_s)
+            for broker_id, xids in _by_broker(branches).items()
+        )
+        for (broker_id, xid), error in failures(_merge(found)).items():
+            if isinstance(error, UnknownXidError):
+                continue
+            _log.warning(
+                "branch not ended as decided: broker=%d transaction=%s action=%s"
+                " error=%s",
+                broker_id,
+                key_of(xid),
+                action.name,
+                error,
+            )
+
+    async def commit(
+        self,
+        branches: Iterable[Placed],
+        *,
+        was_sent: bool,
+        promised_ms: Millis | None = None,
+    ) -> dict[Placed, MetaqError]:
+        """Commit branches of a durable decision; return those that are not committed.
+
+        Args:
+            branches: what is committed; again until the deadline while a broker is
+                away.
+            was_sent: they may have been committed before: a broker that does not know
+                a branch then has committed it.
+            promised_ms: when the first of them was prepared; None: not known.
+        """
+        self._promised_ms = promised_ms
+        outcomes = await all_of(
+            self._commit(broker_id, xids, was_sent=was_sent)
+            for broker_id, xids in _by_broker(branches).items()
+        )
+        return failures(_merge(outcomes))
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        copies = self._context.metadata.snapshot.brokers.get(broker_id)
+        return None if copies is None else copies.leader
+
+    def _soon_s(self, limit_s: float) -> float:
+        return min(self._deadline_s, self._context.clock.monotonic_s() + limit_s)
+
+    async def _commit(
+        self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_sent: bool
+    ) -> Outcomes:
+        """Commit branches at a broker; try again until the deadline while it is away.
+
+        With `was_sent` they may have been committed before: a broker that does not know
+        a branch then has committed it.
+        """
+        clock, tries, outcomes = self._context.clock, 0, Outcomes()
+        sent = dict.fromkeys(xids, was_sent)
+        while sent:
+            tries += 1
+            now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
+            limit_s = self._soon_s(self._context.options.request_timeout_s)
+            found, start_s = await self._commit_once(broker_id, sent, limit_s)
+            for (_, xid), error in found.items():
+                if isinstance(error, UnknownXidError):
+                    since_s = self._unknown_since_s.setdefault(broker_id, now_s)
+                    if now_s - since_s < start_s:
+                        continue
+                    error = None if sent[xid] else _lost(broker_id)
+                elif isinstance(error, MetaqError) and not isinstance(error, LOST):
+                    self._unknown_since_s.pop(broker_id, None)
+                    if now_s + pause_s < self._deadline_s:
+                        sent[xid] |= not isinstance(error, NEVER_LEFT)
+                        continue
+                outcomes[broker_id, xid] = error
+                del sent[xid]
+            if sent:
+                await asyncio.sleep(pause_s)
+        return outcomes
+
+    async def _commit_once(
+        self,
+        broker_id: BrokerId,
+        xids: Collection[XaTransactionId],
+        deadline_s: float,
+    ) -> tuple[Outcomes, float]:
+        """Commit branches once; return also how long unknown ones may turn up.
+
+        A broker of ours opens its port when it knows all that it has prepared: 0. Of
+        another one it is the seconds for which it may answer without knowing a branch.
+        """
+        found = await self._say(broker_id, xids, COMMIT, deadline_s)
+        unknown = [
+            k for k, error in found.items() if isinstance(error, UnknownXidError)
+        ]
+        if not unknown:
+            return found, 0.0
+        try:
+            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        except MetaqError as error:
+            return found | dict.fromkeys(unknown, error), 0.0
+        is_ours = connection.capabilities.has_mput
+        return found, 0.0 if is_ours else self._foreign_start_s
+
+    async def _say(
+        self,
+        broker_id: BrokerId,
+        xids: Collection[XaTransactionId],
+        action: XaEnd,
+        deadline_s: float,
+    ) -> Outcomes:
+        """Commit or roll back; forget what an operator has ended in the same way."""
+
+        async def send(kind: XaEnd, xid: XaTransactionId) -> None:
+            await self._verdicts.end_at(broker_id, xid, kind, deadline_s)
+
+        if action is COMMIT:
+            found = await self._verdicts.commit_at(
+                broker_id, xids, deadline_s, self._promised_ms
+            )
+        else:
+            found = await for_each(partial(send, action), xids)
+        agreed = [
+            xid
+            for xid, error in found.items()
+            if isinstance(error, HeuristicError) and error.code in AGREEING[action]
+        ]
+        found |= await for_each(partial(send, FORGET), agreed)
+        return {(broker_id, xid): error for xid, error in found.items()}
+
+
+def _lost(broker_id: BrokerId) -> LostBranchError:
+    return LostBranchError(
+        f"broker {broker_id} does not know it any more, though it had promised to keep"
+        " it"
+    )
+
+
+def _by_broker(branches: Iterable[Placed]) -> dict[BrokerId, list[XaTransactionId]]:
+    found: dict[BrokerId, list[XaTransactionId]] = {}
+    for broker_id, xid in branches:
+        found.setdefault(broker_id, []).append(xid)
+    return found
+
+
+def _merge(outcomes: Iterable[Outcomes]) -> Outcomes:
+    return {placed: error for each in outcomes for placed, error in each.items()}

@@ -1,0 +1,402 @@
+"""Exactly once, from topic to topic: a batch of messages and what is made of them.
+
+    async for batch in consumer.batches():
+        async with producer.exactly_once(batch) as tx:
+            for message in batch:
+                await tx.send("enriched", transform(message), key=message.key)
+
+Theory of operation. The messages are those of one XA transaction. At the end of the
+block its branches are prepared; then the batch's consumer decides, by one write that
+moves the group's offsets and names the transaction; then the branches are committed.
+
+    OPEN ── flush, prepare ──> PREPARED ── decide ──> DECIDED ── commit ──> complete
+      └── an exception: rolled back, and the batch is delivered again
+
+What decides, and why no crash leaves a half, is in `metaq/client/decisions/rules.py`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import TransactionInDoubtError
+from metaq.client.fan_out import raise_first
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.runs import frozen, list_messages
+from metaq.client.produce.transaction_branch import TransactionParts
+from metaq.client.produce.xa_branches import XaBranches
+from metaq.client.produce.xa_commands import XaCommands, shown
+from metaq.errors import ConfigError, MetaqError, TransactionError
+from metaq.model import (
+    BrokerId,
+    GroupOffset,
+    Message,
+    MessageId,
+    Offset,
+    TopicPartition,
+    XaTransactionId,
+)
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import Headers
+
+FLUSH_COUNT: Final = 1000
+"""Messages that wait in the client before they are sent together."""
+FLUSH_BYTES: Final = 256 * 1024
+"""Bytes of these messages, likewise."""
+
+
+class Decider(Protocol):
+    """Decisions of a batch's consumer; on its loop, for one batch at a time."""
+
+    @property
+    def context(self) -> ClientContext:
+        """Parts of the consumer's client."""
+        ...
+
+    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
+        """Refuse a batch that cannot be begun now.
+
+        Raises:
+            ConfigError: the group is not in ZooKeeper.
+            TransactionError: another batch has not ended, or this one is committed.
+        """
+        ...
+
+    async def begin(
+        self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
+    ) -> XaTransactionId:
+        """Complete the last batch, and name the transaction of the next one.
+
+        Raises:
+            ConfigError, TransactionError: as `check`.
+            OwnershipLostError: a partition of the batch is not ours any more.
+            TransactionInDoubtError: the last one is decided, and a broker that is away
+                has not committed it.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        ...
+
+    async def decide(
+        self,
+        xid: XaTransactionId,
+        brokers: Collection[BrokerId],
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Move the offsets and name the transaction; durable on return.
+
+        Its partitions are read again from what is stored when it raises.
+
+        Raises:
+            TransactionInDoubtError: it may be decided; nothing is to be rolled back.
+            MetaqError: it is not, and never will be.
+
+        Cancellation: it may be decided.
+        """
+        ...
+
+    async def complete(self, *, deadline_s: float) -> None:
+        """Commit what was decided last, again and again while a broker is away.
+
+        Raises:
+            TransactionInDoubtError: a broker has not committed it yet.
+            LostBranchError: a broker has lost a part of it.
+        """
+        ...
+
+    def leave(self, xid: XaTransactionId, brokers: Collection[BrokerId]) -> None:
+        """Note branches that were not decided and are to be rolled back later."""
+        ...
+
+    def end(self) -> None:
+        """Note that the transaction of `begin` has ended, in whichever way."""
+        ...
+
+
+class ConsumedBatch(Protocol):
+    """A batch of messages that a consumer handed out."""
+
+    @property
+    def begins(self) -> Mapping[TopicPartition, Offset]:
+        """Offset of the first message of each partition."""
+        ...
+
+    @property
+    def offsets(self) -> Mapping[TopicPartition, Offset]:
+        """Next offset of each partition."""
+        ...
+
+    @property
+    def decider(self) -> Decider:
+        """Decisions of its consumer; ConfigError if it cannot decide."""
+        ...
+
+    def __iter__(self) -> Iterator[Message]: ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no message was requested after those of this batch."""
+        ...
+
+    def redeliver(self) -> None:
+        """Have its messages delivered again; they are the last that were requested."""
+        ...
+
+    def confirm(self) -> None:
+        """Count its messages as handled."""
+        ...
+
+
+class AsyncExactlyOnce:
+    """The messages made of one batch. Owner: the caller of `exactly_once`.
+
+    Lifecycle: one `async with` block.
+
+    Concurrency: on the loop; `add` from any thread.
+    """
+
+    def __init__(self, parts: TransactionParts, batch: ConsumedBatch) -> None:
+        """Prepare; nothing is asked.
+
+        Raises:
+            ConfigError: its consumer cannot decide, or is not of the same client.
+        """
+        self._parts = parts
+        self._batch = batch
+        self._decider = batch.decider
+        if self._decider.context.pool is not parts.pool:
+            raise ConfigError(
+                "exactly_once: the batch is from a consumer of another client; one"
+                " client has the consumer and the producer"
+            )
+        self._commands = XaCommands(self._decider.context, parts)
+        self._current: XaBranches | None = None
+        self._waiting: dict[str, list[OutgoingMessage]] = {}
+        self._count = self._size = 0
+        self._lock = threading.Lock()
+        self._turn = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """Key of its transaction, as brokers list it; "" outside of the block."""
+        return "" if self._current is None else format_key(self._current.xid)
+
+    # -- messages ---------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        partition: str | None = None,
+    ) -> None:
+        """Add one message; it is sent with others, at the latest at the block's end.
+
+        Args:
+            topic: any topic of the cluster, at brokers of this project.
+            data: application bytes.
+            attribute: application attribute; "" is one, None is none.
+            key: stored; the same key goes to the same partition as in `send`.
+            headers: names and bytes, stored in this order; a dict, or pairs.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+
+        Raises:
+            TransactionError: the block has not begun, or has ended; or the broker is
+                one of MetaQ 1.4.
+            MetaqError: an earlier message could not be sent: all are rolled back.
+                See `TransactionSends.send`.
+
+        Cancellation: all are rolled back.
+        """
+        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        if self.add(topic, [message]):
+            await self.flush()
+
+    async def send_many(
+        self, topic: str, messages: Iterable[BytesLike | OutgoingMessage]
+    ) -> None:
+        """Add a list; as `send`.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+
+        Raises:
+            As `send`.
+        """
+        listed = [
+            one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
+            for one in list_messages(messages)
+        ]
+        if self.add(topic, listed):
+            await self.flush()
+
+    def add(self, topic: str, messages: list[OutgoingMessage]) -> bool:
+        """Keep messages; return whether so many wait that they are to be flushed."""
+        self._require_open()
+        with self._lock:
+            self._waiting.setdefault(topic, []).extend(messages)
+            self._count += len(messages)
+            self._size += sum(len(one.data) for one in messages)
+            return self._count >= FLUSH_COUNT or self._size >= FLUSH_BYTES
+
+    async def flush(self) -> None:
+        """Send what waits, and wait until its brokers hold it; raises as `send`."""
+        async with self._turn:
+            current = self._require_open()
+            with self._lock:
+                waiting, self._waiting = self._waiting, {}
+                self._count = self._size = 0
+            deadline_s = self._parts.deadline_s(None)
+            for topic, messages in waiting.items():
+                await current.put(topic, messages, deadline_s=deadline_s)
+
+    def _require_open(self) -> XaBranches:
+        current = self._current
+        if current is None:
+            raise TransactionError(
+                "no exactly-once block is open: it is used as `async with`, once"
+            )
+        if current.failure is not None:
+            raise TransactionError(
+                f"{shown(current.xid)} has failed, and is rolled back at the end of its"
+                f" block: {current.failure!r}"
+            ) from current.failure
+        return current
+
+    # -- the block --------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Begin; the batch before this one is complete then.
+
+        Raises:
+            OwnershipLostError: a partition of the batch is not ours any more.
+            TransactionError: another block of this consumer is open, or this batch was
+                written before.
+            TransactionInDoubtError: the batch before is decided, and a broker that is
+                away has not committed it yet; this one is delivered again.
+            MetaqError: ZooKeeper cannot be asked; the batch is delivered again.
+        """
+        parts = self._parts
+        if not self._batch.is_last:
+            raise TransactionError(
+                f"{self._batch!r}: the next messages were requested before it was"
+                " written"
+            )
+        self._decider.check(self._batch.begins)
+        try:
+            xid = await self._decider.begin(
+                self._batch.begins, deadline_s=parts.deadline_s(None)
+            )
+        except BaseException:
+            self._batch.redeliver()
+            raise
+        lifetime_s = parts.lifetime_s(None)
+        self._current = XaBranches(parts, xid, lifetime_s, is_refusing_others=True)
+        parts.counters.begun_count += 1
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Store the messages and the offsets of the batch, both; or neither.
+
+        When an exception leaves the block nothing of it is ever readable, and the batch
+        is delivered again.
+
+        *Durability.* On return ZooKeeper has the decision on a majority of its disks,
+        and the brokers have committed as their settings for transactions say.
+
+        Raises:
+            OwnershipLostError: a partition of the batch belongs to another member now:
+                nothing is stored, and those that are ours are delivered again.
+            TransactionInDoubtError: no answer says whether it is decided; the next
+                owner of the partitions finds out, and goes on from there. Or it is
+                decided, and a broker that is away will commit it.
+            LostBranchError: it is decided, and a broker has lost messages that it had
+                promised to keep, or an operator has dropped them.
+            MetaqError: nothing is stored; the batch is delivered again.
+
+        Cancellation: as an exception, or in doubt.
+        """
+        current, parts = self._current, self._parts
+        if current is None:
+            return
+        began_s = parts.clock.monotonic_s()
+        deadline_s = parts.deadline_s(None)
+        try:
+            if error is not None:
+                await self._give_up(current, deadline_s)
+                return
+            with parts.counters.failing():
+                await self._finish(current, deadline_s)
+            parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
+        finally:
+            self._current = None
+            self._decider.end()
+
+    async def _finish(self, current: XaBranches, deadline_s: float) -> None:
+        try:
+            await self.flush()
+            votes = await self._commands.prepare(
+                current.xid, current.branches, deadline_s
+            )
+            raise_first(votes)
+        except BaseException:
+            await self._give_up(current, deadline_s)
+            raise
+        self._parts.counters.prepared_count += 1
+        ids = _last_ids(self._batch)
+        offsets = {
+            partition: GroupOffset(offset, ids.get(partition))
+            for partition, offset in self._batch.offsets.items()
+        }
+        brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
+        try:
+            await self._decider.decide(
+                current.xid, brokers, offsets, deadline_s=deadline_s
+            )
+        except BaseException as error:
+            is_certain = isinstance(error, MetaqError) and not isinstance(
+                error, TransactionInDoubtError
+            )
+            if is_certain:
+                await self._give_up(current, deadline_s)
+            else:
+                self._batch.redeliver()
+            raise
+        self._batch.confirm()
+        await self._decider.complete(deadline_s=deadline_s)
+
+    async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
+        """Roll back before the decision: the batch is delivered again."""
+        try:
+            await self._roll_back(current, deadline_s)
+        finally:
+            self._batch.redeliver()
+
+    async def _roll_back(self, current: XaBranches, deadline_s: float) -> None:
+        brokers, left = list(current.branches), list(current.branches)
+        self._parts.counters.rolled_back_count += 1
+        try:
+            left = await self._commands.drop(current.xid, brokers, deadline_s)
+        finally:
+            self._decider.leave(current.xid, left)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id or 'not open'}: {self._batch!r}>"
+
+
+def _last_ids(batch: ConsumedBatch) -> dict[TopicPartition, MessageId]:
+    return {message.partition: message.id for message in batch}

@@ -1,0 +1,333 @@
+"""Decisions of the members of a group that write exactly once, in ZooKeeper.
+
+    /exactly-once/{group}/tokens/{token}                    ephemeral: may decide
+    /exactly-once/{group}/decisions/{topic}/{partition}     the last decision
+
+A *decision* moves the offsets of some partitions and names the transaction that holds
+what was made of their messages: all in one request, which carries itself out only if
+
+* the member owns each partition, and its *token* is there: its session lives;
+* no client has written the offset and the decision of any of them since they were read.
+
+So each decision about a partition follows the one that its member has read, in one line
+without forks, also if two members take it for theirs. And a transaction whose token is
+gone, which no decision names, will never be named: a token is made once, never again.
+
+    {"xid": "XID:...", "brokers": [0, 1]}       in the node of each partition it moved
+
+The transaction of a batch has the id
+
+    qualifier  group-<name of the group>
+    global id  token (16 bytes) | number of the batch (int64)
+    branch     name of the member, cut to 64 bytes
+
+Keep in step: `offsets.py`; `metaq/client/decisions`, which has the rules.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple
+
+from metaq.errors import CoordinationError
+from metaq.model import BrokerId, GroupOffset, TopicPartition, XaTransactionId
+from metaq.zk.errors import NodeChangedError, PayloadError
+from metaq.zk.paths import NodeKind, NodePaths, parse_partition
+from metaq.zk.session import CheckNode, Coordinator, Operation, WriteNode
+from metaq.zk.znodes import decode_group_offset, encode_group_offset
+
+DECISION_BYTES_MAX: Final = 1_000_000
+"""Largest request of a decision: ZooKeeper takes 1 MiB (`jute.maxbuffer`)."""
+OPERATION_BYTES: Final = 64
+"""Bytes of an operation beside path and payload, at most."""
+
+
+FORMAT_ID: Final = int.from_bytes(b"MQG1")
+"""Format of the ids below: groups, first layout."""
+TOKEN_BYTES: Final = 16
+"""Length of a token; in ZooKeeper it is hexadecimal."""
+PREFIX: Final = "group-"
+"""Begin of the qualifiers."""
+BRANCH_BYTES_MAX: Final = 64
+"""Longest branch that XA allows."""
+
+_GLOBAL: Final = Struct(f">{TOKEN_BYTES}sq")
+
+
+def qualifier_of(group: str) -> str:
+    """Return the qualifier of a group's transactions."""
+    return PREFIX + group
+
+
+def batch_xid(group: str, member: str, token: str, number: int) -> XaTransactionId:
+    """Return the id of a batch's transaction."""
+    return XaTransactionId(
+        FORMAT_ID,
+        _GLOBAL.pack(bytes.fromhex(token), number),
+        member.encode()[:BRANCH_BYTES_MAX],
+        qualifier_of(group),
+    )
+
+
+class GroupBatch(NamedTuple):
+    """Parts of the id of a batch's transaction."""
+
+    group: str
+    member: str
+    """The first 64 bytes of its name."""
+    token: str
+    number: int
+
+
+def parse_batch_xid(xid: XaTransactionId) -> GroupBatch | None:
+    """Return the parts of an id of `batch_xid`; None for any other one."""
+    is_ours = xid.format_id == FORMAT_ID and xid.qualifier.startswith(PREFIX)
+    if not is_ours or len(xid.global_id) != _GLOBAL.size:
+        return None
+    token, number = _GLOBAL.unpack(xid.global_id)
+    member = xid.branch.decode(errors="ignore")
+    return GroupBatch(xid.qualifier.removeprefix(PREFIX), member, token.hex(), number)
+
+
+class TooLargeError(CoordinationError):
+    """ZooKeeper would not take a request of this size; nothing was sent."""
+
+    retriable = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDecision:
+    """A transaction that is to be readable."""
+
+    xid: str
+    """Its key, as brokers know it."""
+    brokers: tuple[BrokerId, ...]
+    """Brokers that have prepared a part of it, sorted; () where nothing was sent."""
+
+    def encode(self) -> bytes:
+        """Return the bytes of the node."""
+        fields = {"xid": self.xid, "brokers": list(self.brokers)}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "GroupDecision":
+        """Read the bytes of `encode`.
+
+        Raises:
+            PayloadError: they are something else.
+        """
+        try:
+            fields = json.loads(data)
+            brokers = tuple(BrokerId(int(one)) for one in fields["brokers"])
+            return cls(str(fields["xid"]), brokers)
+        except (ValueError, KeyError, TypeError) as error:
+            raise PayloadError(
+                f"expected the decision of an exactly-once batch, got {data[:200]!r}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Offset and decision of a partition, as read: the base of its next decision."""
+
+    offset: GroupOffset | None = None
+    offset_version: int | None = None
+    """None: no offset was ever stored."""
+    decision: GroupDecision | None = None
+    decision_version: int | None = None
+    """None: there was never a decision."""
+
+
+class GroupDecisions:
+    """The decisions and tokens of one group; holds no state of its own.
+
+    Every request raises what `Coordinator` raises. Concurrency: one event loop.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, paths: NodePaths, *, group: str
+    ) -> None:
+        """Prepare access to the decisions of `group`."""
+        self._coordinator = coordinator
+        self._paths = paths
+        self._group = group
+
+    # -- reading ----------------------------------------------------------------------
+
+    async def is_used(self, *, deadline_s: float) -> bool:
+        """Return whether a member of the group ever had a token."""
+        path = self._paths.group_tokens(self._group)
+        return await self._coordinator.exists(path, deadline_s=deadline_s)
+
+    async def read(self, partition: TopicPartition, *, deadline_s: float) -> Place:
+        """Return what a partition has.
+
+        Raises:
+            PayloadError: a node holds something else; the text names it.
+        """
+        path = self._paths.group_decision(self._group, partition)
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        offset_path = self._paths.group_offset(self._group, partition)
+        offset = await self._coordinator.get(offset_path, deadline_s=deadline_s)
+        place = Place()
+        try:
+            if node is not None:
+                decision = GroupDecision.decode(node.data)
+                place = Place(decision=decision, decision_version=node.version)
+            path = offset_path
+            if offset is None:
+                return place
+            stored = decode_group_offset(offset.data)
+        except PayloadError as error:
+            raise PayloadError(f"{path}: {error}") from error
+        return Place(stored, offset.version, place.decision, place.decision_version)
+
+    async def read_all(
+        self, *, deadline_s: float
+    ) -> dict[TopicPartition, GroupDecision]:
+        """Return the last decision about each partition.
+
+        Raises:
+            PayloadError: a node holds something else: which branches count is unknown.
+        """
+        found = {}
+        kind, ask = NodeKind.GROUP_DECISION, self._coordinator
+        path = self._paths.group_topics(kind, self._group)
+        for topic in await ask.children(path, deadline_s=deadline_s) or ():
+            path = self._paths.group_partitions(kind, self._group, topic)
+            names = await ask.children(path, deadline_s=deadline_s) or ()
+            for parsed in filter(None, map(parse_partition, names)):
+                partition = TopicPartition(topic, *parsed)
+                path = self._paths.group_decision(self._group, partition)
+                node = await ask.get(path, deadline_s=deadline_s)
+                if node is not None:
+                    found[partition] = GroupDecision.decode(node.data)
+        return found
+
+    async def read_tokens(self, *, deadline_s: float) -> dict[str, str]:
+        """Return the tokens that there are now, with the names of their members.
+
+        *Now*: a server may answer a read with what was a while ago, when a token that
+        is there now was not yet made. What it answers after a write is newer than that.
+        """
+        path = self._paths.group_tokens(self._group)
+        await self._coordinator.set_or_create(path, b"", deadline_s=deadline_s)
+        tokens = {}
+        for token in (
+            await self._coordinator.children(path, deadline_s=deadline_s) or ()
+        ):
+            node = await self._coordinator.get(f"{path}/{token}", deadline_s=deadline_s)
+            if node is not None:
+                tokens[token] = node.data.decode(errors="replace")
+        return tokens
+
+    # -- deciding ---------------------------------------------------------------------
+
+    async def make_token(self, token: str, member: str, *, deadline_s: float) -> None:
+        """Make a token that never was; after an error it may not be used."""
+        path = self._paths.group_token(self._group, token)
+        await self._coordinator.create_ephemeral(
+            path, member.encode(), deadline_s=deadline_s
+        )
+
+    async def drop_token(self, token: str, *, deadline_s: float) -> None:
+        """Delete a token: nothing can be decided under it from now on."""
+        path = self._paths.group_token(self._group, token)
+        await self._coordinator.delete(path, deadline_s=deadline_s)
+
+    async def plan(
+        self,
+        decision: GroupDecision,
+        token: str,
+        moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
+        *,
+        deadline_s: float,
+    ) -> list[Operation]:
+        """Return the request that moves offsets and names their transaction.
+
+        Parents of its nodes are made.
+
+        Args:
+            decision: the transaction.
+            token: of the session under which the partitions were claimed.
+            moves: what each partition had, and its new offset.
+            deadline_s: absolute.
+
+        Raises:
+            TooLargeError: so many partitions do not fit into one request.
+        """
+        data = decision.encode()
+        checks: list[Operation] = [CheckNode(self._token_path(token), 0)]
+        writes: list[Operation] = []
+        for partition, (place, offset) in moves.items():
+            await self._make_parents(partition, place, deadline_s)
+            checks.append(CheckNode(self._paths.owner(self._group, partition), 0))
+            path = self._paths.group_offset(self._group, partition)
+            stored = encode_group_offset(offset)
+            writes.append(WriteNode(path, stored, place.offset_version))
+            path = self._paths.group_decision(self._group, partition)
+            writes.append(WriteNode(path, data, place.decision_version))
+        _check_size(checks + writes, len(moves))
+        return checks + writes
+
+    async def decide(
+        self,
+        decision: GroupDecision,
+        moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
+        operations: Sequence[Operation],
+        *,
+        deadline_s: float,
+    ) -> dict[TopicPartition, Place]:
+        """Carry out what `plan` returned for these arguments: all of it or nothing.
+
+        Durability: on return ZooKeeper has it on a majority of its disks.
+
+        Returns:
+            What each partition has now.
+
+        Raises:
+            NodeChangedError: a partition or the token is not ours any more, or others
+                have written; nothing was done. After a request whose outcome is unknown
+                it may be ours that is there.
+        """
+        versions = await self._coordinator.transact(operations, deadline_s=deadline_s)
+        ends = versions[len(moves) + 1 :]
+        return {
+            partition: Place(offset, ends[2 * at], decision, ends[2 * at + 1])
+            for at, (partition, (_place, offset)) in enumerate(moves.items())
+        }
+
+    def _token_path(self, token: str) -> str:
+        return self._paths.group_token(self._group, token)
+
+    async def _make_parents(
+        self, partition: TopicPartition, place: Place, deadline_s: float
+    ) -> None:
+        paths = []
+        if place.offset_version is None:
+            paths.append(self._paths.group_offset(self._group, partition))
+        if place.decision_version is None:
+            paths.append(self._paths.group_decision(self._group, partition))
+        for path in paths:
+            parent = path.rpartition("/")[0]
+            with suppress(NodeChangedError):
+                await self._coordinator.replace(
+                    parent, b"", version=None, deadline_s=deadline_s
+                )
+
+
+def _check_size(operations: Sequence[Operation], count: int) -> None:
+    size = sum(
+        OPERATION_BYTES
+        + len(one.path.encode())
+        + (len(one.data) if isinstance(one, WriteNode) else 0)
+        for one in operations
+    )
+    if size > DECISION_BYTES_MAX:
+        raise TooLargeError(
+            f"the decision of a batch of {count} partitions takes {size} bytes, and"
+            f" ZooKeeper takes {DECISION_BYTES_MAX}: read batches of fewer messages"
+            " (max_count), or have more members"
+        )
