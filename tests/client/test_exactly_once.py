@@ -296,3 +296,33 @@ def test_who_claims_a_partition_rolls_back_what_a_dead_member_left(
     with client.consumer(source, [source], start="earliest"):
         wait_until(lambda: prepared(brokers, source) == [])
     assert written(client, target) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": 5},
+        {"topic": "te st"},
+        {"data": "text"},
+        {"key": 5},
+        {"headers": 5},
+        {"attribute": b"a"},
+        {"partition": "x"},
+    ],
+    ids=repr,
+)
+def test_a_wrong_argument_ends_the_block_and_nothing_is_written(
+    brokers: Brokers, client: Any, topics: tuple[str, str], wrong: dict[str, Any]
+) -> None:
+    """By type or by value, at the call or at the end of the block."""
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        with pytest.raises((TypeError, ConfigError)), p.exactly_once(batch) as tx:
+            tx.send(**{"topic": target, "data": b"5", **wrong})
+        assert first_of(consumer)[0].data == batch[0].data
+    assert written(client, target) == []
+    assert prepared(brokers, source) == []

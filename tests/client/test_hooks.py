@@ -17,7 +17,7 @@ from metaq.client.group.hooks import Hooks, commits_inside, refuse_inside
 from metaq.errors import ClientError, MetaqError, OwnershipLostError
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, parts_of, take
 from tests.rigs.inside import thread_calls_of, twin_of
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until, wait_until
@@ -138,7 +138,7 @@ def stored(broker: AnyBroker, one: TopicPartition) -> int | None:
 
 
 def expire(client: Any, broker: AnyBroker) -> None:
-    broker.zookeeper.expire(twin_of_any(client).context.coordinator)
+    broker.zookeeper.expire(parts_of(client).coordinator)
 
 
 def twin_of_any(one: Any) -> Any:

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from metaq.client import (
     Client,
+    ExactlyOnce,
     FileOffsets,
+    MessageBatch,
     OutgoingMessage,
     Pinned,
     RetryPolicy,
@@ -33,6 +36,8 @@ NO_KEYS: tuple[object, ...] = (5, ["k"], "\ud800")
 NO_HEADERS: tuple[object, ...] = (5, {"a": "b"}, {5: b""}, [("a",)], {"": b""}, "ab")
 NO_OFFSETS: tuple[object, ...] = (-1, 1.5, "0", True, None, 1 << 63)
 NO_COUNTS: tuple[object, ...] = (0, -1, 1.5, "1", True, None)
+NO_MOMENTS: tuple[object, ...] = (5, "2026-01-01", date(2026, 1, 1))
+NO_GROUPS: tuple[object, ...] = (5, None, b"g", ["g"])
 NO_FUNCTIONS: tuple[object, ...] = (5, "handle", None)
 
 SEND: dict[str, tuple[object, ...]] = {
@@ -80,6 +85,9 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "topic": NO_TOPICS,
         "partitions": NO_LISTS,
         "start": ("newest", None, 1.5, -1),
+        "last": NO_COUNTS[1:-1],
+        "since": NO_MOMENTS,
+        "until": NO_MOMENTS,
         "timeout": NO_TIMES,
     },
     "Client.get": {
@@ -103,6 +111,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         if name not in {"partition", "timeout"}
     },
     "Producer.transaction": {"timeout": (*NO_TIMES, 0), "keys": ("x", None, 5)},
+    "Producer.exactly_once": {"batch": (5, None, [], [b"x"])},
     "Producer.flush": {"timeout": NO_TIMES},
     "Producer.close": {"timeout": NO_TIMES},
     "OrderedProducer.start": {"timeout": NO_TIMES},
@@ -149,7 +158,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Consumer.lag": {"timeout": NO_TIMES},
     "Consumer.seek": {
         "partition": (5, None, b"0-0", "x"),
-        "offset": NO_OFFSETS,
+        "to": (*NO_OFFSETS, "newest", date(2026, 1, 1)),
         "timeout": NO_TIMES,
     },
     "Consumer.close": {"timeout": NO_TIMES},
@@ -172,7 +181,44 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Admin.topics": {"timeout": NO_TIMES},
     "Admin.brokers": {"timeout": NO_TIMES},
     "Admin.forget_broker": {"broker_id": NO_OFFSETS[:-1], "timeout": NO_TIMES},
+    "Admin.broker_stats": {
+        "broker_id": NO_OFFSETS[:-1],
+        "item": (5, None, b"topics", "a b", "a\nb"),
+        "timeout": NO_TIMES,
+    },
+    "Admin.describe_partitions": {"topics": NO_NAMES[:3], "timeout": NO_TIMES},
+    "Admin.wait_until_there": {"topics": NO_NAMES[:3], "timeout": NO_TIMES},
+    "Admin.groups": {"timeout": NO_TIMES},
+    "Admin.describe_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.committed_offsets": {
+        "group": NO_GROUPS,
+        "topics": NO_NAMES[:3],
+        "timeout": NO_TIMES,
+    },
+    "Admin.reset_offsets": {
+        "group": NO_GROUPS,
+        "to": ("newest", None, 1.5, 5, {"0-0": -1}, {"x": 5}),
+        "topics": NO_NAMES[:3],
+        "partitions": (5, ["x"], [5]),
+        "timeout": NO_TIMES,
+    },
+    "Admin.copy_offsets": {
+        "source": NO_GROUPS,
+        "target": NO_GROUPS,
+        "topics": NO_NAMES[:3],
+        "timeout": NO_TIMES,
+    },
+    "Admin.delete_offsets": {
+        "group": NO_GROUPS,
+        "topics": NO_NAMES[:3],
+        "partitions": (5, ["x"], [5]),
+        "timeout": NO_TIMES,
+    },
+    "Admin.delete_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.settle_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
 }
+# A sequence, with `commit` alone of its own; test_exactly_once.py has the other one.
+OTHERS = (MessageBatch, ExactlyOnce)
 ONCE = {"start", "close"}
 # Right values of the other arguments.
 RIGHT: dict[str, Any] = {
@@ -189,6 +235,9 @@ RIGHT: dict[str, Any] = {
     "format_id": 1,
     "global_id": "x",
     "broker_id": 9,
+    "source": "g",
+    "target": "h",
+    "to": "latest",
 }
 
 
@@ -337,13 +386,16 @@ def test_every_argument_of_a_public_call_has_wrong_values_here() -> None:
         "kind",
         "error",
         "trace",
+        "plan",
+        "force",
+        "with_logs",
     }
     missing = []
     for sync, _twin in TWINS:
         for name, function in inspect.getmembers(sync, inspect.isfunction):
             call = f"{sync.__name__}.{name}"
             parameters = list(inspect.signature(function).parameters)[1:]
-            if name.startswith("_") or not parameters:
+            if name.startswith("_") or not parameters or sync in OTHERS:
                 continue
             if len(parameters) > 12:  # options, see test_options.py
                 continue

@@ -39,7 +39,7 @@ def test_a_name_that_no_resolver_takes_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1:2181"], b"127.0.0.1:2181", 2181])
 def test_what_is_no_text_is_refused(hosts: Any) -> None:
-    with pytest.raises(ConfigError, match="expected host:port,host:port/root, got"):
+    with pytest.raises(TypeError, match="zookeeper: expected str, got"):
         Client(hosts)
 
 

@@ -19,7 +19,12 @@ from metaq.client.cluster.broker_facts import read_closed
 from metaq.client.cluster.catalog import read_cluster, read_whole, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
-from metaq.client.consume.browse import known_partitions, known_topics, stats_text
+from metaq.client.consume.browse import (
+    check_item,
+    known_partitions,
+    known_topics,
+    stats_text,
+)
 from metaq.client.errors import BrokerRegisteredError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.names import near_topics, require_names
@@ -168,7 +173,10 @@ class AsyncBrokerAdmin:
         Raises:
             NoBrokerError: it is not there.
             MetaqError: it cannot be asked, or refuses.
+            TypeError, ConfigError: an argument is no number, or no item.
         """
+        check_whole("broker_id", broker_id, 0)
+        check_item(item)
         context, deadline_s = self._context, await self._context.reach(timeout)
         await read_cluster(context, (), deadline_s=deadline_s)
         address = context.address_of(BrokerId(broker_id))

@@ -230,6 +230,13 @@ async def _step(
             raise refusal
 
 
+def check_item(item: str) -> None:
+    """Refuse what cannot name an item of statistics: TypeError or ConfigError."""
+    require_text("item", item)
+    if item.split() not in ([], [item]):
+        raise ConfigError(f"item: expected a name without blanks, got {item!r}")
+
+
 async def stats_of(
     context: ClientContext, item: str, *, deadline_s: float
 ) -> Mapping[str, Mapping[str, str]]:
@@ -239,9 +246,7 @@ async def stats_of(
         NoBrokerError: nothing is known of the cluster before the deadline.
         MetaqError: a broker that is registered cannot be asked.
     """
-    require_text("item", item)
-    if item.split() not in ([], [item]):
-        raise ConfigError(f"item: expected a name without blanks, got {item!r}")
+    check_item(item)
     snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
     addresses = [
         address
@@ -274,7 +279,6 @@ async def stats_text(
         WireError: it refuses the request.
         MetaqError: it cannot be asked.
     """
-    require_text("item", item)
     connection = await context.pool.get(address, deadline_s=deadline_s)
     command = Stats(item, connection.next_opaque())
     reply = await connection.call(command, deadline_s=deadline_s)

@@ -130,7 +130,7 @@ class SubscriptionState:
             committer=self._committer,
             restart=restart,
         )
-        """What is written exactly once."""
+        """Messages that are written exactly once."""
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
         """First offset of every partition that was ever read."""
