@@ -17,6 +17,7 @@ RUN_BY = {
     "README.md": "tests/docs/test_blocks.py",
     "docs/client.md": "tests/docs/test_client_docs.py",
     "docs/operations.md": "tests/docs/test_blocks.py",
+    "docs/recipes.md": "tests/docs/test_recipes_docs.py",
     "docs/spark.md": "tests/spark/test_spark_docs.py",
     "docs/testing.md": "tests/docs/test_testing_snippets.py",
     "metaq/protocol/README.md": "tests/docs/test_blocks.py",

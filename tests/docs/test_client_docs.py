@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 import pytest
-from kazoo.client import KazooClient
 
 from metaq import client
 from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
@@ -22,13 +21,14 @@ from tests.brokers import BROKERS, PYTHON
 from tests.docs import reference
 from tests.docs.metric_table import table
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
+from tests.docs.programs import ADDRESS, local_zookeeper, make_chroot, python_files
 
 SESSION_TIMEOUT_MS = 4000
 TEXT = PAGE.read_text()
 REDIS_IDS = "redis_ids.py"
 MAKE_TOPIC = "make_topic.py"
 """Needs brokers of this package."""
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
+FILES = python_files(TEXT)
 
 
 def test_the_option_tables_are_those_of_the_code() -> None:
@@ -121,23 +121,8 @@ README = {
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run `metaq local`, as the pages say; give its ZooKeeper's address."""
-    directory = tmp_path_factory.mktemp("local")
-    command = [sys.executable, "-m", "metaq", "local", "--port", "0", "--zk-port", "0"]
-    command += ["--data-dir", str(directory / "data")]
-    with (directory / "log").open("wb") as log:
-        local = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert local.stdout is not None
-        line = local.stdout.readline().decode()
-        assert line.startswith("ready "), (directory / "log").read_text()
-        words = dict(word.partition("=")[::2] for word in line.split()[1:])
-        yield words["zookeeper"]
-    finally:
-        local.terminate()
-        local.wait(30)
-        assert local.stdout is not None
-        local.stdout.close()
+    with local_zookeeper(tmp_path_factory.mktemp("local")) as address:
+        yield address
 
 
 @pytest.fixture(params=BROKERS)
@@ -146,12 +131,7 @@ def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterat
     if request.param == PYTHON:
         yield zookeeper
         return
-    client = KazooClient(zookeeper)
-    client.start()
-    client.ensure_path("/metaq-1-4")
-    client.stop()
-    client.close()
-    chroot = f"{zookeeper}/metaq-1-4"
+    chroot = make_chroot(zookeeper, "metaq-1-4")
 
     def make(clock: Clock) -> KazooCoordinator:
         return KazooCoordinator(
@@ -172,9 +152,9 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> N
             continue  # a class, run below
         if name == MAKE_TOPIC and cluster.endswith("/metaq-1-4"):
             continue
-        assert text.count('"127.0.0.1:2181"') == 1, name
+        assert text.count(f'"{ADDRESS}"') == 1, name
         script = tmp_path / name
-        script.write_text(text.replace("127.0.0.1:2181", cluster))
+        script.write_text(text.replace(ADDRESS, cluster))
         done = subprocess.run(
             [sys.executable, "-W", "error", str(script)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},

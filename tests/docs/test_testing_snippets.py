@@ -1,16 +1,17 @@
 """The snippets of docs/testing.md run as they stand."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.programs import python_files
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text()
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+FILES = python_files(PAGE)
 
 
 @pytest.mark.slow
