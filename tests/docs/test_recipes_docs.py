@@ -151,6 +151,27 @@ def test_rows_are_there_once_although_the_program_is_killed(
     assert rows(database, query) == sorted(sent)
 
 
+@pytest.mark.parametrize("name", ["enrich.py", "async_enrich.py"])
+def test_messages_are_made_once_although_the_program_is_killed(
+    client: Client, start: Start, name: str
+) -> None:
+    """Killed when it has committed something; then a second one goes on, in order."""
+    sent = publish(client, "orders", COUNT)
+    with start(name) as first:
+        first.wait_for("enriched\n")
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    sent += publish(client, "orders", COUNT, first=COUNT)
+    wanted = sorted(data + b"!" for data in sent)
+    with start(name) as second:
+        wait_until(lambda: count(client, "enriched") >= len(wanted))
+        assert second.end(signal.SIGINT) in INTERRUPTED
+    assert sorted(message.data for message in client.browse("enriched")) == wanted
+
+
+def count(client: Client, topic: str) -> int:
+    return sum(1 for _ in client.browse(topic))
+
+
 def test_a_member_that_was_late_bills_nothing(
     client: Client, start: Start, tmp_path: Path
 ) -> None:
