@@ -9,6 +9,7 @@ from typing import Final
 
 _DATA: Final = "'data'"
 _BROKERS: Final = "'zookeeper', its address, or 'brokers', a list of host:port"
+_HANDLED: Final = "not needed: a message is handled when the next is asked for"
 _SEND_TIME: Final = "'timeout_s', the time of a send with all its retries, in seconds"
 
 OURS: Final = MappingProxyType(
@@ -22,6 +23,9 @@ OURS: Final = MappingProxyType(
         "heartbeat_interval_ms": "'heartbeat_s' of the client, in seconds",
         "request_timeout_ms": "'request_timeout_s' of the client, in seconds",
         "metadata_max_age_ms": "'metadata_s' of the client, in seconds",
+        "reconnect_backoff_ms": "'reconnect_first_s' of the client, in seconds",
+        "reconnect_backoff_max_ms": "'reconnect_max_s' of the client, in seconds",
+        "security_protocol": "not there: brokers know no login",
         # to consume
         "group_id": "'group'",
         "durable": "'group'",
@@ -32,13 +36,15 @@ OURS: Final = MappingProxyType(
         "deliver_policy": "'start'",
         "enable_auto_commit": "'commit_interval_s'; None: only commit() commits",
         "auto_commit_interval_ms": "'commit_interval_s', in seconds",
-        "max_poll_records": "'count_max' of receive_many",
+        "enable_auto_offset_store": _HANDLED,
+        "max_poll_records": "'max_count' of batches, 'count_max' of receive_many",
         "max_poll_interval_ms": "'revoke_timeout_s', in seconds",
         "consumer_timeout_ms": "'timeout' of receive, in seconds",
         "prefetch_count": "'buffer_count_max'",
         "max_partition_fetch_bytes": "'fetch_bytes'",
         "fetch_max_bytes": "'fetch_bytes_max'",
         "fetch_max_wait_ms": "'wait_s', in seconds",
+        "fetch_min_bytes": "not needed: what is there is given at once",
         "partition_assignment_strategy": "'strategy'",
         "value_deserializer": "not needed: 'message.data' is bytes, decode those",
         "key_deserializer": "not needed: 'message.key' is bytes, decode those",
@@ -63,6 +69,9 @@ OURS: Final = MappingProxyType(
         "delivery_timeout_ms": _SEND_TIME,
         "retries": _SEND_TIME,
         "retry_backoff_ms": "'retry_first_s', in seconds",
+        "retry_backoff_max_ms": "'retry_max_s', in seconds",
+        "message_timeout_ms": _SEND_TIME,
+        "queue_buffering_max_messages": "'buffer_count_max'",
         "compression_type": "not there: compress the data",
         "partitioner": "'selector'",
         "value_serializer": "not needed: 'data' is bytes, encode it",

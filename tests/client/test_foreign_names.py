@@ -39,7 +39,7 @@ THEIR_NAMES = [
     ("consumer", {"group_id": "g", "topics": ["test"]}, "'group'"),
     ("consumer", {"auto_offset_reset": "earliest"}, "'start'"),
     ("consumer", {"enable_auto_commit": False}, "'commit_interval_s'; None: only"),
-    ("consumer", {"max_poll_records": 5}, "'count_max' of receive_many"),
+    ("consumer", {"max_poll_records": 5}, "'max_count' of batches, 'count_max'"),
     (
         "producer",
         {"acks": "all"},
@@ -92,7 +92,8 @@ def test_every_name_of_ours_that_they_lead_to_is_there() -> None:
     """In quotes stand names that this client has."""
     known = {one.name for kind in OPTIONS for one in fields(kind)}
     for call in (Client.__init__, Client.consumer, Producer.send, Consumer.receive,
-                 Consumer.receive_many, Client.producer, Client.xa):  # fmt: skip
+                 Consumer.receive_many, Consumer.batches, Client.producer,
+                 Client.xa):  # fmt: skip
         known.update(inspect.signature(call).parameters)
     known |= {"message.data", "message.key", "add_done_callback"}
     quoted = {name for text in OURS.values() for name in re.findall(r"'([^']+)'", text)}

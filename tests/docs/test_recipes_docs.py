@@ -1,5 +1,6 @@
 """The recipes of docs/recipes.md run as they stand, and do what the page says."""
 
+import inspect
 import json
 import os
 import re
@@ -12,11 +13,23 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import (
+    Admin,
+    Client,
+    Consumer,
+    ConsumerOptions,
+    Message,
+    Producer,
+)
+from metaq.client.foreign_names import OURS
+from tests.docs import kafka_names
 from tests.docs.blocks import ROOT
 from tests.docs.programs import (
     ADDRESS,
@@ -32,6 +45,8 @@ PAGE = ROOT / "docs" / "recipes.md"
 TEXT = PAGE.read_text()
 FILES = python_files(TEXT)
 COUNT = 3000
+LOOSE = {"for"}
+"""Words of code that name nothing of ours."""
 SESSION = "session_timeout_s=4"
 """What a killed member owned is free after so long."""
 
@@ -126,6 +141,39 @@ def test_every_recipe_has_a_test() -> None:
     """By its file's name."""
     text = Path(__file__).read_text()
     assert [name for name in FILES if f'"{name}"' not in text] == []
+
+
+def test_the_options_of_kafka_are_those_that_the_client_answers() -> None:
+    """`python -m tests.docs.kafka_names` writes the table; no name is left out."""
+    assert TEXT.endswith(kafka_names.table())
+    names = chain.from_iterable(kafka_names.DEFAULTS.values())
+    named = {name.replace(".", "_") for name in names}
+    assert named | kafka_names.OTHERS == OURS.keys()
+    assert not named & kafka_names.OTHERS
+
+
+def test_calls_that_kafkas_users_are_led_to_are_there() -> None:
+    """Each name before a bracket or alone in the last column is one of ours."""
+    section = TEXT.partition("| confluent-kafka |")[2].partition("\n\n")[0]
+    cells = [row.split(" | ")[-1] for row in section.splitlines()[2:]]
+    codes = re.findall(r"`([^`]+)`", "\n".join(cells))
+    names = {
+        name.rpartition(".")[2]
+        for code in codes
+        for name in re.findall(r"^\w[\w.]*|[\w.]+(?=\()|\w+(?==)", code)
+    }
+    classes = (Client, Producer, Consumer, Admin, Message, Future)
+    known = {name for one in classes for name in dir(one)} | {"TopicPattern"}
+    for one in (
+        Client.consumer,
+        Producer.send,
+        Consumer.batches,
+        Consumer.receive_many,
+    ):
+        known.update(inspect.signature(one).parameters)
+    known.update(field.name for field in fields(ConsumerOptions))
+    assert len(names) > 30
+    assert names - known == set(LOOSE)
 
 
 @pytest.mark.parametrize(
