@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 
 from metaq.broker import http as broker_http
-from metaq.client import metrics as client_metrics
 from metaq.pipeline.declared import progress
 from metaq.prometheus import ExportedMetric
 from tests.docs.option_tables import ROOT
 
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 TABLES = {
-    "client.md": client_metrics.METRICS,
     "operations.md": broker_http.METRICS,
     "spark.md": progress.METRICS,
 }

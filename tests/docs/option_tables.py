@@ -1,4 +1,4 @@
-"""The tables of docs/client.md, made from the options' own fields and docstrings."""
+"""The tables of options in docs/reference.md, made from fields and docstrings."""
 
 import ast
 import re
@@ -9,13 +9,13 @@ SOURCES = [
     ROOT / "metaq" / name
     for name in ("peer/options.py", "client/options.py", "client/consume/redelivery.py")
 ]
-PAGE = ROOT / "docs" / "client.md"
-SECTIONS = {
-    "ClientOptions": "### `Client`, `AsyncClient`",
-    "ProducerOptions": "### `client.producer`",
-    "ConsumerOptions": "### `client.consumer`",
-    "RetryPolicy": "### `RetryPolicy`",
+TITLES = {
+    "ClientOptions": "Options of `Client`, `AsyncClient`",
+    "ProducerOptions": "Options of `client.producer`",
+    "ConsumerOptions": "Options of `client.consumer`",
+    "RetryPolicy": "Options of `RetryPolicy`",
 }
+"""Class → title of its section."""
 
 
 def tables() -> dict[str, str]:
@@ -27,7 +27,7 @@ def tables() -> dict[str, str]:
         if isinstance(node, ast.ClassDef)
     }
     found = {}
-    for name in SECTIONS:
+    for name in TITLES:
         bases = [b.id for b in classes[name].bases if isinstance(b, ast.Name)]
         rows = [row for one in (name, *bases) for row in _rows(classes[one])]
         found[name] = "\n".join(rows)
@@ -52,18 +52,3 @@ def _default(value: ast.expr) -> str:
     text = ast.unparse(value).replace("'", '"')
     text = re.sub(r"^MIB$", "1 MiB", text).replace(" * MIB", " MiB")
     return text.replace("DEFAULT_ROOT", '"/meta"')
-
-
-def write() -> None:
-    """Write the tables into the page: `python -m tests.docs.option_tables`."""
-    page = PAGE.read_text()
-    for name, rows in tables().items():
-        before, head, rest = page.partition(SECTIONS[name])
-        top, line, after = rest.partition("|---|---|---|\n")
-        left = after[after.index("\n###") :] if "\n###" in after else ""
-        page = before + head + top + line + rows + "\n" + left
-    PAGE.write_text(page)
-
-
-if __name__ == "__main__":
-    write()

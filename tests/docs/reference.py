@@ -1,4 +1,4 @@
-"""docs/reference.md, made from the names of `metaq.client`, their fields and texts."""
+"""docs/reference.md, made from the names of `metaq.client`: fields, texts, options."""
 
 import ast
 import dataclasses
@@ -16,16 +16,18 @@ from metaq import client
 from metaq.client import public
 from metaq.client.consume.redelivery import Reject
 from metaq.client.errors import PartlySentError, XaError, XaRolledBackError
+from metaq.client.metrics import METRICS
 from metaq.errors import MetaqError, RequestTimeoutError, TransactionError
-from tests.docs.option_tables import ROOT, SECTIONS
+from tests.docs import metric_table
+from tests.docs.option_tables import ROOT, TITLES, tables
 
 PAGE = ROOT / "docs" / "reference.md"
 PACKAGE = "metaq."
 HEAD = """# Reference of `metaq.client`
 
-Every name that `metaq.client` exports, and every field of its results and statistics.
-[client.md](client.md) explains how they are used, and lists the options. This page is
-made from the code by `python -m tests.docs.reference`.
+Every name that `metaq.client` exports, every option, every field of its results and
+statistics, every error and metric. [client.md](client.md) explains how they are used.
+This page is made from the code by `python -m tests.docs.reference`.
 
 """
 CALLS = (
@@ -39,7 +41,7 @@ CALLS = (
 )
 """Each has a twin `Async...` with the same calls, which are awaited."""
 OPTIONS_MIN = 10
-"""Calls with as many arguments by name take the options of client.md."""
+"""Calls with as many arguments by name take the options below."""
 # What to do, where it is more than the policy of the class says.
 ADVICE = {
     "BufferFullError": "Wait for results, or raise `buffer_bytes_max`.",
@@ -72,11 +74,12 @@ def page() -> str:
     names = [name for name in client.__all__ if not _is_error(name)]
     twins = {f"Async{name}" for name in CALLS}
     plain = [name for name in names if name not in CALLS and name not in twins]
-    parts = [HEAD, "## Calls\n\n", *map(_calls, CALLS), "## Values\n\n"]
+    parts = [HEAD, "## Calls\n\n", *map(_calls, CALLS), _options(), "## Values\n\n"]
     parts += [_value(name, getattr(public, name)) for name in plain]
     parts += ["## Parts of statistics\n\n"]
     parts += [_value(kind.__name__, kind) for kind in _parts(plain)]
-    return "".join([*parts, _errors()])
+    metrics = "\n## Metrics\n\n" + metric_table.table(METRICS)
+    return "".join([*parts, _errors(), metrics])
 
 
 def _is_error(name: str) -> bool:
@@ -137,12 +140,19 @@ def _default(value: object) -> str:
     return repr(value)
 
 
+def _options() -> str:
+    head = "| option | default | meaning |\n|---|---|---|\n"
+    sections = [
+        f"### {TITLES[name]}\n\n{head}{rows}\n\n" for name, rows in tables().items()
+    ]
+    return "".join(["## Options\n\n", *sections])
+
+
 def _value(name: str, kind: typing.Any) -> str:
     title = f"### `{name}`\n\n"
-    if name in SECTIONS:
-        anchor = re.sub(r"[^\w -]", "", SECTIONS[name].strip("# ")).lower()
-        link = f"client.md#{anchor.strip().replace(' ', '-')}"
-        text = f"{_sentence(kind.__doc__)} Its fields are in [client.md]({link})."
+    if name in TITLES:
+        anchor = re.sub(r"[^\w -]", "", TITLES[name]).lower().replace(" ", "-")
+        text = f"{_sentence(kind.__doc__)} Its fields are [above](#{anchor})."
         return f"{title}{text}\n\n"
     if not isinstance(kind, type):
         return f"{title}{_text_of_constant(name, kind)}\n\n"
