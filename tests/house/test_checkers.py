@@ -199,11 +199,13 @@ def test_innocent_code_passes(tmp_path: Path, law: Callable[[Tree], list[str]]) 
 
 
 def test_a_dead_link_is_caught(tmp_path: Path) -> None:
-    """Relative links are followed; those of code blocks and of the web are not."""
+    """Relative links are followed, to headings too; code and the web are not."""
     (tmp_path / "README.md").write_text(
-        "[a](docs/a.md#b) [w](https://example.org/x)\n```\n[c](no.md)\n```\n"
+        "# Here, there\n[a](docs/a.md#b) [w](https://example.org/x)"
+        " [h](#here-there) [n](#there)\n```\n[c](no.md)\n```\n"
     )
-    assert docs.link_faults(tmp_path) == ["README.md links to docs/a.md#b"]
+    wanted = ["README.md links to docs/a.md#b", "README.md links to #there"]
+    assert docs.link_faults(tmp_path) == wanted
 
 
 def test_a_page_that_the_index_lacks_is_caught(tmp_path: Path) -> None:

@@ -18,14 +18,26 @@ def pages(root: Path) -> list[Path]:
     return top + [p for room in rooms for p in sorted((root / room).rglob("*.md"))]
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+
+
 def link_faults(root: Path) -> list[str]:
     faults = []
     for page in pages(root):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for link in LINK.findall(text):
-            target = link.partition("#")[0]
-            is_ours = target and "://" not in link and not link.startswith("mailto:")
-            if is_ours and not (page.parent / target).exists():
+            target, _, anchor = link.partition("#")
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            found = page.parent / target if target else page
+            is_there = found.exists()
+            if is_there and anchor and found.suffix == ".md":
+                is_there = anchor in anchors(found)
+            if not is_there:
                 faults.append(f"{page.relative_to(root)} links to {link}")
     return faults
 
