@@ -105,6 +105,7 @@ def test_what_failed_is_tried_again() -> None:
         committer = make_committer()
         await committer.commit(HANDLED)
         assert committer.changed(HANDLED) == HANDLED
+        committer.dismiss([PARTITION])
         committer.begin(PARTITION, HANDLED[PARTITION])
         assert committer.changed(HANDLED) == {}
 

@@ -218,6 +218,58 @@ def test_a_partition_that_goes_is_not_written_by_who_waits() -> None:
     run(scenario)
 
 
+def test_a_partition_that_comes_again_is_not_written_by_who_waited() -> None:
+    """Another member may have gone on in between; only later commits count."""
+
+    async def scenario(rig: Rig) -> None:
+        first = rig.handled(p1=1)
+        await turn()
+        waits = rig.named(p0=2, p1=2)
+        rig.committer.dismiss([P0])
+        rig.committer.admit(P0)
+        later = rig.handled(p0=9)
+        for _ in range(3):
+            rig.store.let()
+        assert await first == {}
+        failed = await waits
+        assert failed.keys() == {P0}
+        assert isinstance(failed[P0], OwnershipLostError)
+        assert await later == {}
+        assert rig.store.asked == [{P1: 1}, {P1: 2}, {P0: 9}]
+
+    run(scenario)
+
+
+def test_a_partition_that_is_not_ours_fails_at_once_and_for_good() -> None:
+    """Though it is ours when those before have been written."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.committer.dismiss([P0])
+        first = rig.handled(p1=1)
+        await turn()
+        early = rig.named(p0=2, p1=3)
+        rig.committer.admit(P0)
+        rig.store.let()
+        rig.store.let()
+        assert await first == {}
+        assert (await early).keys() == {P0}
+        assert rig.store.asked == [{P1: 1}, {P1: 3}]
+
+    run(scenario)
+
+
+def test_an_offset_read_before_a_write_does_not_hide_it() -> None:
+    """`rollback` reads what is committed while commits go on."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.handled(p0=5)
+        rig.committer.begin(P0, GroupOffset(Offset(2)))
+        assert await rig.handled(p0=2) == {}
+        assert await rig.stored() == 2
+
+    run(scenario, is_open=True)
+
+
 # -- ends -----------------------------------------------------------------------------
 
 

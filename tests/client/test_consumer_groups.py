@@ -15,7 +15,7 @@ from metaq.client import AsyncClient, Client
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.progress import ConsumerState
 from metaq.errors import ConfigError, OwnershipLostError
-from metaq.model import BrokerAddress, BrokerId, Message, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
 from metaq.net.dial import own_host
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
@@ -213,6 +213,32 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
             expected = [f"{mark}{number}" for mark in "ab" for number in range(50)]
             assert sorted(reader.texts) == sorted(expected)
             await reader.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_the_user_set_back_comes_again_after_a_lost_session(
+    broker: AnyBroker,
+) -> None:
+    """Handled or not: he wants it once more, and it is not skipped as a repeat."""
+
+    async def scenario() -> None:
+        options = {"commit_interval_s": 3600.0, **IDLE}
+        async with (
+            client_of(broker) as client,
+            client.consumer("g", ["t"], **options) as consumer,
+        ):
+            await put_each(client, "a")
+            found = await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+            assert len(found) == PARTITIONS
+            await consumer.commit()
+            await consumer.commit({"0-1": Offset(0)})
+            coordinator = client.context.coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.expire(coordinator)
+            again = await consumer.receive(PATIENCE_S)
+            assert again is not None
+            assert bytes(again.data) == b"a 0-1"
 
     asyncio.run(scenario())
 

@@ -198,7 +198,7 @@ class SubscriptionState:
         else:
             failed = await self._committer.commit(handled, deadline_s=self.end_s)
             for partition in failed:
-                self._fetch_handler.mark(partition, handled[partition])
+                self._mark(partition, handled[partition])
         await self.decisions.wait_idle(deadline_s=self.end_s)
         # One that was fenced during the wait may be ours again.
         gone = [one for one in revoked if one not in self._fetchers]
@@ -207,14 +207,18 @@ class SubscriptionState:
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop at once, commit nothing."""
-        self._committer.dismiss(partitions)
-        self.decisions.release(partitions)
         for partition in partitions:
             handled = self._drop(partition)
             # What a hook did not hear of in time may be undone by it: it comes again.
             if handled is not None and not self._hooks.are_set:
-                self._fetch_handler.mark(partition, handled)
+                self._mark(partition, handled)
+        self._committer.dismiss(partitions)
+        self.decisions.release(partitions)
         self._hooks.lose(partitions)
+
+    def _mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
+        # What the user set back comes again, handled or not.
+        self._fetch_handler.mark(partition, self._committer.due(partition, handled))
 
     # -- requests of the user ---------------------------------------------------------
 

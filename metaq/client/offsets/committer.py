@@ -61,6 +61,8 @@ class _Write:
     deadline_s: float
     offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
     is_begun: bool = False
+    lost: dict[TopicPartition, MetaqError] = field(default_factory=dict)
+    """Partitions that went before it began; they may be ours again, elsewhere."""
     failed: asyncio.Future[Failures] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -72,6 +74,8 @@ class Commit:
 
     offsets: Offsets
     """Offsets that it commits."""
+    foreign: Failures
+    """Partitions that are not ours, with their errors."""
     failed: "asyncio.Future[Failures] | None"
     """Outcome of its write, which has a bound; None: there is nothing to write."""
     left_s: float
@@ -82,16 +86,16 @@ class Commit:
     async def wait(self) -> Failures:
         """Return the partitions that were not written, with their errors."""
         if self.failed is None:
-            return {}
+            return self.foreign
         if not self.failed.done():
             # The write's own bound comes first, where it is the same.
             limit_s = self.left_s + 2 * STORE_SLACK_S
             try:
                 await within(limit_s, asyncio.shield(self.failed), self.what)
             except RequestTimeoutError as error:
-                return dict.fromkeys(self.offsets, error)
-        failed = self.failed.result()
-        return {one: error for one, error in failed.items() if one in self.offsets}
+                return {**self.foreign, **dict.fromkeys(self.offsets, error)}
+        failed = {p: e for p, e in self.failed.result().items() if p in self.offsets}
+        return {**self.foreign, **failed}
 
 
 class Committer:
@@ -138,8 +142,12 @@ class Committer:
         """Error of the last commit; None when it succeeded."""
 
     def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
-        """Note the committed offset of a newly assigned partition; None: none."""
-        self._committed[partition] = None if offset is None else offset.offset
+        """Note the committed offset of a newly assigned partition; None: none.
+
+        Of one that is ours it was read perhaps before the last write.
+        """
+        if partition not in self._ours:
+            self._committed[partition] = None if offset is None else offset.offset
 
     def admit(self, partition: TopicPartition) -> None:
         """Take commits of a partition from now on; named offsets are forgotten."""
@@ -151,6 +159,9 @@ class Committer:
         for partition in partitions:
             self._ours.discard(partition)
             self._named.pop(partition, None)
+            for one in self._writes:
+                if not one.is_begun and (at := one.offsets.pop(partition, None)):
+                    one.lost[partition] = self._not_ours(partition, at)
 
     def stored(self, partition: TopicPartition) -> Offset | None:
         """Return the offset that is stored as far as we know; None: none is."""
@@ -172,7 +183,7 @@ class Committer:
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
         """Return what an automatic commit would write."""
         return self._differing(
-            {partition: self._due(partition, at) for partition, at in handled.items()}
+            {partition: self.due(partition, at) for partition, at in handled.items()}
         )
 
     def _differing(self, offsets: Offsets) -> dict[TopicPartition, GroupOffset]:
@@ -182,7 +193,8 @@ class Committer:
             if self._committed.get(partition) != offset.offset
         }
 
-    def _due(self, partition: TopicPartition, handled: GroupOffset) -> GroupOffset:
+    def due(self, partition: TopicPartition, handled: GroupOffset) -> GroupOffset:
+        """Return what an automatic commit of a handled offset writes."""
         named = self._named.get(partition)
         return (
             handled if named is None or handled.offset > named.until else named.offset
@@ -227,7 +239,7 @@ class Committer:
                 named.offset.offset if is_asked else named.until
             ):
                 del self._named[partition]
-        due = {partition: self._due(partition, at) for partition, at in handled.items()}
+        due = {partition: self.due(partition, at) for partition, at in handled.items()}
         return self._request(due, deadline_s)
 
     def request_named(
@@ -296,17 +308,20 @@ class Committer:
     def _request(self, offsets: Offsets, deadline_s: float | None) -> "Commit":
         left_s = self._left_s(deadline_s)
         what = f"commit of group {self._group}"
-        if not (self._writes or self._differing(offsets) or self._foreign(offsets)):
+        foreign = self._foreign(offsets)
+        ours = {p: at for p, at in offsets.items() if p not in foreign}
+        if not (self._writes or self._differing(ours)):
             # Offsets that failed were revoked with their partitions, or written since.
             self.last_error = None
-            return Commit(offsets, None, left_s, what)
-        one = self._join(offsets, self._clock.monotonic_s() + left_s)
-        return Commit(offsets, one.failed, left_s, what)
+            return Commit(ours, foreign, None, left_s, what)
+        one = self._join(ours, self._clock.monotonic_s() + left_s)
+        return Commit(ours, foreign, one.failed, left_s, what)
 
     def _join(self, offsets: Offsets, deadline_s: float) -> _Write:
         fence = self._fence()
         one = self._writes[-1] if self._writes else None
-        if one is None or one.is_begun or one.fence != fence:
+        is_open = one is not None and not one.is_begun and one.fence == fence
+        if one is None or not is_open or not one.lost.keys().isdisjoint(offsets):
             one = _Write(fence, deadline_s)
             self._writes.append(one)
         one.offsets |= offsets
@@ -334,9 +349,7 @@ class Committer:
             self._writes.clear()
 
     async def _write_one(self, one: _Write) -> Failures:
-        foreign = self._foreign(one.offsets)
-        offsets = {p: at for p, at in one.offsets.items() if p not in foreign}
-        changed = self._differing(offsets)
+        changed = self._differing(one.offsets)
         failed: dict[TopicPartition, MetaqError] = {}
         if changed:
             limit_s = self._left_s(one.deadline_s) + STORE_SLACK_S
@@ -351,18 +364,21 @@ class Committer:
                 failure = MetaqError(f"offset store of group {self._group}: {error!r}")
                 failed = dict.fromkeys(changed, failure)
         self._note(changed, failed)
-        return failed | foreign
+        return failed | one.lost
 
     def _foreign(self, offsets: Offsets) -> dict[TopicPartition, MetaqError]:
         """Return an error for each partition that is not ours, or not any more."""
         return {
-            partition: OwnershipLostError(
-                f"{partition}: not assigned to this consumer of group {self._group};"
-                f" offset {at.offset} is not committed"
-            )
+            partition: self._not_ours(partition, at)
             for partition, at in offsets.items()
             if partition not in self._ours
         }
+
+    def _not_ours(self, partition: TopicPartition, at: GroupOffset) -> MetaqError:
+        return OwnershipLostError(
+            f"{partition}: not assigned to this consumer of group {self._group};"
+            f" offset {at.offset} is not committed"
+        )
 
     def _note(self, changed: Offsets, failed: Failures) -> None:
         written = changed.keys() - failed.keys()
