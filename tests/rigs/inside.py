@@ -62,6 +62,12 @@ def redeliver(consumer: Any, batch: Any) -> None:
     getattr(batch, "twin", batch).redeliver()
 
 
+def buffers_of(fetch_buffer: Any) -> dict[TopicPartition, Any]:
+    """Return what a fetch buffer has of each partition."""
+    buffers: dict[TopicPartition, Any] = fetch_buffer._buffers
+    return buffers
+
+
 def sleepers_of(fetch_buffer: Any) -> set[Any]:
     """Return the futures of the tasks that wait for a batch."""
     sleepers: set[Any] = fetch_buffer._sleepers
