@@ -200,6 +200,10 @@ def test_a_broken_rule_is_found(
 ) -> None:
     """In some walks, and by its own claim."""
     monkeypatch.setattr(place, name, breaking(getattr(place, name)))
-    with pytest.raises(Violation, match=text):
+
+    def walk_on() -> None:
         for seed in range(FIRST_SEED, FIRST_SEED + BROKEN_WALKS):
             walk(seed, STEPS)
+
+    with pytest.raises(Violation, match=text):
+        walk_on()
