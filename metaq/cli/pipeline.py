@@ -103,22 +103,6 @@ def archive_command(
 
 
 @pipeline.command(
-    "adopt",
-    short_help="Make a table of an archive of an older version.",
-    epilog=example("metaq pipeline adopt /archive"),
-)
-@click.argument("path", metavar="ARCHIVE")
-@json_option
-def adopt_command(path: str, as_json: bool) -> None:
-    """Make a table of an archive of an older version, in its directory.
-
-    No data file is copied or changed. Do it while no job writes the archive; when it is
-    killed, run it again. `archive` goes on from the position of the archive.
-    """
-    jobs.adopt(path, as_json=as_json)
-
-
-@pipeline.command(
     "replay",
     epilog=example(
         "metaq pipeline replay /archive --topic orders-again",

@@ -148,18 +148,6 @@ def archive(
         raise KeyboardInterrupt
 
 
-def adopt(path: str, *, as_json: bool) -> None:
-    """Take over an archive of an older version, and print the summary; see the job."""
-    from metaq.pipeline.installed import require_spark
-
-    require_spark()
-    from metaq.pipeline.jobs.adopt import adopt as run_job
-
-    done = run_job(path)
-    facts = {"archive_messages": done.message_count, "archive_files": done.file_count}
-    print_facts(facts, as_json=as_json)
-
-
 def replay(
     run: JobRun,
     wire: Wire,

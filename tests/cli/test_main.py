@@ -56,7 +56,6 @@ COMMANDS = {
     "pipeline ingest": set(),
     "pipeline stats": set(),
     "pipeline archive": set(),
-    "pipeline adopt": {"--json"},
     "pipeline replay": set(),
     "pipeline audit": set(),
     "pipeline verify": set(),

@@ -16,11 +16,6 @@ def test_every_job_has_help_with_examples(job: str) -> None:
     assert "--master" in result.output
 
 
-def test_taking_over_has_help_with_an_example() -> None:
-    """It needs no cluster."""
-    assert "metaq pipeline adopt /archive" in run("pipeline", "adopt", "--help").output
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [

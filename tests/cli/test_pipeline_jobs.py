@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 from dataclasses import astuple
-from pathlib import Path
 
 import click
 import pytest
@@ -18,26 +17,6 @@ from metaq.model import Millis
 from metaq.pipeline.jobs.window_stats import WindowStats
 from tests.brokers import StartBroker
 from tests.cli.runner import run
-
-
-def test_an_old_archive_is_taken_over_once(tmp_path: Path) -> None:
-    """The second time there is none."""
-    manifests = tmp_path / "_metaq" / "manifest"
-    manifests.mkdir(parents=True)
-    fields = {"version": 1, "number": 2, "query": "q", "batch": -1, "files": []}
-    (manifests / f"{2:020}.json").write_text(json.dumps(fields))
-    result = run("pipeline", "adopt", str(tmp_path), "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.output) == {"archive_messages": 0, "archive_files": 0}
-    assert run("pipeline", "adopt", str(tmp_path)).exit_code == 1
-
-
-def test_what_is_no_old_archive_is_not_taken_over(tmp_path: Path) -> None:
-    """One sentence, and nothing is made."""
-    result = run("pipeline", "adopt", str(tmp_path))
-    assert result.exit_code == 1
-    assert "no archive of an older version" in result.output
-    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_before_spark_starts_is_told_as_well() -> None:

@@ -129,8 +129,7 @@ def archive(
         Counts of this run, and of the whole archive.
 
     Raises:
-        ArchiveError: The archive is damaged, or of an older version, or another job
-            writes it.
+        ArchiveError: The archive is damaged, or another job writes it.
         JobError: A task failed; the sentence names partition and offsets.
         KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
         MetaqError: The cluster cannot be asked, or messages are lost.

@@ -50,7 +50,6 @@ from metaq.pipeline.errors import ArchiveError, CommitRaceError
 from metaq.pipeline.jobs.data_files import MEASURED, PLACED_BY, DataFile
 from metaq.pipeline.jobs.day_files import Read, file_system, put_together, write_task
 from metaq.spark.columns import ROW_SCHEMA
-from metaq.spark.errors import OffsetTextError
 from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
 from metaq.spark.schema import ROW_DDL
 from metaq.spark.topics import ReadTask
@@ -59,12 +58,8 @@ OWN: Final = "_metaq"
 """Readers and clean-up of the table leave out names with an underscore."""
 LOG: Final = "_delta_log"
 """Here the table's library has what makes a directory a table."""
-CHECKPOINT: Final = "_metaq/checkpoint"
-"""Here an archive of an older version has its progress, as a query of Spark."""
 STAGING: Final = "_metaq/staging"
 """Files of a batch are here until they are whole."""
-MANIFESTS: Final = "_metaq/manifest"
-"""Here an archive of an older version says which files count."""
 APPLICATION: Final = "metaq archive"
 """Name under which the table has the number of the last batch."""
 PARTITIONS: Final = "metaq.archive.partitions"
@@ -155,16 +150,20 @@ class ArchiveStore:
         """Return the next byte to read of each partition that is known.
 
         Raises:
-            ArchiveError: An older version has written here, and its progress is gone;
-                or it is not known to which version the table was set back.
+            ArchiveError: The table has lost the property that names them, or it is not
+                known to which version the table was set back.
         """
         with table_errors(self.root):
             table = as_set_back(self._open, self.root)
             batch = table.transaction_version(APPLICATION)
             version, known = table.transaction_version, _known_in(table)
             nexts = {partition: version(_next_of(partition)) for partition in known}
-        found = {p: Offset(at) for p, at in nexts.items() if at is not None}
-        return found if found or batch is None else self._checkpointed(batch)
+        if batch is not None and not known:
+            raise ArchiveError(
+                f"{self.root}: the property {PARTITIONS} of the table is gone: without"
+                " it messages would be archived twice"
+            )
+        return {p: Offset(at) for p, at in nexts.items() if at is not None}
 
     def last_messages(self) -> dict[TopicPartition, tuple[Offset, MessageId]]:
         """Return place and id of the last archived message of partitions, if known.
@@ -181,22 +180,6 @@ class ArchiveStore:
                 if last is not None and its_id is not None:
                     found[partition] = Offset(last), MessageId(its_id)
         return found
-
-    def _checkpointed(self, batch: int) -> dict[TopicPartition, Offset]:
-        """Return the offsets of the streaming query of an older version.
-
-        Its file has three lines: version, settings, and the offsets of its one source.
-        """
-        path = f"{CHECKPOINT}/offsets/{batch}"
-        try:
-            with table_errors(self.root), self._files.open_input_file(path) as stream:
-                text = stream.read().decode()
-            return parse_offsets(text.splitlines()[2])
-        except (ArchiveError, OffsetTextError, IndexError, UnicodeError) as error:
-            raise ArchiveError(
-                f"{self.root}: was written by an older version, and {path} does not"
-                " show how far it came: without it messages would be archived twice"
-            ) from error
 
     def claim(self) -> None:
         """See to it that the table is there.
@@ -276,8 +259,7 @@ class ArchiveStore:
         batch: int,
         files: Sequence[DataFile],
         *,
-        positions: Offsets | None = None,
-        ends: Mapping[TopicPartition, Offset] | None = None,
+        positions: Offsets,
     ) -> None:
         """Make files part of the archive, and their batch its last one, in one step.
 
@@ -285,20 +267,15 @@ class ArchiveStore:
             batch: Number of the batch.
             files: Those that `write` returned for it.
             positions: Next byte to read of each partition that has gone on.
-            ends: Offset of the last message of each partition; None: of the files.
 
         Raises:
             ArchiveError: Another job has committed a batch in between.
         """
         marks: dict[str, int] = {}
-        if ends is None:
-            ends = {}
-            for file in sorted(files, key=lambda file: file.log.last):
-                ends[file.log.partition] = file.log.last
-                if file.last_id is not None:
-                    marks[_id_of(file.log.partition)] = file.last_id
-        marks |= {str(partition): offset for partition, offset in ends.items()}
-        positions = positions or {}
+        for file in sorted(files, key=lambda file: file.log.last):
+            marks[str(file.log.partition)] = file.log.last
+            if file.last_id is not None:
+                marks[_id_of(file.log.partition)] = file.last_id
         marks |= {_next_of(partition): at for partition, at in positions.items()}
         for races_left in reversed(range(RACES_MAX)):
             if batch <= self.batch:
@@ -564,15 +541,10 @@ def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
         may_be_new: It need not exist yet.
 
     Raises:
-        ArchiveError: There is none, it is one of an older version, or its log is gone.
+        ArchiveError: There is none, or its log is gone.
     """
     store = ArchiveStore(path)
     root = store.root
-    if store.names_in(MANIFESTS):
-        raise ArchiveError(
-            f"{root}: an archive of an older version: take it over with"
-            f" `metaq pipeline adopt {root}`"
-        )
     if not store.exists and store.names_in(OWN):
         raise ArchiveError(
             f"{root}: has the directory {OWN} of an archive, but no _delta_log that"

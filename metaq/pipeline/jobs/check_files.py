@@ -84,7 +84,7 @@ def _shape(kind: pa.DataType) -> str:
         return f"list<{_shape(kind.value_type)}>"
     if pa.types.is_struct(kind):
         return f"struct<{', '.join(f'{f.name}: {_shape(f.type)}' for f in kind)}>"
-    # As `INT96`, which older versions wrote.
+    # As `INT96`, which other engines may write.
     return str(_TIME if kind == pa.timestamp("ns") else kind)
 
 

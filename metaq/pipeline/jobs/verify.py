@@ -67,8 +67,8 @@ class VerifySummary:
     damage: tuple[Damage, ...]
     """Damaged ranges, holes and unreadable files, by file and offset; empty: none."""
     unsummed_count: int = 0
-    """Data files whose pages have no checksums, as older versions and other programs
-    write them: a changed row need not show."""
+    """Data files whose pages have no checksums, as other programs write them: a changed
+    row need not show."""
 
 
 _Found: TypeAlias = CheckedSplit | CheckedFile

@@ -82,6 +82,16 @@ def test_the_progress_of_each_partition_is_kept(
     assert store.last_messages() == {one: (100, 101), two: (50, 51)}
 
 
+def test_progress_that_another_program_took_away_is_missed(path: str) -> None:
+    """Starting from scratch would archive everything again."""
+    store = ArchiveStore(path)
+    store.claim()
+    assert store.positions() == {}
+    store.commit(0, (), positions={})
+    with pytest.raises(ArchiveError, match=r"metaq\.archive\.partitions of the table"):
+        ArchiveStore(path).positions()
+
+
 def test_of_jobs_that_create_one_archive_one_goes_on(path: str) -> None:
     """The others fail with one sentence, also in the same moment."""
     stores = [ArchiveStore(path) for _ in range(4)]
@@ -110,7 +120,7 @@ def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
         assert f"staged files not removed yet: {path}: " in caplog.text
     left.unlink()
     left.mkdir()
-    store.commit(2, ())
+    store.commit(2, (), positions={})
     assert not left.exists()
 
 
@@ -151,6 +161,6 @@ def test_a_batch_goes_in_while_small_files_are_put_together(
     store = ArchiveStore(path)
     late = staged(spark, feed, store, 2)
     assert compact(path).replaced_count > 0
-    store.commit(2, late)
+    store.commit(2, late, positions={})
     wanted = [row for batch in rows for row in batch]
     assert places(read_archive(spark, path).collect()) == places_of(wanted)

@@ -106,7 +106,7 @@ def test_a_file_is_held_against_its_table(root: Path, made: list[DataFile]) -> N
 
 
 def test_files_without_checksums_are_counted(root: Path, made: list[DataFile]) -> None:
-    """As older versions and other engines write them; their types may be others."""
+    """As other engines write them; their types may be others."""
     path = root / made[0].path
     rows = rows_of(path.read_bytes())
     pq.write_table(rows, path, use_deprecated_int96_timestamps=True)
@@ -125,7 +125,7 @@ def test_damage_gets_no_checksum_of_its_own(
     """Files with a damaged one are left as they are, with a warning."""
     store = ArchiveStore(str(root))
     store.claim()
-    store.commit(0, made)
+    store.commit(0, made, positions={})
     path = root / made[1].path
     data = bytearray(path.read_bytes())
     data[data.index(b"PAR1") + 60] ^= 1

@@ -28,7 +28,9 @@ def store(tmp_path: Path) -> ArchiveStore:
     """Return an archive of one message in each of COUNT files."""
     store = ArchiveStore(str(tmp_path / "archive"))
     store.claim()
-    store.commit(0, [file for n in range(COUNT) for file in new_files(store, n)])
+    store.commit(
+        0, [file for n in range(COUNT) for file in new_files(store, n)], positions={}
+    )
     return store
 
 
@@ -92,4 +94,4 @@ def test_a_batch_is_committed_behind_a_compaction(store: ArchiveStore) -> None:
     assert offsets(store) == [*WANTED, 50 * COUNT]
     assert ArchiveStore(store.root).positions() == {PLACE: 250}
     with pytest.raises(ArchiveError, match="expected batch 2, got 1"):
-        other.commit(1, ())
+        other.commit(1, (), positions={})

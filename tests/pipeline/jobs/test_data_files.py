@@ -52,7 +52,7 @@ def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
         DataFile.from_path(f"{directory}/{number}.parquet", size_bytes, stats, 0)
         for number, (directory, size_bytes) in enumerate(sizes)
     ]
-    store.commit(0, files)
+    store.commit(0, files, positions={})
     found = [(file.path, file.date, file.log) for file in store.files()]
     assert found == sorted(
         ((file.path, file.date, file.log) for file in files), key=lambda each: each[0]
@@ -74,7 +74,7 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
     store.claim()
     path = "topic=a/date=2026-01-31/x.parquet"
     file = DataFile.from_path(path, 1, stats, 0)
-    store.commit(0, [file], ends={})
+    store.commit(0, [file], positions={})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
 
@@ -87,7 +87,7 @@ def test_what_others_have_in_staging_stays(tmp_path: Path) -> None:
     for name in ("0000000000-app", "0000000001-app", "tmp", "7-x"):
         (staging / name).mkdir()
     (staging / "notes.txt").write_text("of another program")
-    store.commit(0, ())
+    store.commit(0, (), positions={})
     left = {each.name for each in staging.iterdir()}
     assert left == {"0000000001-app", "tmp", "7-x", "notes.txt"}
 

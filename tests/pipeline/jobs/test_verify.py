@@ -72,7 +72,7 @@ def test_an_archive_is_read_as_a_whole_and_damage_is_named(
     store = ArchiveStore(str(root))
     store.claim()
     rows = [row("logs", 2, 50 * number) for number in range(100)]
-    store.commit(0, write(root, rows))
+    store.commit(0, write(root, rows), positions={})
     (file,) = store.files()
     (root / file.path).parent.mkdir(parents=True)
     (root / STAGING / file.path).rename(root / file.path)
