@@ -1,40 +1,14 @@
 """One-way messages: what arrives, order, bound, and what is dropped."""
 
-import asyncio
-import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.oneway import ONEWAY_WAITING_MAX, Handover, OnewayMessages
-from metaq.errors import ClosedError, MetaqError, NoBrokerError
-from metaq.loop_thread import LoopThread
+from metaq.client import OutgoingMessage
+from metaq.model import TopicPartition
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS
-from tests.rigs.virtual_time import run_virtually
-
-
-class Log:
-    """Takes messages of any topic."""
-
-    def __init__(self) -> None:
-        self.appended: list[tuple[str, bytes]] = []
-
-    def append(self, topic: str, message: OutgoingMessage) -> None:
-        self.appended.append((topic, bytes(message.data)))
-
-
-def messages_into(
-    log: Log, prepare: Callable[[str], Awaitable[None]]
-) -> OnewayMessages:
-    return OnewayMessages(prepare=prepare, append=log.append)
-
-
-async def nobody_serves(topic: str) -> None:
-    await asyncio.sleep(1)
-    raise NoBrokerError(f"topic {topic} has no partitions")
+from tests.rigs.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -58,171 +32,63 @@ def test_a_one_way_message_arrives_as_it_was_when_it_was_sent(
     assert found == [(b"x", "a", b"k", {"h": b"1"})] * 4
 
 
-def test_messages_leave_in_order_when_their_topic_is_known() -> None:
-    """One question per topic, however many messages wait for it."""
-
-    async def main() -> None:
-        asked: list[str] = []
-
-        async def prepare(topic: str) -> None:
-            asked.append(topic)
-            await asyncio.sleep(1)
-
-        log = Log()
-        messages = messages_into(log, prepare)
-        for topic, data in (("a", b"1"), ("b", b"2"), ("a", b"3")):
-            messages.keep(topic, OutgoingMessage(data))
-        await asyncio.sleep(2)
-        assert asked == ["a", "b"]
-        assert log.appended == [("a", b"1"), ("a", b"3"), ("b", b"2")]
-        assert not messages.dropped
-
-    run_virtually(main())
+@pytest.mark.parametrize("world", WORLDS)
+def test_messages_of_both_kinds_keep_the_order_of_the_calls(
+    start_broker: StartBroker, world: str
+) -> None:
+    """Of one caller, before and after their topic is known."""
+    broker = start_broker({"test": 1})
+    with (
+        WORLDS[world](**broker.client_options, **QUICK) as client,
+        client.producer(timeout_s=PATIENCE_S, in_flight_batches_max=1) as producer,
+    ):
+        for number in range(0, 200, 2):
+            producer.send_oneway("new", b"%d" % number)
+            producer.send_nowait("new", b"%d" % (number + 1))
+            if number == 100:
+                broker.create_topic("new")
+        producer.flush(PATIENCE_S)
+    assert broker.stored("new") == [b"%d" % number for number in range(200)]
 
 
-def test_what_was_dropped_takes_no_place_any_more() -> None:
-    """The bound is on what waits now, also after a topic that never came."""
-
-    async def main() -> None:
-        messages = messages_into(Log(), nobody_serves)
-        for _round in range(3):
-            for number in range(ONEWAY_WAITING_MAX):
-                messages.keep("ab"[number % 2], OutgoingMessage(b"1"))
-            with pytest.raises(NoBrokerError, match="not known yet"):
-                messages.keep("c", OutgoingMessage(b"3"))
-            await asyncio.sleep(2)
-        assert messages.dropped == {"NoBrokerError": 3 * ONEWAY_WAITING_MAX}
-
-    run_virtually(main())
-
-
-def test_a_close_waits_for_topics_that_come_in_its_time() -> None:
-    async def main() -> None:
-        async def prepare(_topic: str) -> None:
-            await asyncio.sleep(1)
-
-        log = Log()
-        messages = messages_into(log, prepare)
-        messages.keep("a", OutgoingMessage(b"1"))
-        await messages.close(timeout_s=2)
-        assert log.appended == [("a", b"1")]
-
-    run_virtually(main())
+@pytest.mark.parametrize("world", WORLDS)
+def test_waiting_for_a_topic_takes_memory_of_the_buffer_until_it_fails(
+    start_broker: StartBroker, world: str
+) -> None:
+    """More are dropped; those that failed take no room any more."""
+    broker = start_broker({"test": 1})
+    with (
+        WORLDS[world](**broker.client_options, **QUICK) as client,
+        client.producer(timeout_s=0.3, buffer_count_max=3) as producer,
+    ):
+        for round_number in (1, 2):
+            for _ in range(5):
+                producer.send_oneway("no", b"x")
+            producer.flush(PATIENCE_S)
+            found = producer.statistics()
+            assert found.dropped == {"BufferFullError": 2 * round_number}
+            assert found.failed == {"NoTopicError": 3 * round_number}
 
 
-def test_a_close_drops_what_waits_and_says_why() -> None:
-    """Nothing is lost without being counted."""
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along(
+    start_broker: StartBroker, world: str
+) -> None:
+    """Nobody hears its error where it waited for its topic, so it is counted."""
 
-    async def main() -> None:
-        log = Log()
-        messages = messages_into(log, nobody_serves)
-        messages.keep("a", OutgoingMessage(b"1"))
-        await asyncio.sleep(0.5)
-        await messages.close(timeout_s=0.1)
-        assert messages.dropped == {"ClosedError": 1}
-
-    run_virtually(main())
-
-
-def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> None:
-    """The selector's error has no hearer, so it is counted."""
-
-    async def main() -> None:
-        appended: list[bytes] = []
-
-        def append(_topic: str, message: OutgoingMessage) -> None:
-            if message.data == b"2":
-                raise KeyError("as the test says")
-            appended.append(bytes(message.data))
-
-        async def prepare(_topic: str) -> None:
-            await asyncio.sleep(1)
-
-        messages = OnewayMessages(prepare=prepare, append=append)
-        for data in (b"1", b"2", b"3"):
-            messages.keep("a", OutgoingMessage(data))
-        await messages.close(5)
-        assert appended == [b"1", b"3"]
-        assert messages.dropped == {"KeyError": 1}
-
-    run_virtually(main())
-
-
-def test_what_cannot_be_handed_over_is_dropped_alone() -> None:
-    """A selector may raise in any world; later messages are not lost."""
-    log, dropped = Log(), list[Exception]()
-    is_busy, go_on, is_through = (threading.Event() for _ in range(3))
-
-    def block() -> None:
-        is_busy.set()
-        go_on.wait(20)
-
-    def send(topic: str, message: OutgoingMessage) -> None:
+    def select(topic: str, partitions: Any, message: OutgoingMessage) -> TopicPartition:
         if message.data == b"2":
             raise KeyError("as the test says")
-        log.append(topic, message)
+        return TopicPartition(topic, partitions[0].broker_id, 0)
 
-    thread = LoopThread("test")
-    handover = Handover(thread.loop, send=send, drop=dropped.append)
-    thread.loop.call_soon_threadsafe(block)
-    assert is_busy.wait(20)
-    for data in (b"1", b"2", b"3"):
-        handover.put("a", OutgoingMessage(data))
-    go_on.set()
-    thread.loop.call_soon_threadsafe(is_through.set)
-    assert is_through.wait(20)
-    thread.stop()
-    assert log.appended == [("a", b"1"), ("a", b"3")]
-    assert [type(error) for error in dropped] == [KeyError]
-
-
-def test_threads_hand_over_as_many_as_the_bound_allows() -> None:
-    """A loop that is late is not flooded: more are dropped, the rest keep order."""
-    given = [b"%d" % number for number in range(ONEWAY_WAITING_MAX + 2)]
-    log, dropped = Log(), list[MetaqError]()
-    is_busy, go_on, is_through = (threading.Event() for _ in range(3))
-
-    def block() -> None:
-        is_busy.set()
-        go_on.wait(20)
-
-    thread = LoopThread("test")
-    handover = Handover(thread.loop, send=log.append, drop=dropped.append)
-    thread.loop.call_soon_threadsafe(block)
-    assert is_busy.wait(20)
-    for data in given:
-        handover.put("a", OutgoingMessage(data))
-    assert [type(error).__name__ for error in dropped] == ["BufferFullError"] * 2
-    go_on.set()
-    thread.loop.call_soon_threadsafe(is_through.set)
-    assert is_through.wait(20)
-    handover.put("a", OutgoingMessage(b"last"))
-    is_through.clear()
-    thread.loop.call_soon_threadsafe(is_through.set)
-    assert is_through.wait(20)
-    assert log.appended == [("a", data) for data in (*given[:-2], b"last")]
-    thread.stop()
-    for _ in range(2):
-        with pytest.raises(ClosedError):
-            handover.put("a", OutgoingMessage(b"7"))
-
-
-def test_an_interrupt_as_the_loop_is_told_keeps_no_later_message_back() -> None:
-    """Ctrl-C in the thread that hands over."""
-    log, is_through = Log(), threading.Event()
-    thread = LoopThread("test")
-    handover = Handover(thread.loop, send=log.append, drop=lambda _error: None)
-    notify = thread.loop.call_soon_threadsafe
-
-    def interrupted(*_words: object) -> asyncio.Handle:
-        thread.loop.call_soon_threadsafe = notify  # type: ignore[method-assign]  # so it is called
-        raise KeyboardInterrupt
-
-    thread.loop.call_soon_threadsafe = interrupted  # type: ignore[method-assign]  # as above
-    with pytest.raises(KeyboardInterrupt):
-        handover.put("a", OutgoingMessage(b"1"))
-    handover.put("a", OutgoingMessage(b"2"))
-    notify(is_through.set)
-    assert is_through.wait(20)
-    thread.stop()
-    assert log.appended == [("a", b"1"), ("a", b"2")]
+    broker = start_broker({"test": 1})
+    options = {"selector": select, "in_flight_batches_max": 1}
+    with (
+        WORLDS[world](**broker.client_options, **QUICK) as client,
+        client.producer(**options) as producer,
+    ):
+        for data in (b"1", b"2", b"3"):
+            producer.send_oneway("test", data)
+        producer.flush(PATIENCE_S)
+        assert producer.statistics().failed == {"MetaqError": 1}
+    assert broker.stored("test") == [b"1", b"3"]

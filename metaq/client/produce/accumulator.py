@@ -219,13 +219,16 @@ class Accumulator:
     ) -> SendFuture:
         """Add the message of a batch that no sender had; under the lock.
 
+        Its memory is free again; so it is also added when the producer is closed.
+
         Raises:
             MessageTooLargeError: larger than its broker takes.
-            ClosedError: the producer is closed.
         """
         ends = ends_of(apart.payloads)
         size_bytes, flags = ends[-1], [apart.flags.get(0, 0)]
-        batch = self._reserve(sender, size_bytes, 1, size_bytes, apart.timeout_s)
+        batch = self._reserve(
+            sender, size_bytes, 1, size_bytes, apart.timeout_s, is_taken=True
+        )
         batch.add(apart.payloads, flags, ends)
         batch.may_move = batch.may_move and may_move
         if not sender.is_awake:
@@ -301,10 +304,13 @@ class Accumulator:
         message_count: int,
         largest_bytes: int,
         timeout_s: float,
+        *,
+        is_taken: bool = False,
     ) -> Batch:
         """Return the sender's open batch, with memory for messages; under the lock.
 
         Some more memory than that is reserved, so that not each message has to ask.
+        Of messages that are taken already there is no question.
         """
         buffer = self.buffer
         if buffer.home.is_here():
@@ -313,7 +319,8 @@ class Accumulator:
         batch = sender.open
         if batch is not None:
             buffer.give_back(batch)
-        buffer.check(size_bytes, message_count)
+        if not is_taken:
+            buffer.check(size_bytes, message_count)
         sender.check(largest_bytes)
         if (
             batch is None

@@ -11,6 +11,7 @@ futures end with those.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +20,11 @@ from metaq.client.names import check_topic
 from metaq.client.partitioner import OutgoingMessage, parse_partition
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, BatchOutcome, SendFuture
-from metaq.client.produce.runs import encode_outgoing
+from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import Headers, list_headers
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +36,7 @@ class _Waiting:
 class FirstMessages:
     """Messages that wait for their topics. Owner: one producer.
 
-    Concurrency: `add` in any thread, the others on the producer's loop.
+    Concurrency: `append` in any thread, the others on the producer's loop.
     """
 
     def __init__(
@@ -54,11 +57,20 @@ class FirstMessages:
         self._find = find
         self._waiting: dict[str, list[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.failed: Counter[str] = Counter()
+        """Messages that no partition got, by the name of the error."""
 
-    def add(
-        self, topic: str, message: OutgoingMessage, timeout_s: float | None
-    ) -> SendFuture | None:
-        """Keep a message until its topic is known; None where it is by now.
+    def append(
+        self,
+        topic: str,
+        data: BytesLike,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | TopicPartition | None = None,
+        headers: Headers = (),
+        timeout_s: float | None = None,
+    ) -> SendFuture:
+        """Keep a message until its topic is known; arguments of `Accumulator.append`.
 
         Raises:
             BufferFullError: no memory now; see `Buffer.wait`.
@@ -66,19 +78,24 @@ class FirstMessages:
                 `Accumulator.append`.
         """
         check_topic(topic)
-        if message.partition is not None:
-            parse_partition(topic, message.partition)
+        if partition is not None:
+            parse_partition(topic, partition)
+        # Copies: the caller may change what it gave.
+        pairs = list_headers(headers) if headers else ()
+        message = OutgoingMessage(frozen(data), attribute, key, partition, pairs)
         payload, flag = encode_outgoing(message)
         if timeout_s is None:
             timeout_s = self._buffer.options.timeout_s
         with self._buffer.lock:
-            if self._accumulator.knows(topic):
-                return None
-            batch = self._buffer.begin_apart(payload, flag, timeout_s)
-            waiting = self._waiting.setdefault(topic, [])
-            is_soonest = all(batch.deadline_s < one.batch.deadline_s for one in waiting)
-            waiting.append(_Waiting(message, batch))
-        if is_soonest:
+            is_known = self._accumulator.knows(topic)
+            if not is_known:
+                batch = self._buffer.begin_apart(payload, flag, timeout_s)
+                waiting = self._waiting.setdefault(topic, [])
+                deadlines_s = [one.batch.deadline_s for one in waiting]
+                waiting.append(_Waiting(message, batch))
+        if is_known:
+            return self._accumulator.append(topic, *message, timeout_s)
+        if all(batch.deadline_s < deadline_s for deadline_s in deadlines_s):
             # The task of the others would see this deadline too late.
             try:
                 self._buffer.home.loop.call_soon_threadsafe(self._begin, topic)
@@ -112,6 +129,7 @@ class FirstMessages:
                 self._waiting[topic] = left
         for one in waiting:
             if one.batch.deadline_s <= deadline_s:
+                self.failed[type(error).__name__] += 1
                 self._buffer.resolve(one.batch, [BatchOutcome(0, error)])
 
     def publish(self, topic: str, available: Sequence[TopicPartition]) -> None:
@@ -157,6 +175,7 @@ class FirstMessages:
                     failure = MetaqError(
                         f"topic '{topic}': selector failed: {result!r}"
                     )
+                self.failed[type(failure).__name__] += 1
                 one.batch.resolve([BatchOutcome(0, failure)])
         self._buffer.announce()
 

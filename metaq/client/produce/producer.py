@@ -19,10 +19,11 @@ stored are sent again under the same sequence, which brokers of this package rec
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Literal, Self
 
 from metaq.client.cluster.metadata import Metadata
@@ -35,14 +36,12 @@ from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.exactly_once import AsyncExactlyOnce, ConsumedBatch
 from metaq.client.produce.first_messages import FirstMessages
-from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
     ProducerStatistics,
 )
 from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import kept_message
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
@@ -128,13 +127,10 @@ class AsyncProducer:
         self._append = self.accumulator.append
         self._loop, self._thread_id = loop, get_ident()
         self._topics: dict[str, None] = {}
-        self.oneway = OnewayMessages(
-            prepare=self._prepare_oneway,
-            append=lambda topic, message: self.accumulator.append(topic, *message),
-        )
-        """Waiting one-way messages, and the count of dropped ones."""
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
         """Messages whose topics are not known yet."""
+        self._dropped: Counter[str] = Counter()
+        self._counting = Lock()
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
             prepare=self._prepare_until,
@@ -182,12 +178,8 @@ class AsyncProducer:
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         await self.prepare(topic, timeout=left_s)
 
-    async def _prepare_oneway(self, topic: str) -> None:
-        """Prepare a topic, while closing too: messages taken before are still sent."""
-        deadline_s = self._deadline_s(None)
-        self._learn(topic, await self._find(topic, deadline_s))
-
     async def _find_first(self, topic: str, deadline_s: float) -> None:
+        """Prepare a topic, while closing too: messages taken before are still sent."""
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
@@ -292,16 +284,8 @@ class AsyncProducer:
             except BufferFullError as error:
                 full = error
             except NotKnownYetError:
-                message = kept_message(data, attribute, key, headers)
-                message = message._replace(partition=partition)
-                try:
-                    future = self.first_messages.add(topic, message, timeout)
-                except BufferFullError as error:
-                    full = error
-                else:
-                    if future is not None:
-                        return future
-                    continue
+                append = self.first_messages.append
+                continue
             except TypeError:
                 require_text("topic", topic)
                 raise
@@ -372,22 +356,30 @@ class AsyncProducer:
             ClosedError: the producer is of another event loop.
             TypeError: an argument of another type; the text names it.
         """
-        if get_ident() != self._thread_id:
-            self._require_loop()
+        self._require_loop()
+        self.append_oneway(topic, data, attribute, key, headers)
+
+    def append_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        attribute: str | None,
+        key: str | bytes | None,
+        headers: Headers,
+    ) -> None:
+        """Do what `send_oneway` does, in any thread."""
         require_text("topic", topic)
         try:
-            if topic in self._topics:
-                self.accumulator.append(topic, data, attribute, key, headers=headers)
-            else:
-                check_topic(topic)
-                message = kept_message(data, attribute, key, headers)
-                self._check_open()
-                self.oneway.keep(topic, message)
+            try:
+                self._append(topic, data, attribute, key, headers=headers)
+            except NotKnownYetError:
+                append = self.first_messages.append
+                append(topic, data, attribute, key, headers=headers)
         except ConfigError:
             raise
         except MetaqError as error:
-            self._require_loop()
-            self.oneway.drop(error)
+            with self._counting:
+                self._dropped[type(error).__name__] += 1
 
     def transaction(
         self,
@@ -485,8 +477,8 @@ class AsyncProducer:
     async def close(self, timeout: float | None = None) -> None:
         """Refuse new messages, wait for appended ones, fail the rest.
 
-        One-way messages are waited for as well, until their topics are known and they
-        are sent. A second call waits for the first.
+        Messages whose topics are not known yet are waited for as well. A second call
+        waits for the first.
 
         Args:
             timeout: seconds that all of it may take; None is the client's
@@ -502,17 +494,14 @@ class AsyncProducer:
         """
         self._require_loop()
         limit_s = self._close_timeout_s if timeout is None else timeout
-        deadline_s = self._deadline_s(limit_s)
+        check_timeout(limit_s)
         if self._is_closed:
             await wait_set(self._ended, timeout)
             return
         self._is_closed = True
         try:
-            try:
-                await self.oneway.close(limit_s)
-            finally:
-                self.accumulator.close()
-            await self.flush(max(0.0, deadline_s - self._clock.monotonic_s()))
+            self.accumulator.close()
+            await self.flush(limit_s)
         except RequestTimeoutError as error:
             _log.warning("producer closed early: error=%s", error)
         finally:
@@ -530,13 +519,15 @@ class AsyncProducer:
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
         buffer = self.accumulator.buffer.statistics()
+        sent = self._delivery.statistics()
         return replace(
-            self._delivery.statistics(),
+            sent,
             appended_count=buffer.appended_count,
             buffered_count=buffer.buffered_count,
             buffered_bytes=buffer.buffered_bytes,
             full_count=buffer.full_count,
-            dropped=dict(self.oneway.dropped),
+            failed=dict(Counter(sent.failed) + self.first_messages.failed),
+            dropped=dict(self._dropped),
             transactions=self.transacting.counters.snapshot(),
         )
 

@@ -126,7 +126,7 @@ class ProducerStatistics:
     )
     dropped: Mapping[str, int] = counter(
         "metaq_producer_dropped_messages_total",
-        "One-way messages that were never appended, by the name of the error.",
+        "One-way messages that were not taken, by the name of the error.",
         labels=("error",),
         default=dict,
     )

@@ -12,7 +12,7 @@ from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, SendResults, ends_of
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import Headers, encode_payload, list_headers
+from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
 
 
@@ -192,20 +192,6 @@ def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
     return encode_payload(
         frozen(message.data), message.attribute, message.key, message.headers
     )
-
-
-def kept_message(
-    data: BytesLike, attribute: str | None, key: str | bytes | None, headers: Headers
-) -> OutgoingMessage:
-    """Return a message to append later; its caller may change what it gave.
-
-    Raises:
-        ConfigError, TypeError: as `encode_outgoing`.
-    """
-    pairs = list_headers(headers) if headers else ()
-    message = OutgoingMessage(frozen(data), attribute, key, headers=pairs)
-    encode_outgoing(message)
-    return message
 
 
 def list_messages(

@@ -10,16 +10,15 @@ from typing import Any, Literal, Self
 
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
-from metaq.client.names import check_topic, require_text
+from metaq.client.names import require_text
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.exactly_once import AsyncExactlyOnce
-from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import frozen, kept_message
+from metaq.client.produce.runs import frozen
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -108,17 +107,6 @@ class Producer(SyncClosable[AsyncProducer]):
         super().__init__(twin, thread)
         self._options = options
         self._clock = clock
-        self._handover = Handover(
-            thread.loop,
-            send=lambda topic, message: twin.send_oneway(
-                topic,
-                message.data,
-                attribute=message.attribute,
-                key=message.key,
-                headers=message.headers,
-            ),
-            drop=twin.oneway.drop,
-        )
 
     prepare = blocking(AsyncProducer.prepare)
 
@@ -173,16 +161,8 @@ class Producer(SyncClosable[AsyncProducer]):
             except BufferFullError as error:
                 full = error
             except NotKnownYetError:
-                message = kept_message(data, attribute, key, headers)
-                message = message._replace(partition=partition)
-                try:
-                    future = self._twin.first_messages.add(topic, message, timeout)
-                except BufferFullError as error:
-                    full = error
-                else:
-                    if future is not None:
-                        return future
-                    continue
+                append = self._twin.first_messages.append
+                continue
             except TypeError:
                 require_text("topic", topic)
                 raise
@@ -229,10 +209,7 @@ class Producer(SyncClosable[AsyncProducer]):
     ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
-        require_text("topic", topic)
-        if not self._twin.accumulator.knows(topic):
-            check_topic(topic)
-        self._handover.put(topic, kept_message(data, attribute, key, headers))
+        self._twin.append_oneway(topic, data, attribute, key, headers)
 
     def transaction(
         self,

@@ -74,7 +74,7 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
     store.claim()
     path = "topic=a/date=2026-01-31/x.parquet"
     file = DataFile.from_path(path, 1, stats, 0)
-    store.commit(0, [file], positions={})
+    store._commit(0, [file], {})
     with pytest.raises(ArchiveError, match=rf"{path} was added without statistics"):
         store.files()
 
