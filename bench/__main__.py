@@ -15,6 +15,7 @@ from pathlib import Path
 from bench import (
     committing,
     consuming,
+    copying,
     fairness,
     figures,
     java_broker,
@@ -45,6 +46,7 @@ FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     **producing.FIGURES,
     **consuming.FIGURES,
     **committing.FIGURES,
+    **copying.FIGURES,
     **spark_figures.FIGURES,
     **spark_archive.FIGURES,
     **spark_audit.FIGURES,

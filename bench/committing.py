@@ -6,7 +6,7 @@ sync of ZooKeeper's log, and two changes of threads on each side.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +35,9 @@ OFFSET = b"-5468920727941939200-1080000"
 
 
 @contextmanager
-def cluster(directory: Path, partition_count: int) -> Iterator[tuple[str, int]]:
+def cluster(
+    directory: Path, partition_count: int, more_topics: Sequence[str] = ()
+) -> Iterator[tuple[str, int]]:
     """Run ZooKeeper and a broker; yield where they listen."""
     with EmbeddedZooKeeper(directory / "zookeeper") as zookeeper:
         arguments = (
@@ -46,6 +48,7 @@ def cluster(directory: Path, partition_count: int) -> Iterator[tuple[str, int]]:
             directory / "broker",
             topic=TOPIC,
             partition_count=partition_count,
+            more_topics=more_topics,
             arguments=arguments,
         ) as broker:
             yield zookeeper.address, broker.port

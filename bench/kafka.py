@@ -69,18 +69,18 @@ def produce(directory: Path, payloads: Payloads) -> Turns:
         BrokerProcess(directory / "ours", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as ours,
     ):
-        wait_for_topic(confluent, kafka)
+        make_topic(confluent, kafka)
         while True:
             plain = len(messages) / send_all(confluent, kafka, messages)
             yield plain, len(messages) / producing.send_list(messages, ours)
 
 
-def wait_for_topic(confluent: Any, kafka: KafkaBroker) -> None:
-    """Make the topic, with one partition; the broker may still be starting."""
+def make_topic(confluent: Any, kafka: KafkaBroker, topic: str = TOPIC) -> None:
+    """Make a topic, with one partition; the broker may still be starting."""
     quiet = {"bootstrap.servers": kafka.address, "log_level": 0}
     client = confluent.admin.AdminClient(quiet)
-    new = confluent.admin.NewTopic(TOPIC, 1, 1)
-    client.create_topics([new], operation_timeout=START_TIMEOUT_S)[TOPIC].result()
+    new = confluent.admin.NewTopic(topic, 1, 1)
+    client.create_topics([new], operation_timeout=START_TIMEOUT_S)[topic].result()
 
 
 def send_all(confluent: Any, kafka: KafkaBroker, messages: list[bytes]) -> float:
@@ -104,7 +104,7 @@ def drain(directory: Path, payloads: Payloads) -> Turns:
         KafkaBroker(directory / "kafka", SYNCED) as kafka,
         BrokerProcess(directory / "ours", topic=TOPIC) as broker,
     ):
-        wait_for_topic(confluent, kafka)
+        make_topic(confluent, kafka)
         send_all(confluent, kafka, payloads.repeat(total))
         consuming.fill(
             broker, batches(payloads, consuming.BATCH, total // consuming.BATCH)

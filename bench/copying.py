@@ -1,0 +1,148 @@
+"""Copies from topic to topic, in batches: exactly once, at least once, and Kafka's.
+
+A copy reads a batch of one topic, sends its messages to another one as they are, and
+stores its offset, batch after batch. ZooKeeper, brokers and disks are real, the clients
+are those of the sync world. Each round copies as many messages of a new group.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count as counter
+from pathlib import Path
+from typing import Any
+
+from bench import load
+from bench.committing import cluster
+from bench.figures import TOPIC, Turns, WithLines, batches
+from bench.kafka import (
+    CONSUMER,
+    PRODUCER,
+    START_TIMEOUT_S,
+    SYNCED,
+    find_confluent,
+    make_topic,
+)
+from bench.lines import Payloads
+from bench.spark_kafka import KafkaBroker
+from metaq.client import Client, Producer
+
+BATCH = 500
+COUNT = 100 * BATCH
+"""Messages that a round copies."""
+COPIED = f"{TOPIC}-copied"
+
+Copy = Callable[[Producer, Any], None]
+"""Writes one batch, and has its offset stored."""
+
+
+def at_least_once(producer: Producer, batch: Any) -> None:
+    """Send it; then commit."""
+    producer.send_many(COPIED, [message.data for message in batch])
+    batch.commit()
+
+
+def exactly_once(producer: Producer, batch: Any) -> None:
+    """Send it and commit, both or neither."""
+    with producer.exactly_once(batch) as tx:
+        tx.send_many(COPIED, [message.data for message in batch])
+
+
+@contextmanager
+def filled(directory: Path, payloads: Payloads) -> Iterator[Client]:
+    """Run our cluster with what a round copies; yield a client of it."""
+    with cluster(directory, 1, [COPIED]) as (address, port), Client(address) as client:
+        work = batches(payloads, BATCH, COUNT // BATCH)
+        load.pipeline(port, work, 8, load.ok_counter())
+        yield client
+
+
+def copies_per_second(client: Client, group: str, copy: Copy) -> float:
+    """Copy the topic; return messages in a second, after the first batch."""
+    with (
+        client.producer() as producer,
+        client.consumer(group, [TOPIC], start="earliest", commit_interval_s=None) as c,
+    ):
+        begin, count = 0.0, 0
+        for batch in c.batches(max_count=BATCH, max_wait_s=1.0):
+            copy(producer, batch)
+            begin = begin or time.perf_counter()
+            count += len(batch)
+            if count == COUNT:
+                return (COUNT - BATCH) / (time.perf_counter() - begin)
+    raise AssertionError(f"expected {COUNT} messages, got {count}")
+
+
+def beside_at_least_once(directory: Path, payloads: Payloads) -> Turns:
+    """The same copy at least once, then exactly once."""
+    with filled(directory, payloads) as client:
+        for number in counter():
+            plain = copies_per_second(client, f"plain-{number}", at_least_once)
+            yield plain, copies_per_second(client, f"once-{number}", exactly_once)
+
+
+def beside_kafka(directory: Path, payloads: Payloads) -> Turns:
+    """Kafka's transactional copy, then ours.
+
+    Raises:
+        NoJarsError: its jars or its client cannot be had here.
+    """
+    confluent = find_confluent()
+    with (
+        KafkaBroker(directory / "kafka", SYNCED) as kafka,
+        filled(directory / "ours", payloads) as client,
+    ):
+        for topic in (TOPIC, COPIED):
+            make_topic(confluent, kafka, topic)
+        producer = confluent.Producer({"bootstrap.servers": kafka.address, **PRODUCER})
+        for line in payloads.repeat(COUNT):
+            producer.produce(TOPIC, line)
+        assert producer.flush(START_TIMEOUT_S) == 0
+        for number in counter():
+            plain = kafka_copies_per_second(confluent, kafka, f"kafka-{number}")
+            yield plain, copies_per_second(client, f"ours-{number}", exactly_once)
+
+
+def kafka_copies_per_second(confluent: Any, kafka: KafkaBroker, group: str) -> float:
+    """Copy the topic with Kafka's transactions; as `copies_per_second`."""
+    place = {"bootstrap.servers": kafka.address}
+    reading = {**CONSUMER, "group.id": group, "isolation.level": "read_committed"}
+    consumer = confluent.Consumer({**place, **reading})
+    consumer.subscribe([TOPIC])
+    # Nothing waits for more messages: a transaction flushes what it has.
+    writing = {**PRODUCER, "transactional.id": group, "linger.ms": 0}
+    producer = confluent.Producer({**place, **writing})
+    producer.init_transactions(START_TIMEOUT_S)
+    begin, count = 0.0, 0
+    while count < COUNT:
+        batch = consumer.consume(BATCH, START_TIMEOUT_S)
+        producer.begin_transaction()
+        for message in batch:
+            producer.produce(COPIED, message.value())
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+        )
+        producer.commit_transaction(START_TIMEOUT_S)
+        begin = begin or time.perf_counter()
+        count += len(batch)
+    seconds = time.perf_counter() - begin
+    consumer.close()
+    return (COUNT - BATCH) / seconds
+
+
+FIGURES = {
+    "exactly-once-copy": WithLines(
+        beside_at_least_once,
+        "copy in batches of 500, exactly once (floor: at least once)",
+        "messages/s",
+        "0.3",
+        "0.6",
+    ),
+    "exactly-once-copy-kafka": WithLines(
+        beside_kafka,
+        "copy in batches of 500, exactly once (floor: Kafka's transactions)",
+        "messages/s",
+        "1.0",
+        "2.0",
+    ),
+}
