@@ -48,7 +48,7 @@ def copies_of(message: Message) -> dict[int, bytes]:
     number, place = message.offset // 64, message.partition
     data = f"{place.broker_id}-{place.partition} {message.offset}".encode()
     brokers = (0, 1) if number % 3 == 0 else (number % 2,)
-    return {broker: data for broker in brokers}
+    return dict.fromkeys(brokers, data)
 
 
 # -- the process -----------------------------------------------------------------------
