@@ -129,7 +129,7 @@ class Model:
         self.last: dict[tuple[Reader, TopicPartition], Claim] = {}
         """The last claim of each reader, ended or not."""
         self.covered: dict[TopicPartition, set[int]] = {}
-        """What was handled by anyone, or passed by the user."""
+        """Messages that a member handled, or that the user passed."""
         self.violation: Violation | None = None
         self.notes: deque[str] = deque(maxlen=NOTES_MAX)
         self.handed_count = 0

@@ -17,6 +17,7 @@ from metaq.client.session import context_of
 from metaq.errors import ClosedError
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.servers import BoundedLoopThread
+from tests.rigs.inside import twin_of
 
 QUICK: dict[str, Any] = {
     "reconnect_first_s": 0.005,
@@ -194,7 +195,7 @@ def parts_of(client: Client | AsyncClient | AsyncWorld) -> ClientContext:
     """Return the parts of a started client of either world."""
     if isinstance(client, AsyncClient):
         return context_of(client)
-    return context_of(client._twin if isinstance(client, Client) else client.twin)
+    return context_of(twin_of(client) if isinstance(client, Client) else client.twin)
 
 
 WORLDS: dict[str, Any] = {"sync": Client, "async": AsyncWorld}
