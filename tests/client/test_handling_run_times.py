@@ -120,6 +120,7 @@ def test_what_a_run_leaves_stuck_is_a_problem_until_a_later_run_handles_it(
 ) -> None:
     """The topic of dead letters is closed; they get no longer than the run has."""
     broker.create_topic("no")
+    wait_until(lambda: "no" in client.topics())
     broker.close_partition("no")
     fails, tried, found = [True], [], []
 
