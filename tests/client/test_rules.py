@@ -45,7 +45,7 @@ def test_decisions_of_several_partitions_count_together() -> None:
     """Members of other partitions have decided other batches."""
     decisions = {
         PLACE: make_decision(BATCH, [ONE, ZERO]),
-        PLACE._replace(partition=1): make_decision(NEXT, [ONE]),
+        TopicPartition("t", ZERO, 1): make_decision(NEXT, [ONE]),
     }
     found = plan_group({ZERO: [BATCH, NEXT], ONE: [NEXT]}, [], decisions)
     assert found == Recovery(((ZERO, BATCH), (ONE, NEXT)), ((ZERO, NEXT),), ())

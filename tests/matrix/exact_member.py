@@ -69,7 +69,6 @@ class _Pauses:
         for line in sys.stdin:
             word, _, step = line.strip().partition(" ")
             if word == "pause":
-                self._going.clear()
                 self._wanted = step
             else:
                 self._wanted = ""
@@ -91,8 +90,10 @@ class _Pauses:
     async def _at(self, step: str) -> None:
         if self._wanted == step:
             self._wanted = ""
+            # One for each pause: the next may be asked for before this one waits.
+            going = self._going = threading.Event()
             _say(f"at {step}")
-            await asyncio.to_thread(self._going.wait, WAIT_S)
+            await asyncio.to_thread(going.wait, WAIT_S)
 
 
 def _say(line: str) -> None:
