@@ -233,7 +233,7 @@ def test_what_the_user_set_back_comes_again_after_a_lost_session(
             assert len(found) == PARTITIONS
             await consumer.commit()
             await consumer.commit({"0-1": Offset(0)})
-            coordinator = client.context.coordinator
+            coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.expire(coordinator)
             again = await consumer.receive(PATIENCE_S)
