@@ -42,7 +42,7 @@ class Process:
     passed: defaultdict[TopicPartition, set[int]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    """Sought over, and not set back to."""
+    """Sought over."""
 
     def is_over(self, one: TopicPartition, number: int) -> bool:
         """Whether it may be left out: a mark of repeats is one offset, no range."""
@@ -124,6 +124,8 @@ class Model:
         self.ends: dict[TopicPartition, int] = {}
         """Number of messages of each partition."""
         self.stored: dict[TopicPartition, int | None] = {}
+        self.writes: dict[TopicPartition, list[int]] = {}
+        """All offsets that were written."""
         self.claims: dict[TopicPartition, Claim] = {}
         """The present owners."""
         self.last: dict[tuple[Reader, TopicPartition], Claim] = {}
@@ -145,7 +147,8 @@ class Model:
             self.violation = Violation("\n".join([text, *self.notes]))
 
     def add_partition(self, one: TopicPartition) -> None:
-        self.ends[one], self.stored[one], self.covered[one] = 0, None, set()
+        self.ends[one], self.stored[one] = 0, None
+        self.writes[one], self.covered[one] = [], set()
 
     # -- ZooKeeper --------------------------------------------------------------------
 
@@ -169,8 +172,8 @@ class Model:
         claim = self.claim_of(reader, one)
         if claim is None:
             return
-        may_skip = reader.skips_repeats and not reader.is_manual
-        claim.skip_max = reader.process.end(one) if may_skip else 0
+        # Also what another consumer of the process has handled.
+        claim.skip_max = reader.process.end(one) if reader.skips_repeats else 0
         claim.next = claim.handled = claim.sure = number
         claim.has_moved = False
         self._forget(reader, one)
@@ -190,6 +193,7 @@ class Model:
         number, rest = divmod(offset, STEP)
         before, self.stored[one] = self.stored[one] or 0, number
         self.write_count += 1
+        self.writes[one].append(number)
         claim = self.claims.get(one)
         if claim is None or claim.session_id != session_id:
             self.fail(f"{one}: {number} written by session {session_id}, no owner")
@@ -325,10 +329,7 @@ class Model:
                 number = offset // STEP
                 claim.named.add(number)
                 claim.backs[number] += may_go_back
-                if may_go_back:
-                    claim.is_steady = False
-                    passed = reader.process.passed[one]
-                    passed -= {each for each in passed if each >= number}
+                claim.is_steady &= not may_go_back
 
     def disturb(self) -> None:
         """Commits may fail from now on: handled messages come again."""
