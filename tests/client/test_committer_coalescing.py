@@ -14,6 +14,7 @@ from metaq.errors import (
     MetaqError,
     OwnershipLostError,
     RequestTimeoutError,
+    SessionLostError,
     SessionSuspendedError,
 )
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition
@@ -254,6 +255,28 @@ def test_a_partition_that_is_not_ours_fails_at_once_and_for_good() -> None:
         assert await first == {}
         assert (await early).keys() == {P0}
         assert rig.store.asked == [{P1: 1}, {P1: 3}]
+
+    run(scenario)
+
+
+def test_a_message_is_not_after_what_fails_with_its_session() -> None:
+    """What is under way of the last claim is no newest offset of this one."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.fence = Fence("g_c1", 1)
+        old = rig.handled(p0=17)
+        await turn()
+        rig.store.error = SessionLostError("over")
+        rig.committer.dismiss([P0])
+        rig.fence = Fence("g_c1", 2)
+        rig.committer.admit(P0)
+        fresh = rig.named(p0=16)
+        rig.store.let()
+        await old
+        rig.store.error = None
+        rig.store.let()
+        assert await fresh == {}
+        assert rig.store.asked == [{P0: 17}, {P0: 16}]
 
     run(scenario)
 

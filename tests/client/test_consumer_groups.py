@@ -14,8 +14,16 @@ import pytest
 from metaq.client import AsyncClient, Client
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.progress import ConsumerState
-from metaq.errors import ConfigError, OwnershipLostError
-from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.client.offsets.offset_store import MemoryOffsets
+from metaq.errors import ConfigError, MetaqError, OwnershipLostError
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    GroupOffset,
+    Message,
+    Offset,
+    TopicPartition,
+)
 from metaq.net.dial import own_host
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
@@ -236,6 +244,94 @@ def test_what_the_user_set_back_comes_again_after_a_lost_session(
             coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.expire(coordinator)
+            again = await consumer.receive(PATIENCE_S)
+            assert again is not None
+            assert bytes(again.data) == b"a 0-1"
+
+    asyncio.run(scenario())
+
+
+class FullOffsets(MemoryOffsets):
+    """Takes no commits."""
+
+    async def commit(self, *_args: object, **_more: object) -> Any:
+        raise MetaqError("full")
+
+
+def test_what_the_user_could_not_commit_comes_again_after_a_lost_session(
+    broker: AnyBroker,
+) -> None:
+    """It was named, and neither handled nor written."""
+
+    async def scenario() -> None:
+        store = FullOffsets()
+        options = {"commit_interval_s": 3600.0, "offsets": store, **IDLE}
+        async with (
+            client_of(broker) as client,
+            client.consumer("g", ["t"], **options) as consumer,
+        ):
+            await put_each(client, "a")
+            found = await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+            with pytest.raises(MetaqError, match="full"):
+                await consumer.commit({one.partition: one.next_offset for one in found})
+            coordinator = parts_of(client).coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.expire(coordinator)
+            await until(lambda: not consumer.assignment())
+            again = await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+            assert again == found
+
+    asyncio.run(scenario())
+
+
+class SlowOffsets(MemoryOffsets):
+    """Reads that begin while it is slow end when it is quick again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_quick = asyncio.Event()
+        self.is_quick.set()
+        self.waiting_count = 0
+
+    async def load(
+        self, group: str, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        found = await super().load(group, partition, deadline_s=deadline_s)
+        is_quick = self.is_quick
+        self.waiting_count += not is_quick.is_set()
+        await is_quick.wait()
+        return found
+
+
+def test_a_rollback_leaves_what_was_assigned_again_where_it_begins(
+    broker: AnyBroker,
+) -> None:
+    """What it had read belongs to the claim before; others have gone back since."""
+
+    async def scenario() -> None:
+        store = SlowOffsets()
+        options = {"commit_interval_s": None, "offsets": store, **IDLE}
+        async with (
+            client_of(broker) as client,
+            client.consumer("g", ["t"], **options) as consumer,
+        ):
+            await put_each(client, "a")
+            await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+            await consumer.commit()
+            quick, slow = store.is_quick, asyncio.Event()
+            store.is_quick = slow
+            rollback = asyncio.create_task(consumer.rollback())
+            await until(lambda: store.waiting_count == PARTITIONS)
+            store.is_quick = quick
+            coordinator = parts_of(client).coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.expire(coordinator)
+            back = {part(1): GroupOffset(Offset(0))}
+            await store.commit("g", back, fence=None, deadline_s=0.0)
+            await until(lambda: not consumer.assignment())
+            await until(lambda: len(consumer.assignment()) == PARTITIONS)
+            slow.set()
+            await rollback
             again = await consumer.receive(PATIENCE_S)
             assert again is not None
             assert bytes(again.data) == b"a 0-1"

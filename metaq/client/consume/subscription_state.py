@@ -218,7 +218,10 @@ class SubscriptionState:
 
     def _mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
         # What the user set back comes again, handled or not.
-        self._fetch_handler.mark(partition, self._committer.due(partition, handled))
+        due = self._committer.due(partition, handled)
+        self._fetch_handler.mark(
+            partition, due if due.offset < handled.offset else handled
+        )
 
     # -- requests of the user ---------------------------------------------------------
 
@@ -298,11 +301,13 @@ class SubscriptionState:
         Raises:
             MetaqError: the store or a broker cannot be asked.
         """
-        begins = await self._find_begins(tuple(self._fetchers), deadline_s)
+        # One that goes and comes again begins where its next claim says.
+        fetchers = dict(self._fetchers)
+        begins = await self._find_begins(tuple(fetchers), deadline_s)
         return {
             partition: begin.offset
             for partition, begin in begins.items()
-            if partition in self._fetchers
+            if self._fetchers.get(partition) is fetchers[partition]
         }
 
     def drop_handled_ids(self) -> None:

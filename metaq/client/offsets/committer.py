@@ -276,8 +276,10 @@ class Committer:
         named = self._named.get(partition)
         if named is not None:
             return named.offset
+        fence = self._fence()
         for one in reversed(self._writes):
-            if partition in one.offsets:
+            # Under another fence it fails.
+            if partition in one.offsets and one.fence == fence:
                 return one.offsets[partition]
         committed = self._committed.get(partition)
         return None if committed is None else GroupOffset(committed)
