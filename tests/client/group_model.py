@@ -96,6 +96,8 @@ class Claim:
     """The same, as far as it is certain that it is handled."""
     skip_max: int = 0
     """The process may leave out what it handled before this claim, before here."""
+    begin_count: int = 0
+    """How often reading began, here or elsewhere."""
     has_moved: bool = False
     """Whether a seek or a rollback has asked for repeats."""
     named: set[int] = field(default_factory=set)
@@ -176,6 +178,7 @@ class Model:
         claim.skip_max = reader.process.end(one) if reader.skips_repeats else 0
         claim.next = claim.handled = claim.sure = number
         claim.has_moved = False
+        claim.begin_count += 1
         self._forget(reader, one)
 
     def on_released(self, one: TopicPartition, *, is_release: bool) -> None:
@@ -314,6 +317,7 @@ class Model:
         claim.next = claim.handled = claim.sure = number
         claim.has_moved = True
         claim.moves.append(number)
+        claim.begin_count += 1
 
     def names(
         self,

@@ -450,20 +450,26 @@ class User:
     async def rollback(self) -> None:
         before = {one: self.model.stored[one] or 0 for one in self.model.ends}
         writes = {one: list(self._written(one)) for one in self.model.ends}
-        ones = self.consumer.assignment()
+        begins = {one: self._begin_of(one) for one in self.consumer.assignment()}
         try:
             await self.consumer.rollback(self.rng.choice([None, 0.5]))
         except MetaqError as error:
             self.model.note(f"{self.reader.name} not rolled back: {error!r}")
             return
         handled = self.consumer.fetch_buffer.handled()
-        for one in sorted(ones & self.consumer.assignment()):
+        for one in sorted(begins.keys() & self.consumer.assignment()):
+            if begins[one] != self._begin_of(one):
+                continue  # it went, and came again; or a hook sought another place
             at = handled[one].offset // STEP
             fresh = self._written(one)[len(writes[one]) :]
             now = self.model.stored[one] or 0
             if at not in (before[one], now, *fresh):
                 self.model.fail(f"{one}: rolled back to {at}, committed is {now}")
             self.model.moved(self.reader, one, at, is_seek=False)
+
+    def _begin_of(self, one: TopicPartition) -> tuple[Claim | None, int]:
+        claim = self._claim(one)
+        return claim, 0 if claim is None else claim.begin_count
 
     def _written(self, one: TopicPartition) -> list[int]:
         claim = self._claim(one)

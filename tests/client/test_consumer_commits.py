@@ -198,6 +198,30 @@ def test_a_seek_ends_what_was_named(broker: AnyBroker, client: Any) -> None:
         assert by_receive(consumer, 3) == SIX[3:]
 
 
+class LateOffsets(MemoryOffsets):
+    """Writes a while after it is asked to."""
+
+    async def commit(self, *args: Any, **more: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await super().commit(*args, **more)
+
+
+def test_a_rollback_goes_to_what_is_being_committed(
+    broker: AnyBroker, client: Any
+) -> None:
+    """A commit that is under way is the last one."""
+    broker.put(*SIX)
+    options = {"commit_interval_s": None, "offsets": LateOffsets(), **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        messages = consumer.receive_many(4, PATIENCE_S)
+        consumer.commit()
+        consumer.seek(ZERO, messages[1].offset)
+        future = consumer.commit_nowait()
+        consumer.rollback()
+        assert future.result(PATIENCE_S) is None
+        assert consumer.receive(PATIENCE_S).data == SIX[1]
+
+
 def test_a_rollback_goes_to_what_was_named(broker: AnyBroker, client: Any) -> None:
     broker.put(*SIX)
     with client.consumer("g", ["test"], **MANUAL) as consumer:

@@ -301,6 +301,7 @@ class SubscriptionState:
         Raises:
             MetaqError: the store or a broker cannot be asked.
         """
+        await self._committer.settle(deadline_s=deadline_s)
         # One that goes and comes again begins where its next claim says.
         fetchers = dict(self._fetchers)
         begins = await self._find_begins(tuple(fetchers), deadline_s)
