@@ -97,7 +97,7 @@ class Claim:
     skip_max: int = 0
     """The process may leave out what it handled before this claim, before here."""
     begin_count: int = 0
-    """How often reading began, here or elsewhere."""
+    """Number of times that reading began, here or elsewhere."""
     has_moved: bool = False
     """Whether a seek or a rollback has asked for repeats."""
     named: set[int] = field(default_factory=set)

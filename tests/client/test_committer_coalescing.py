@@ -260,7 +260,7 @@ def test_a_partition_that_is_not_ours_fails_at_once_and_for_good() -> None:
 
 
 def test_a_message_is_not_after_what_fails_with_its_session() -> None:
-    """What is under way of the last claim is no newest offset of this one."""
+    """An offset under way of the last claim is not the newest one of this claim."""
 
     async def scenario(rig: Rig) -> None:
         rig.fence = Fence("g_c1", 1)

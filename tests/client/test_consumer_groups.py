@@ -251,6 +251,31 @@ def test_what_the_user_set_back_comes_again_after_a_lost_session(
     asyncio.run(scenario())
 
 
+def test_what_is_set_back_long_after_a_lost_session_comes_again(
+    broker: AnyBroker,
+) -> None:
+    """A lost session has no say in what is read when all of it was committed."""
+
+    async def scenario() -> None:
+        options = {"commit_interval_s": 3600.0, **IDLE}
+        async with client_of(broker) as client:
+            await put_each(client, "a")
+            async with client.consumer("g", ["t"], **options) as consumer:
+                found = await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+                await consumer.commit()
+                coordinator = parts_of(client).coordinator
+                assert isinstance(coordinator, MemoryCoordinator)
+                broker.zookeeper.expire(coordinator)
+                await until(lambda: not consumer.assignment())
+                await until(lambda: len(consumer.assignment()) == PARTITIONS)
+                await consumer.commit({one.partition: Offset(0) for one in found})
+            async with client.consumer("g", ["t"], **options) as consumer:
+                again = await consumer.receive_many(PARTITIONS, PATIENCE_S, fill=True)
+                assert sorted(again) == sorted(found)
+
+    asyncio.run(scenario())
+
+
 class FullOffsets(MemoryOffsets):
     """Takes no commits."""
 

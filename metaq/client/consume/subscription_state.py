@@ -344,7 +344,7 @@ class SubscriptionState:
         self._reset_count += is_reset
         if known is None and self._options.ignore_committed:
             self._fetch_handler.deliver_again(partition)
-        elif is_reset:
+        elif is_reset or begin.offset >= self._fetch_handler.marked(partition):
             self._fetch_handler.unmark(partition)
         if is_reset or known is None:
             self._origins[partition] = begin
