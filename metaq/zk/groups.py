@@ -68,7 +68,7 @@ def member_name(group: str, consumer_id: str) -> str:
 
 
 def check_group_name(group: str) -> str:
-    """Return a group's name.
+    """Return the name of a group to join.
 
     Raises:
         ConfigError: MetaQ or ZooKeeper would not take it.
@@ -79,6 +79,15 @@ def check_group_name(group: str) -> str:
             f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
             " expected"
         )
+    return check_group_node(group)
+
+
+def check_group_node(group: str) -> str:
+    """Return the name of a group whose nodes are read or written; pipelines use dots.
+
+    Raises:
+        ConfigError: ZooKeeper would not take it, or it has blanks.
+    """
     if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
         raise ConfigError(f"group: expected a name without blanks, got {group!r}")
     return group

@@ -17,18 +17,13 @@ from metaq.client.admin.cluster_admin import (
     require_idle,
 )
 from metaq.client.decisions.ending import settle
-from metaq.client.names import (
-    as_partition,
-    check_group,
-    require_names,
-    require_text,
-)
+from metaq.client.names import as_partition, require_names, require_text
 from metaq.client.offsets.offset_reset import Goal
 from metaq.client.options import check_start
 from metaq.client.validation import check_offset, check_whole
 from metaq.errors import ClientError, ConfigError, MetaqError
 from metaq.model import GroupOffset, Offset, TopicPartition
-from metaq.zk.groups import list_groups
+from metaq.zk.groups import check_group_node, list_groups
 
 Changes: TypeAlias = tuple[OffsetChange, ...]
 ResetTo: TypeAlias = (
@@ -164,7 +159,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
 
         Cancellation: some of it may be written.
         """
-        check_group(group)
+        require_text("group", group)
+        check_group_node(group)
         _check_topics(topics)
         goal = _check_goal(to, topics or ())
         context, deadline_s = self._context, await self._begin(timeout)
@@ -220,7 +216,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         Cancellation: some of it may be written.
         """
         require_text("source", source)
-        check_group(target)
+        require_text("target", target)
+        check_group_node(target)
         _check_topics(topics)
         context, deadline_s = self._context, await self._begin(timeout)
         changes = await cluster_admin.plan_copy(
@@ -337,7 +334,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked; some may be ended.
         """
-        check_group(group)
+        require_text("group", group)
+        check_group_node(group)
         deadline_s = await self._begin(timeout)
         swept = await settle(self._context, group, deadline_s=deadline_s)
         living = {member: len(branches) for member, branches in swept.living.items()}
