@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -19,10 +19,12 @@ from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import payloads
 
 QUALIFIER = "manager"
+ONE_BROKER = {"broker": "asks the broker where each branch is"}
+Broker: TypeAlias = "EmbeddedBroker"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+def broker(tmp_path: Path) -> Iterator[Broker]:
     with embedded_broker(
         topics={"test": 1},
         data_path=tmp_path,
@@ -32,7 +34,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield one
 
 
-def prepare(broker: EmbeddedBroker, *numbers: int) -> list[XaTransactionId]:
+def prepare(broker: Broker, *numbers: int) -> list[XaTransactionId]:
     """Prepare a message in a transaction for each number."""
     found = []
     with Client(**broker.client_options) as client:
@@ -45,7 +47,7 @@ def prepare(broker: EmbeddedBroker, *numbers: int) -> list[XaTransactionId]:
     return found
 
 
-def test_branches_are_found_committed_and_rolled_back(broker: EmbeddedBroker) -> None:
+def test_branches_are_found_committed_and_rolled_back(broker: Broker) -> None:
     """One that is committed already is committed, if the commit may have been sent."""
     first, second = prepare(broker, 1, 2)
     left, kept = (BrokerId(0), first), (BrokerId(0), second)

@@ -331,7 +331,7 @@ class SlowOffsets(MemoryOffsets):
 def test_a_rollback_leaves_what_was_assigned_again_where_it_begins(
     broker: AnyBroker,
 ) -> None:
-    """What it had read belongs to the claim before; others have gone back since."""
+    """Messages that it had read belong to the claim before; others went back since."""
 
     async def scenario() -> None:
         store = SlowOffsets()

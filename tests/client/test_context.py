@@ -24,6 +24,7 @@ def context(
     clock = ManualClock()
     brokers = {} if copies is None else {B0: copies}
     more = {"pool": None, "make_producer": None, "paths": NodePaths()}
+    more["draw_token"] = None
     metadata = SimpleNamespace(snapshot=ClusterSnapshot(1, brokers))
     parts = {"metadata": metadata, **more, **parts}
     options = ClientOptions(request_timeout_s=7.0, close_timeout_s=11.0)

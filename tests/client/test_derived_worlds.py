@@ -101,6 +101,7 @@ INNER = {
     "AsyncMessageBatch.decider",
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
+    "AsyncProducer.append_oneway",
     "AsyncProducer.has_ended",
     "MessageBatch.twin",
 }

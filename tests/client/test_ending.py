@@ -1,4 +1,4 @@
-"""What dead members of a group have left is ended by hand, as was decided."""
+"""Transactions that dead members of a group left are ended by hand, as was decided."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +19,7 @@ from tests.client.worlds import WORLDS, payloads
 PATHS = NodePaths()
 PLACE = TopicPartition("in", BrokerId(0), 0)
 DECIDED, LEFT, LIVING = ("0a" * 16, "0b" * 16, "0c" * 16)
+ONE_BROKER = {"started": "exactly once is not written to MetaQ 1.4"}
 Started: TypeAlias = "tuple[EmbeddedBroker, ExitStack]"
 
 

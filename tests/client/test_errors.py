@@ -20,9 +20,10 @@ ALL: list[type[MetaqError]] = [
 
 
 def test_few_calls_may_be_repeated_unchanged() -> None:
-    """Room appears, owners let go, brokers come back; the rest needs a decision."""
+    """Room and topics appear, owners let go, brokers come back; the rest is decided."""
     assert {one for one in ALL if one.retriable} == {
         errors.BufferFullError,
+        errors.NoTopicError,
         errors.NotSettledError,
         errors.PartitionsAwayError,
     }

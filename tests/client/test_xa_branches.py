@@ -8,6 +8,10 @@ from metaq.client import TransactionError
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, WORLDS, payloads
 
+ONE_BROKER = {
+    "test_exactly_once_is_not_written_to_metaq_1_4": "metaq's are in test_exactly_once"
+}
+
 
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_exactly_once_is_not_written_to_metaq_1_4(

@@ -43,6 +43,7 @@ class _Group:
         member = Member(self.hosts, self.book, f"c{self.number}")
         member.coordinator.start()
         await member.metadata.start()
+        member.topics.start()
         await member.source.start(member.sink)
         self.members.append(member)
 

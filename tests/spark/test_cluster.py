@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaq.errors import NoBrokerError
+from metaq.errors import CoordinationError, NoBrokerError
 from metaq.model import Offset
 from metaq.spark.cluster import Cluster
 from metaq.spark.errors import InnerOffsetError
@@ -114,7 +114,7 @@ def test_zookeeper_is_waited_for_as_long_as_was_asked() -> None:
     )
     cluster = Cluster(options.wire)
     try:
-        with pytest.raises(NoBrokerError, match=r"127\.0\.0\.1:1"):
+        with pytest.raises(CoordinationError, match=r"127\.0\.0\.1:1"):
             cluster.partitions(options)
     finally:
         cluster.close()
