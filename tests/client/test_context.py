@@ -99,6 +99,34 @@ def test_the_session_ends_last_and_all_ends_have_one_deadline(
     ]
 
 
+@pytest.mark.parametrize("stuck", ["metadata", "pool"])
+def test_a_cancelled_end_closes_the_rest_at_once(stuck: str) -> None:
+    """A session that went on would keep the partitions of a group from all others."""
+    ends = Ends()
+    parts = {name: ends.part(name) for name in ("metadata", "pool", "coordinator")}
+    waited = asyncio.Event()
+
+    async def wait(deadline_s: float | None = None) -> None:
+        if not waited.is_set():
+            waited.set()
+            await asyncio.Event().wait()
+        ends.seen.append((stuck, deadline_s))
+
+    parts[stuck].stop = parts[stuck].close = wait
+
+    async def main() -> float:
+        found, clock = context(**parts)
+        ending = asyncio.ensure_future(found.disconnect(None))
+        await waited.wait()
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        return clock.monotonic_s()
+
+    now_s = asyncio.run(main())
+    assert ends.seen[-2:] == [("pool", now_s), ("coordinator", now_s)]
+
+
 def test_a_client_of_named_brokers_has_no_session_to_end() -> None:
     """Metadata and connections are all."""
     ends = Ends()

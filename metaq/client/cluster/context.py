@@ -1,5 +1,6 @@
 """Parts shared by all objects of one client."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -98,11 +99,20 @@ class ClientContext:
         """Close connections and session, when all that was made over them is closed.
 
         Args:
-            deadline_s: absolute; None: `close_timeout_s` from when news has ended.
+            deadline_s: absolute; None: `close_timeout_s` from now.
+
+        Cancellation: all of it is closed at once. A session that went on would keep the
+        partitions of a group from all others.
         """
-        await self.metadata.stop()
         if deadline_s is None:
             deadline_s = self.clock.monotonic_s() + self.options.close_timeout_s
-        await self.pool.close(deadline_s=deadline_s)
-        if self.coordinator is not None:
-            await self.coordinator.stop(deadline_s=deadline_s)
+        try:
+            await self.metadata.stop()
+            await self.pool.close(deadline_s=deadline_s)
+        except asyncio.CancelledError:
+            deadline_s = self.clock.monotonic_s()
+            await self.pool.close(deadline_s=deadline_s)
+            raise
+        finally:
+            if self.coordinator is not None:
+                await self.coordinator.stop(deadline_s=deadline_s)
