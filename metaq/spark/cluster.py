@@ -29,7 +29,6 @@ from metaq.client.cluster.catalog import (
     find_topics,
     read_cluster,
     read_takers,
-    require_partitions,
     wait_for_readers,
 )
 from metaq.client.cluster.context import ClientContext
@@ -54,6 +53,7 @@ from metaq.client.offsets.query_progress import (
     read_decision,
 )
 from metaq.client.session import AsyncClient, context_of
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import Offset, TopicPartition
@@ -93,6 +93,13 @@ def _blocking(
         )
 
     return call
+
+
+async def _newer(
+    context: ClientContext, snapshot: ClusterSnapshot, deadline_s: float
+) -> ClusterSnapshot:
+    """Wait for a later snapshot; NoBrokerError if there is none in time."""
+    return await context.metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
 
 
 def _log_spans(
@@ -172,15 +179,6 @@ class Cluster:
             topics = await self._matching(context, options.topic_pattern, deadline_s)
         return await find_partitions(context, topics, deadline_s=deadline_s)
 
-    def require_known(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return when brokers have announced the partitions that a user wrote down.
-
-        A broker that is away is waited for; NoBrokerError if a broker that is there
-        lacks one of its partitions.
-        """
-        if wanted := frozenset(partitions):
-            self.ask(require_partitions, wanted)
-
     @_blocking
     async def require_whole(
         self,
@@ -188,12 +186,15 @@ class Cluster:
         deadline_s: float,
         options: SourceOptions,
         known: Iterable[TopicPartition] = (),
-    ) -> None:
+    ) -> tuple[TopicPartition, ...]:
         """Return when all known partitions that a query chose are served.
 
         Brokers record their partitions; for topics without a record they are those that
         the query has read before (`known`), or that its group has offsets of.
         Partitions away are waited for; without `failOnDataLoss` they are a warning.
+
+        Returns:
+            The partitions that are away.
 
         Raises:
             NoBrokerError: no broker has a topic, or no topic matches the pattern.
@@ -213,37 +214,18 @@ class Cluster:
             snapshot = await wait_for_readers(
                 context, snapshot, topics, deadline_s=deadline_s
             )
-            away = describe_away(snapshot, topics, options.chooses, before)
-            if not away:
-                return
-            if not options.fail_on_data_loss:
-                _log.warning("not everything is read: %s", away)
-                return
+            what = describe_away(snapshot, topics, options.chooses, before)
+            away = find_away(snapshot, topics, options.chooses, before)
+            if what and not options.fail_on_data_loss:
+                _log.warning("not everything is read: %s", what)
+            if not what or not options.fail_on_data_loss:
+                return away
             try:
-                snapshot = await context.metadata.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
+                snapshot = await _newer(context, snapshot, deadline_s)
             except NoBrokerError as error:
                 raise PartitionsAwayError(
-                    f"{away}; failOnDataLoss=false reads without that",
-                    partitions=find_away(snapshot, topics, options.chooses, before),
+                    f"{what}; failOnDataLoss=false reads without that", partitions=away
                 ) from error
-
-    @_blocking
-    async def away(
-        self,
-        context: ClientContext,
-        deadline_s: float,
-        options: SourceOptions,
-        known: Iterable[TopicPartition],
-    ) -> tuple[TopicPartition, ...]:
-        """Return the partitions that `require_whole` would name now.
-
-        Only those of `subscribe`; none for other ways to choose.
-        """
-        topics = options.topics
-        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-        return find_away(snapshot, topics, options.chooses, tuple(known))
 
     async def _existing(
         self, context: ClientContext, options: SourceOptions, deadline_s: float
@@ -271,7 +253,7 @@ class Cluster:
                 raise unknown_topic(missing[0], there)
             # It may have been made a moment ago.
             try:
-                await context.metadata.wait_newer(snapshot.version, deadline_s=soon_s)
+                await _newer(context, snapshot, soon_s)
             except NoBrokerError:
                 is_last_look = True
             self._topics = None
@@ -296,44 +278,33 @@ class Cluster:
 
         Those of a broker that stays away for `retry_timeout_s` are missing.
         """
-        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
         with suppress(NoBrokerError):
             while any(context.address_of(p.broker_id) is None for p in partitions):
-                snapshot = await context.metadata.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
+                await _newer(context, context.metadata.snapshot, deadline_s)
         found = {p: context.address_of(p.broker_id) for p in partitions}
         return {p: str(at) for p, at in found.items() if at is not None}
 
     @_blocking
     async def targets(
-        self, context: ClientContext, deadline_s: float, topics: Iterable[str]
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        topics: Iterable[str],
+        *,
+        is_whole: bool = False,
     ) -> dict[str, dict[TopicPartition, str]]:
         """Return the partitions of topics that take puts, with their addresses.
 
-        NoBrokerError if no broker takes puts to one of them.
+        Without ZooKeeper the list of the brokers decides where a batch goes:
+        `is_whole` waits until all named brokers are there.
+
+        NoBrokerError if no broker takes puts to a topic, or one of them is away.
         """
         wanted = sorted(set(topics))
         snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
-        return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
-
-    @_blocking
-    async def whole_targets(
-        self, context: ClientContext, deadline_s: float, topics: Iterable[str]
-    ) -> dict[str, dict[TopicPartition, str]]:
-        """Return the result of `targets`, when all named brokers are there.
-
-        Without ZooKeeper the list of the brokers decides where a batch goes.
-
-        NoBrokerError if one of them is away, or no broker takes puts to a topic.
-        """
-        wanted = sorted(set(topics))
-        snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
-        while away := describe_absent(snapshot, wanted):
+        while is_whole and (away := describe_absent(snapshot, wanted)):
             try:
-                snapshot = await context.metadata.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
+                snapshot = await _newer(context, snapshot, deadline_s)
             except NoBrokerError as error:
                 raise NoBrokerError(
                     f"{away}: without ZooKeeper a batch goes to all brokers that"
@@ -386,9 +357,7 @@ class Cluster:
         if fail_on_lost_route:
             with suppress(NoBrokerError):
                 while begun - put_addresses(snapshot, wanted).keys():
-                    snapshot = await context.metadata.wait_newer(
-                        snapshot.version, deadline_s=deadline_s
-                    )
+                    snapshot = await _newer(context, snapshot, deadline_s)
             return routes, put_addresses(snapshot, known)
         before = {p for topic in wanted for p in routes.last.get(topic, ())}
         if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
@@ -436,8 +405,6 @@ class Cluster:
 
         Partitions of a broker that is away are missing. Log starts may be old.
         """
-        # Before the cluster is known every broker would look as if it were away.
-        await read_cluster(context, (), deadline_s=deadline_s)
         there = [p for p in partitions if context.address_of(p.broker_id)]
         found = await self._log_ends(context).read(there, deadline_s=deadline_s)
         return _log_spans(found.items())
@@ -449,18 +416,12 @@ class Cluster:
         """Return when a watched log has grown, or after so many seconds."""
         await self._log_ends(context).wait(wait_s=wait_s)
 
-    @_blocking
-    async def monotonic_s(self, context: ClientContext, _deadline_s: float) -> float:
-        """Return seconds on the client's clock, for waits."""
-        return context.clock.monotonic_s()
-
-    # -- the client, all on its loop --------------------------------------------------
-
     async def _run(self, work: ClusterWork[T]) -> T:
         context = context_of(await self._opened())
         deadline_s = context.clock.monotonic_s() + self._wire.retry_timeout_s
         self._busy_count += 1
         try:
+            # Before the cluster is known every broker would look as if it were away.
             await read_cluster(context, (), deadline_s=deadline_s)
             return await work(context, deadline_s)
         finally:

@@ -50,8 +50,8 @@ def find_partitions(
         PartitionsAwayError: a broker stays away, and that is to fail the read.
     """
     cluster = shared_cluster(options.wire)
-    cluster.require_whole(options, known)
-    return PartitionsFound(cluster.partitions(options), cluster.away(options, known))
+    away = cluster.require_whole(options, known)
+    return PartitionsFound(cluster.partitions(options), away)
 
 
 def log_starts(

@@ -264,7 +264,7 @@ def test_without_zookeeper_all_named_brokers_have_to_be_there(
             lambda snapshot, topics: describe(silence(snapshot), topics),
         )
         with pytest.raises(NoBrokerError) as found:
-            cluster.whole_targets([TOPIC])
+            cluster.targets([TOPIC], is_whole=True)
     assert str(found.value).startswith(
         "broker meta://h:7 has never answered: without ZooKeeper a batch goes to all"
     )

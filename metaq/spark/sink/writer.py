@@ -159,10 +159,9 @@ class Sink:
             self._routes, self._addresses = cluster.begin_batch(
                 self._kept_as, topics, fail_on_lost_route=options.fail_on_lost_route
             )
-        elif self._is_repeatable and options.wire.zookeeper is None:
-            self._targets = cluster.whole_targets(topics)
         else:
-            self._targets = cluster.targets(topics)
+            is_whole = self._is_repeatable and options.wire.zookeeper is None
+            self._targets = cluster.targets(topics, is_whole=is_whole)
 
     def _targets_of(self, topics: Collection[str], name: WriteName) -> Targets:
         if self._kept_as is None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from metaq.client.cluster.catalog import require_partitions
 from metaq.client.offsets.query_progress import read_progress
 from metaq.client.options import MIB
 from metaq.errors import MetaqError
@@ -71,7 +72,7 @@ class BatchReader(TaskReader, DataSourceReader):
         options, cluster = self._options, shared_cluster(self._options.wire)
         facts = PlanningFacts(cluster)
         cluster.require_whole(options)
-        cluster.require_known(options.named)
+        cluster.ask(require_partitions, options.named)
         chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
         logs = cluster.spans(chosen)
         starts = resolve_starts(cluster, facts, options, logs)

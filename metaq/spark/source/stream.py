@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from metaq.client.cluster.catalog import require_partitions
 from metaq.client.names import name_some
 from metaq.client.offsets.query_progress import (
     commit_progress,
@@ -26,6 +27,7 @@ from metaq.client.offsets.query_progress import (
     keep_start,
     read_start,
 )
+from metaq.clock import SystemClock
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
@@ -61,6 +63,7 @@ except ImportError:  # before 4.2
         """Replaces the mix-in that Spark lacks before 4.2."""
 
 
+_CLOCK: Final = SystemClock()
 _log = logging.getLogger(__name__)
 
 IDLE_WAIT_S: Final = 0.2
@@ -117,7 +120,7 @@ class StreamProgress:
             self._start = kept
             return kept
         cluster.require_whole(options)
-        cluster.require_known(options.named)
+        cluster.ask(require_partitions, options.named)
         self._is_checked = True
         logs = cluster.spans(cluster.partitions(options))
         starts = resolve_starts(cluster, self._facts, options, logs)
@@ -193,7 +196,7 @@ class StreamProgress:
         limits = self._limits if has_limits else BatchLimits()
         waited_s = 0.0
         if limits.messages_min is not None:
-            now_s = self._cluster.monotonic_s()
+            now_s = _CLOCK.monotonic_s()
             if any(span.size_bytes for span in unread.values()):
                 since_s = self._waiting_since_s
                 self._waiting_since_s = now_s if since_s is None else since_s
@@ -336,7 +339,7 @@ class StreamProgress:
         if not self._is_checked:
             # From then on partitions away are waited for, and the rest is read.
             cluster.require_whole(options, offsets)
-            cluster.require_known(options.assigned - offsets.keys())
+            cluster.ask(require_partitions, options.assigned - offsets.keys())
             self._is_checked = True
         known = frozenset(filter(options.chooses, offsets))
         self._report_left(frozenset(offsets.keys() - known))
