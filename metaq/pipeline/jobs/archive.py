@@ -140,57 +140,33 @@ def archive(
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
     wanted = SourceOptions.from_map(asked | dict(options), is_stream=True)
     wanted.require_raw_values()
-    return archive_source(
+    run = ArchiveRun(
         spark,
-        path,
+        open_archive(path, may_be_new=True),
         plan_stream(wanted),
         partial(read_rows, options=wanted),
-        interval_s=interval_s,
-        file_bytes=file_bytes,
-        on_progress=on_progress,
-        stop=stop,
+        interval_s,
+        file_bytes,
+        on_progress,
+        stop or threading.Event(),
     )
-
-
-def archive_source(
-    spark: SparkSession,
-    path: str,
-    source: ArchiveSource,
-    read: Read,
-    *,
-    interval_s: float | None = None,
-    file_bytes: int = FILE_BYTES,
-    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
-    stop: threading.Event | None = None,
-) -> ArchiveSummary:
-    """Run `archive` on a source that plans the batches, whose tasks `read` reads."""
-    store = open_archive(path, may_be_new=True)
-    run = _ArchiveRun(
-        spark, store, source, read, file_bytes, on_progress, stop or threading.Event()
-    )
-    interrupted = threading.Event()
-
-    def interrupt() -> None:
-        interrupted.set()
-        run.stop.set()
-
-    run_apart(lambda: run.go(interval_s), on_interrupt=interrupt)
-    if interval_s is None and interrupted.is_set():
-        raise KeyboardInterrupt
-    return run.summary()
+    return run.to_the_end()
 
 
 @dataclass(slots=True)
-class _ArchiveRun:
-    """One run: batch after batch, in one thread."""
+class ArchiveRun:
+    """One run of `archive`: batch after batch, in one thread."""
 
     spark: SparkSession
     store: ArchiveStore
     source: ArchiveSource
+    """Plans the batches."""
     read: Read
-    file_bytes: int
-    on_progress: Callable[[ArchiveProgress], None]
-    stop: threading.Event
+    """Reads their tasks."""
+    interval_s: float | None = None
+    file_bytes: int = FILE_BYTES
+    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None
+    stop: threading.Event = field(default_factory=threading.Event)
     """Set to end the run; also in the middle of a batch."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _batch: int = 0
@@ -203,11 +179,32 @@ class _ArchiveRun:
     def _group(self) -> str:
         return f"metaq archive {self.store.root}"
 
-    def go(self, interval_s: float | None) -> None:
+    def to_the_end(self) -> ArchiveSummary:
         """Archive until there is nothing left, or until the run is stopped."""
+        interrupted = threading.Event()
+
+        def interrupt() -> None:
+            interrupted.set()
+            self.stop.set()
+
+        run_apart(self._go, on_interrupt=interrupt)
+        if self.interval_s is None and interrupted.is_set():
+            raise KeyboardInterrupt
+        files = self.store.files()
+        return ArchiveSummary(
+            self._message_count,
+            self._written_bytes,
+            self._batch_count,
+            self._compacted_count,
+            sum(file.message_count for file in files),
+            len(files),
+            sum(file.size_bytes for file in files),
+        )
+
+    def _go(self) -> None:
         threading.Thread(target=self._cancel_when_stopped, daemon=True).start()
         try:
-            self._go(interval_s)
+            self._archive()
         except JobError as error:
             if not self.stop.is_set():
                 raise
@@ -215,8 +212,8 @@ class _ArchiveRun:
         finally:
             self._ended.set()
 
-    def _go(self, interval_s: float | None) -> None:
-        source, store = self.source, self.store
+    def _archive(self) -> None:
+        source, store, interval_s = self.source, self.store, self.interval_s
         store.claim()
         offsets = store.positions()
         if changed := source.changed(store.last_messages()):
@@ -275,16 +272,3 @@ class _ArchiveRun:
                 store, file_bytes=self.file_bytes, count_min=SMALL_FILES_MAX
             )
             self._compacted_count += done.replaced_count
-
-    def summary(self) -> ArchiveSummary:
-        """Return the result of the run."""
-        files = self.store.files()
-        return ArchiveSummary(
-            self._message_count,
-            self._written_bytes,
-            self._batch_count,
-            self._compacted_count,
-            sum(file.message_count for file in files),
-            len(files),
-            sum(file.size_bytes for file in files),
-        )

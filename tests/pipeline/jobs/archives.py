@@ -17,7 +17,8 @@ from deltalake.table import TableOptimizer
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
-from metaq.pipeline.jobs.archive import ArchiveSummary, archive_source
+from metaq.pipeline.jobs.archive import ArchiveRun, ArchiveSummary
+from metaq.pipeline.jobs.archive_store import open_archive
 from metaq.pipeline.jobs.day_files import Read
 from metaq.record.flags import encode_payload
 from metaq.spark.columns import ROW_SCHEMA
@@ -152,7 +153,9 @@ def archive_feed(
     spark: SparkSession, feed: Feed, path: str, **words: Any
 ) -> ArchiveSummary:
     """Archive what a feed has."""
-    return archive_source(spark, path, feed, words.pop("read", feed.read), **words)
+    store = open_archive(path, may_be_new=True)
+    read = words.pop("read", feed.read)
+    return ArchiveRun(spark, store, feed, read, **words).to_the_end()
 
 
 def places(rows: Iterable[Any]) -> list[Place]:
