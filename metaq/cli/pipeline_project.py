@@ -184,8 +184,8 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
     warnings.filterwarnings("ignore", module="pyspark")
     require_declarative()
     from metaq.pipeline.declared.progress import BatchProgress, PipelineCounters
-    from metaq.pipeline.declared.service import connect_server, run_updates
-    from metaq.pipeline.declared.updates import Refresh, read_project
+    from metaq.pipeline.declared.service import connect_server
+    from metaq.pipeline.declared.updates import Refresh, read_project, run_updates
     from metaq.pipeline.jobs.failures import job_errors
 
     counters = PipelineCounters()

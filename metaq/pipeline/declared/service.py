@@ -6,26 +6,20 @@ Importing this takes PySpark 4.1 with Spark Connect: see `require_declarative`.
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from metaq.errors import ConfigError
 from metaq.pipeline.declared import CONNECT
-from metaq.pipeline.declared.progress import BatchProgress
 from metaq.pipeline.declared.updates import (
     CONNECT_SETTINGS,
-    PipelineRun,
-    Project,
-    Refresh,
     catalog_settings,
     connect_mode,
     server_url,
 )
-from metaq.pipeline.errors import JobError
-from metaq.pipeline.jobs.failures import sentence_of
-from metaq.pipeline.jobs.session import end_java, job_session, run_apart
+from metaq.pipeline.jobs.session import end_java, job_session
 
 GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 """Variable by which `spark-submit` names a Java that runs already: it has no token of
@@ -69,43 +63,3 @@ def connect_server(
             yield server_url(session.spark)
     finally:
         end_java()
-
-
-def run_updates(
-    url: str,
-    project: Project,
-    *,
-    is_own: bool,
-    refresh: Refresh,
-    interval_s: float | None,
-    on_batch: Callable[[BatchProgress], None],
-    on_failure: Callable[[str], None],
-    on_update: Callable[[], None],
-) -> None:
-    """Make updates of a project until a signal comes, or one alone.
-
-    Args:
-        url: address of Spark Connect.
-        project: the pipeline.
-        is_own: the server is this process' own, and does not come back once gone.
-        refresh: of the first update.
-        interval_s: pause after each update, seconds; None: there is one alone.
-        on_batch: called with each micro-batch, in a thread of Spark's client.
-        on_failure: called with one sentence for each flow that failed.
-        on_update: called after each update.
-
-    Raises:
-        PySparkException: an update failed.
-        KeyboardInterrupt, SystemExit: a second signal.
-    """
-
-    def in_a_sentence(text: str) -> None:
-        what, _, cause = text.partition("\n")
-        sentence = sentence_of(JobError(cause.removeprefix("Error: ")))
-        on_failure(f"{what} {sentence}")
-
-    work = PipelineRun(url, project, on_batch, in_a_sentence, is_own=is_own)
-    run_apart(
-        lambda: work.run(refresh, interval_s=interval_s, on_update=on_update),
-        on_interrupt=work.stop,
-    )

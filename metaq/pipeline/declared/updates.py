@@ -42,6 +42,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from metaq.pipeline.declared.progress import BatchProgress, batch_of
+from metaq.pipeline.errors import JobError
+from metaq.pipeline.jobs.failures import sentence_of
+from metaq.pipeline.jobs.session import run_apart
 
 CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that makes PySpark's functions those of Spark Connect, in this process."""
@@ -131,7 +134,39 @@ class Refresh:
     is_all: bool = False
 
 
-class PipelineRun:
+def run_updates(
+    url: str,
+    project: Project,
+    *,
+    is_own: bool,
+    refresh: Refresh,
+    interval_s: float | None,
+    on_batch: Callable[[BatchProgress], None],
+    on_failure: Callable[[str], None],
+    on_update: Callable[[], None],
+) -> None:
+    """Make updates of a project until a signal comes, or one alone.
+
+    Args:
+        url: address of Spark Connect.
+        project: the pipeline.
+        is_own: the server is this process' own, and does not come back once gone.
+        refresh: of the first update.
+        interval_s: pause after each update, seconds; None: there is one alone.
+        on_batch: called with each micro-batch, in a thread of Spark's client.
+        on_failure: called with one sentence for each flow that failed; Spark runs it
+            again before the update fails.
+        on_update: called after each update.
+
+    Raises:
+        PySparkException: an update failed.
+        KeyboardInterrupt, SystemExit: a second signal.
+    """
+    work = _PipelineRun(url, project, on_batch, on_failure, is_own=is_own)
+    run_apart(lambda: work.run(refresh, interval_s, on_update), on_interrupt=work.stop)
+
+
+class _PipelineRun(StreamingQueryListener):
     """Updates of one project. One thread runs it, another one may stop it."""
 
     def __init__(
@@ -143,19 +178,9 @@ class PipelineRun:
         *,
         is_own: bool,
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            url: of a server of Spark Connect.
-            project: the pipeline.
-            on_batch: called with each micro-batch, in a thread of Spark's client.
-            on_failure: called with what Spark says of a flow that failed; Spark runs it
-                again before the update fails.
-            is_own: the server is this process' own, and does not come back once gone.
-        """
         self._url = url
         self._project = project
-        self._listener = _Listener(on_batch, on_failure)
+        self._on_batch = on_batch
         self._on_failure = on_failure
         self._is_own = is_own
         self._stopped = threading.Event()
@@ -164,20 +189,10 @@ class PipelineRun:
     def run(
         self,
         refresh: Refresh,
-        *,
         interval_s: float | None,
         on_update: Callable[[], None],
     ) -> None:
-        """Make updates until `stop` is called.
-
-        Args:
-            refresh: of the first update.
-            interval_s: pause after each update, seconds; None: there is one alone.
-            on_update: called after each one.
-
-        Raises:
-            PySparkException: an update failed.
-        """
+        """Make updates until `stop` is called."""
         while not self._stopped.is_set():
             try:
                 self._update(refresh)
@@ -242,7 +257,9 @@ class PipelineRun:
                     # It was about to begin when `stop` was called.
                     self._interrupt()
                 if FAILED in text:
-                    self._on_failure(text)
+                    what, _, cause = text.partition("\n")
+                    sentence = sentence_of(JobError(cause.removeprefix("Error: ")))
+                    self._on_failure(f"{what} {sentence}")
         except PySparkValueError as error:
             if error.getCondition() != UNKNOWN or COMPLETED not in text:
                 raise
@@ -258,23 +275,13 @@ class PipelineRun:
             session.client.set_retry_policies([policy])
         self._session = session
         try:
-            session.streams.addListener(self._listener)
+            session.streams.addListener(self)
             yield session
         finally:
             self._session = None
             with suppress(PySparkException):
-                session.streams.removeListener(self._listener)
+                session.streams.removeListener(self)
             session.stop()
-
-
-class _Listener(StreamingQueryListener):
-    def __init__(
-        self,
-        on_batch: Callable[[BatchProgress], None],
-        on_failure: Callable[[str], None],
-    ) -> None:
-        self._on_batch = on_batch
-        self._on_failure = on_failure
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
         """Take no notice."""
