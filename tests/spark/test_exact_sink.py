@@ -11,7 +11,7 @@ from metaq.model import BrokerId
 from metaq.spark.errors import BranchRefusedError, RowError
 from metaq.spark.sink.decisions import branch_xid
 from metaq.spark.sink.exact_sink import BranchOutbox
-from metaq.spark.sink.outbox import Targets, WriteName
+from metaq.spark.sink.outbox import RowTargets, Targets, WriteName
 from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
@@ -29,13 +29,9 @@ def rows(values: list[bytes | None]) -> pa.RecordBatch:
 
 def box(targets: Targets, *, attempt: int = 1) -> BranchOutbox:
     return BranchOutbox(
-        WriteName("query", 7, 3, attempt),
+        WriteName(QUERY, 7, 3, attempt),
+        RowTargets(TOPIC, targets, lambda _topics: targets),
         qualifier=NAME,
-        query=QUERY,
-        batch=7,
-        topic=TOPIC,
-        targets=targets,
-        find_targets=lambda _topics: targets,
         timeout_s=20.0,
     )
 
@@ -130,13 +126,9 @@ def test_a_broker_that_is_away_fails_the_task(broker: EmbeddedBroker) -> None:
     """Its error is the broker's own: Spark runs the task again."""
     with FakeBroker({TOPIC: 1}) as away:
         outbox = BranchOutbox(
-            WriteName("query", 7, 3, 6),
+            WriteName(QUERY, 7, 3, 6),
+            RowTargets(TOPIC, {TOPIC: {tp(0): str(away.address)}}, lambda _topics: {}),
             qualifier=NAME,
-            query=QUERY,
-            batch=7,
-            topic=TOPIC,
-            targets={TOPIC: {tp(0): str(away.address)}},
-            find_targets=lambda _topics: {},
             timeout_s=0.2,
         )
         away.go_away()

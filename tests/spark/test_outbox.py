@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from metaq.errors import NoBrokerError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink import outbox as outboxes
-from metaq.spark.sink.outbox import Outbox, Targets, WriteName
+from metaq.spark.sink.outbox import Outbox, RowTargets, Targets, WriteName
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
 
@@ -28,9 +28,7 @@ def rows(values: Sequence[bytes]) -> pa.RecordBatch:
 def box(targets: Targets, *, attempt: int = 1, batch_bytes: int = 4096) -> Outbox:
     return Outbox(
         WriteName(NAME.query, NAME.batch, NAME.task, attempt),
-        topic=TOPIC,
-        targets=targets,
-        find_targets=lambda _topics: targets,
+        RowTargets(TOPIC, targets, lambda _topics: targets),
         batch_bytes=batch_bytes,
         wire=WIRE,
     )

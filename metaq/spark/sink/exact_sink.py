@@ -17,9 +17,8 @@ what is. A task that prepares when its run is over finds another turn, and rolls
 """
 
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -44,7 +43,13 @@ from metaq.spark.sink.decisions import (
     WriteTerms,
     branch_xid,
 )
-from metaq.spark.sink.outbox import FindTargets, RowOutbox, Targets, WriteName, Written
+from metaq.spark.sink.outbox import (
+    RowOutbox,
+    RowTargets,
+    Targets,
+    WriteName,
+    Written,
+)
 from metaq.spark.sink.sink_rows import Payloads, fill_tombstones, sum_batch, sum_rows
 from metaq.spark.sink.task import draw_turn, write_name
 
@@ -134,10 +139,10 @@ class ExactSink:
         terms, name = self._terms, write_name("")
         if terms is None:
             raise SparkError("a task came from a writer that was made for a commit")
-        query, batch = self._write, 0
-        if query is None:
-            query, batch = name.query.strip(), name.batch
-        topic = self._options.topic
+        name = replace(name, query=name.query.strip())
+        if self._write is not None:
+            name = replace(name, query=self._write, batch=0)
+        query, batch, topic = name.query, name.batch, self._options.topic
         if self._options.has_tombstones:
             batches = map(fill_tombstones, batches)
         if terms.covers(query, batch):
@@ -150,12 +155,8 @@ class ExactSink:
             )
         with BranchOutbox(
             name,
+            RowTargets(topic, self._targets, self._find),
             qualifier=self._name,
-            query=query,
-            batch=batch,
-            topic=topic,
-            targets=self._targets,
-            find_targets=self._find,
             timeout_s=self._options.wire.request_timeout_s,
         ) as outbox:
             for each in batches:
@@ -263,41 +264,24 @@ class BranchOutbox(RowOutbox):
     def __init__(
         self,
         name: WriteName,
+        targets: RowTargets,
         *,
         qualifier: str,
-        query: str,
-        batch: int,
-        topic: str | None,
-        targets: Targets,
-        find_targets: FindTargets,
         timeout_s: float,
     ) -> None:
         """Prepare to send; `qualifier` is the write's at brokers, the rest as `Outbox`.
 
-        `batch` is 0 for a batch write.
+        The batch of the name is 0 for a batch write.
         """
-        super().__init__(
-            topic=topic,
-            targets=targets,
-            find_targets=find_targets,
-            first_turn=name.turn,
-        )
+        super().__init__(targets, name.turn)
         self._name = name
         branch = TaskBranch(name.task, name.attempt, ())
-        xid = branch_xid(qualifier, query, batch, branch)
+        xid = branch_xid(qualifier, name.query, name.batch, branch)
         self.sender = BranchSender(self._addresses, xid, timeout_s=timeout_s)
         self.rows = RowSum()
         """Rows that were handed to `put`."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         try:
             if kind is not None:
                 self.sender.roll_back()

@@ -90,31 +90,31 @@ class _Sent:
     sequence: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RowTargets:
+    """Where the rows of a task go."""
+
+    topic: str | None
+    """Of all rows; None: each row names its own."""
+    known: Targets
+    """Of topics that are known already."""
+    find: FindTargets
+    """Asked for other topics."""
+
+
 class RowOutbox(ABC):
     """Routes the rows of one task. Blocking; one thread."""
 
-    def __init__(
-        self,
-        *,
-        topic: str | None,
-        targets: Targets,
-        find_targets: FindTargets,
-        first_turn: int,
-    ) -> None:
-        """Prepare to route.
-
-        Args:
-            topic: of all rows; None: each row names its own.
-            targets: of topics that are known already.
-            find_targets: asked for other topics.
-            first_turn: as in `Router`.
-        """
-        self._topic = topic
-        self._find_targets = find_targets
+    def __init__(self, targets: RowTargets, first_turn: int) -> None:
+        """Prepare to route; `first_turn` is as in `Router`."""
+        self._targets = targets
         self._router = Router({}, first_turn=first_turn)
         self._addresses: dict[BrokerId, str] = {}
-        for known, there in targets.items():
+        for known, there in targets.known.items():
             self._add_topic(known, there)
+
+    def __enter__(self) -> Self:
+        return self
 
     def put(self, batch: pa.RecordBatch) -> None:
         """Send rows; waits only while too much is in flight.
@@ -123,11 +123,11 @@ class RowOutbox(ABC):
             RowError: a row cannot be written; rows before it may have been.
             MetaqError: as the sender's `send`; outcomes are unknown.
         """
-        if self._topic is None:
-            missing = self._router.missing(batch)
-            for topic, there in self._find_targets(missing).items() if missing else ():
-                self._add_topic(topic, there)
-        for partition, new in self._router.route(batch, self._topic).items():
+        topic, find = self._targets.topic, self._targets.find
+        missing = self._router.missing(batch) if topic is None else ()
+        for name, there in find(missing).items() if missing else ():
+            self._add_topic(name, there)
+        for partition, new in self._router.route(batch, topic).items():
             self._send(partition, new)
 
     @abstractmethod
@@ -151,10 +151,8 @@ class Outbox(RowOutbox):
     def __init__(
         self,
         name: WriteName,
+        targets: RowTargets,
         *,
-        topic: str | None,
-        targets: Targets,
-        find_targets: FindTargets,
         batch_bytes: int,
         wire: WireOptions,
     ) -> None:
@@ -162,18 +160,11 @@ class Outbox(RowOutbox):
 
         Args:
             name: of the task.
-            topic: as in `RowOutbox`.
-            targets: as in `RowOutbox`.
-            find_targets: as in `RowOutbox`.
+            targets: where the rows go.
             batch_bytes: most bytes of one batch; a larger message goes alone.
             wire: has the time-outs.
         """
-        super().__init__(
-            topic=topic,
-            targets=targets,
-            find_targets=find_targets,
-            first_turn=name.turn,
-        )
+        super().__init__(targets, name.turn)
         self._name = name
         self._batch_bytes = batch_bytes
         self._sent: dict[TopicPartition, _Sent] = {}
@@ -182,9 +173,6 @@ class Outbox(RowOutbox):
             timeout_s=wire.request_timeout_s,
             retry_timeout_s=wire.retry_timeout_s,
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self._sender.close()

@@ -35,7 +35,7 @@ from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
 from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
-from metaq.spark.sink.outbox import Outbox, Targets, WriteName, Written
+from metaq.spark.sink.outbox import Outbox, RowTargets, Targets, WriteName, Written
 from metaq.spark.sink.sink_rows import check_columns, fill_tombstones
 from metaq.spark.sink.task import write_name
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
@@ -119,9 +119,7 @@ class Sink:
         known = [] if options.topic is None else [options.topic]
         with Outbox(
             name,
-            topic=options.topic,
-            targets=self._targets_of(known, name),
-            find_targets=find,
+            RowTargets(options.topic, self._targets_of(known, name), find),
             batch_bytes=options.batch_bytes,
             wire=options.wire,
         ) as outbox:
@@ -170,7 +168,46 @@ class Sink:
         return require_targets(route, topics, self._addresses)
 
 
-class BatchWriter(DataSourceArrowWriter):
+class _Writer:
+    """What Spark calls of both writers."""
+
+    _sink: Sink | ExactSink
+    _schema: pa.Schema | None = None
+    """Of rows, where Spark hands over no batches."""
+
+    @one_sentence
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Write the rows of one task; raises as the sink's `write_rows`."""
+        batches = iterator
+        if self._schema is not None:
+            batches = batches_of(iterator, self._schema)
+        return self._sink.write_rows(batches)
+
+    @one_sentence
+    def commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: N803  # Spark's name
+    ) -> None:
+        """End the write or micro-batch; raises as the sink's `commit`.
+
+        The counters are logged.
+        """
+        self._sink.commit(batchId, messages)
+        log_written(messages)
+
+    @one_sentence
+    def abort(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: N803  # Spark's name
+    ) -> None:
+        """Give the write or micro-batch up; log the counters of tasks that ended."""
+        self._sink.abort(batchId, messages)
+        log_written(messages)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
     """Writes the rows of a batch query."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -183,7 +220,6 @@ class BatchWriter(DataSourceArrowWriter):
         check_schema(options, schema)
         write = uuid.uuid4()
         name = f"write-{write.hex}"
-        self._sink: Sink | ExactSink
         if options.is_exactly_once:
             self._sink = ExactSink(
                 options, name=name, place=name, write=str(write), is_planned=True
@@ -192,23 +228,6 @@ class BatchWriter(DataSourceArrowWriter):
         # The topic of an option is looked up once, before the tasks are made.
         kept_as = name if options.topic is None else None
         self._sink = Sink(options, write.hex, kept_as=kept_as)
-
-    @one_sentence
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task; raises as the sink's `write_rows`."""
-        return self._sink.write_rows(iterator)
-
-    @one_sentence
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """End the write, and log its counters; raises as the sink's `commit`."""
-        self._sink.commit(0, messages)
-        log_written(messages)
-
-    @one_sentence
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Give the write up, and log the counters of the tasks that have ended."""
-        self._sink.abort(0, messages)
-        log_written(messages)
 
 
 def batch_writer(
@@ -236,7 +255,7 @@ def batch_writer(
     return BatchWriter(SinkOptions.from_map(given), schema)
 
 
-class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on Spark
+class StreamWriter(_Writer, _Base):  # type: ignore[misc]  # which class it is depends on Spark
     """Writes the rows of the micro-batches of one query."""
 
     def __init__(
@@ -263,7 +282,6 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         """
         check_schema(options, schema)
         self._schema = None if HAS_ARROW_STREAM_WRITER else arrow_schema(schema)
-        self._sink: Sink | ExactSink
         if options.is_exactly_once:
             if checkpoint is None:
                 raise OptionError(
@@ -285,34 +303,6 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
                 " checkpointLocation it is not kept where it goes"
             )
         self._sink = Sink(options, "", kept_as=kept_as, is_repeatable=True)
-
-    @one_sentence
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Write the rows of one task; raises as the sink's `write_rows`."""
-        batches = iterator
-        if self._schema is not None:
-            batches = batches_of(iterator, self._schema)
-        return self._sink.write_rows(batches)
-
-    @one_sentence
-    def commit(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803  # Spark's name
-    ) -> None:
-        """End the micro-batch, and log its counters; raises as the sink's `commit`."""
-        self._sink.commit(batchId, messages)
-        log_written(messages)
-
-    @one_sentence
-    def abort(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803  # Spark's name
-    ) -> None:
-        """Give the micro-batch up, and log the counters of tasks that have ended."""
-        self._sink.abort(batchId, messages)
-        log_written(messages)
 
 
 def stream_writer(

@@ -15,7 +15,7 @@ from metaq.spark.letters import headers_of
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
 from metaq.spark.record_bounds import Bounds
-from metaq.spark.sink.outbox import Outbox
+from metaq.spark.sink.outbox import Outbox, RowTargets
 from metaq.spark.sink.task import write_name
 from metaq.spark.values import Converted
 
@@ -38,9 +38,7 @@ def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> 
     cluster = shared_cluster(options.wire)
     return Outbox(
         write_name(f"dead letters to {topic} of {read}"),
-        topic=topic,
-        targets=cluster.targets([topic]),
-        find_targets=cluster.targets,
+        RowTargets(topic, cluster.targets([topic]), cluster.targets),
         batch_bytes=BATCH_BYTES,
         wire=options.wire,
     )

@@ -12,7 +12,6 @@ batch that is made of the piece. A loop thread of its own receives the replies.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
@@ -219,12 +218,7 @@ class _Converting:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if self._outbox is None:
             return
         with self._outbox as outbox:
