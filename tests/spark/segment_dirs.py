@@ -120,12 +120,7 @@ def rows(
     return [
         row
         for task in plan.tasks
-        for batch in read_splits(
-            FS,
-            task,
-            on_corrupt=asked.on_corrupt,
-            message_bytes_max=asked.message_bytes_max,
-        )
+        for batch in read_splits(FS, task, asked)
         for row in batch.to_pylist()
     ]
 

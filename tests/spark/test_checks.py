@@ -34,7 +34,7 @@ def check(path: Path, size: int = 300, fs: FileSystem = FS) -> list[CheckedSplit
     """Check all splits of a path here, without Spark."""
     asked = options(path, bytes_per_partition=SizeBytes(size))
     plan = plan_query(FS, asked, PushedFilters())
-    return [check_split(fs, b.split) for task in plan.tasks for b in task]
+    return [check_split(fs, each) for task in plan.tasks for each in task]
 
 
 def record_count(found: list[CheckedSplit]) -> int:
@@ -108,9 +108,9 @@ def test_a_bad_sector_is_damage(data_dir: Path) -> None:
     plan = plan_query(disk, options(data_dir), PushedFilters())
     assert [flaw.offset for flaw in plan.unreadable] == [0]
     plan = plan_query(FS, options(data_dir), PushedFilters())
-    for bounded in plan.tasks[0]:
-        (bad,) = check_split(disk, bounded.split).damage
-        assert (bad.offset, bad.path) == (bounded.split.start, bounded.split.file.path)
+    for split in plan.tasks[0]:
+        (bad,) = check_split(disk, split).damage
+        assert (bad.offset, bad.path) == (split.start, split.file.path)
         assert "EIO" in bad.detail
 
 
@@ -120,7 +120,7 @@ def test_a_missing_file_is_an_error(data_dir: Path) -> None:
     plan = plan_query(FS, options(directory), PushedFilters())
     segments_of(directory)[0].path.unlink()
     with pytest.raises(DiskError, match="ENOENT"):
-        check_split(FS, plan.tasks[0][0].split)
+        check_split(FS, plan.tasks[0][0])
 
 
 def test_holes_and_overlaps_are_named(data_dir: Path) -> None:

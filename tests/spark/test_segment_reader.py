@@ -113,7 +113,7 @@ def test_files_without_an_index_stay_whole_beyond_a_bound(data_dir: Path) -> Non
     write_java_log(data_dir, [payloads(20), payloads(20), payloads(20)])
     asked = options(data_dir, bytes_per_partition=SizeBytes(5 * STRIDE))
     plan = plan_query(FS, asked, PushedFilters(), walk_bytes_max=2 * 20 * STRIDE)
-    sizes = [b.split.size_bytes // STRIDE for task in plan.tasks for b in task]
+    sizes = [b.size_bytes // STRIDE for task in plan.tasks for b in task]
     assert sizes == [5] * 8 + [20]
     assert values(asked) == payloads(20) * 3
 
@@ -184,7 +184,7 @@ def test_a_segment_that_grows_is_read_up_to_where_it_was(directory: Path) -> Non
     asked = options(directory)
     plan = plan_query(FS, asked, PushedFilters())
     write_log(directory.parent, payloads(7), first_id=id_at(TIME_MS + 5000))
-    found = [b for t in plan.tasks for s in t for b in [s.split.end]]
+    found = [split.end for task in plan.tasks for split in task]
     assert max(found) == 100 * STRIDE
     assert len(rows(asked)) == 107
 

@@ -6,6 +6,7 @@ compared with its own checksum, and a zip with its own as well.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -85,7 +86,7 @@ def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:
     return CheckPlan(
         len(files),
         (*plan.unreadable, *find_holes(fs, files)),
-        tuple(tuple(bounded.split for bounded in task) for task in plan.tasks),
+        plan.tasks,
     )
 
 
@@ -122,15 +123,12 @@ def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
         index = index_of(fs, segment).until(split.end)
     damage: list[Damage] = []
     count = 0
-    plain = fs.open_read(file.path)
-    try:
+    with closing(fs.open_read(file.path)) as plain:
         for part in check_parts(
             plain, segment, index, split.start, split.end, bytes_max=PART_BYTES
         ):
             damage += part.damage
             count += part.record_count
-    finally:
-        plain.close()
     return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))
 
 

@@ -8,6 +8,7 @@ unpacked from its start.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from struct import Struct
@@ -53,6 +54,8 @@ class Split:
     file: SegmentFile
     broker_id: BrokerId
     """Broker that its records come from; -1: unknown."""
+    bounds: Bounds
+    """Which of its records are wanted."""
     start: Offset
     end: Offset
     """Offset after its last byte, a record boundary unless `may_be_torn`."""
@@ -67,27 +70,10 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A segment file with its broker."""
-
-    file: SegmentFile
-    broker_id: BrokerId
-    """Broker by the ids of this file or of the one before; -1: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedSplit:
-    """A split, and which of its records are wanted; picklable."""
-
-    split: Split
-    bounds: Bounds
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentPlan:
     """Plan of a query."""
 
-    tasks: tuple[tuple[BoundedSplit, ...], ...]
+    tasks: tuple[tuple[Split, ...], ...]
     """Splits by task; every wanted record is in exactly one."""
     unreadable: tuple[Damage, ...]
     """Wanted files that cannot be read at all."""
@@ -109,16 +95,14 @@ def plan_query(
     found = find_segments(fs, options.paths)
     _require_topics(options, {file.log_id.topic for file in found})
     files = [file for file in found if options.wants(file.log_id)]
-    all_placed = list(place_files(fs, files, options.broker_id))
-    _require_partitions(options, files, all_placed)
-    splits: list[BoundedSplit] = []
-    budget = WalkBudget(walk_bytes_max)
-    for placed in all_placed:
-        bounds = _bounds_of(placed, options, pushed)
+    placed = list(place_files(fs, files, options.broker_id))
+    _require_partitions(options, files, placed)
+    splits: list[Split] = []
+    splitter = _Splitter(fs, options.bytes_per_partition, walk_bytes_max)
+    for file, broker_id in placed:
+        bounds = _bounds_of(file, broker_id, options, pushed)
         if bounds is not None:
-            size = options.bytes_per_partition
-            cut = split_file(fs, placed, bounds, bytes_max=size, budget=budget)
-            splits += [BoundedSplit(split, bounds) for split in cut]
+            splits += splitter.split(file, broker_id, bounds)
     tasks = _pack(splits, options.bytes_per_partition)
     unreadable = (Damage(f.path, f.base_offset, None, f.flaw) for f in files if f.flaw)
     return SegmentPlan(tasks, tuple(unreadable))
@@ -134,16 +118,18 @@ def _require_topics(options: SegmentOptions, there: Collection[str]) -> None:
 
 
 def _require_partitions(
-    options: SegmentOptions, files: Iterable[SegmentFile], placed: Iterable[Placed]
+    options: SegmentOptions,
+    files: Iterable[SegmentFile],
+    placed: Iterable[tuple[SegmentFile, BrokerId]],
 ) -> None:
     """Refuse a partition that is named and of which there is no file.
 
     Message ids name its broker. A file without any may be of each broker.
     """
     brokers: dict[LogId, set[BrokerId]] = {file.log_id: set() for file in files}
-    for one in placed:
-        if one.file.size_bytes:
-            brokers[one.file.log_id].add(one.broker_id)
+    for file, broker_id in placed:
+        if file.size_bytes:
+            brokers[file.log_id].add(broker_id)
     for partition in sorted(options.named):
         there = brokers.get(LogId(partition.topic, partition.partition))
         if there is not None and NO_BROKER in there:
@@ -161,11 +147,14 @@ def _require_partitions(
 
 
 def _bounds_of(
-    placed: Placed, options: SegmentOptions, pushed: PushedFilters
+    file: SegmentFile,
+    broker_id: BrokerId,
+    options: SegmentOptions,
+    pushed: PushedFilters,
 ) -> Bounds | None:
     """Return the wanted range of a file; None: none."""
-    log_id = placed.file.log_id
-    partition = TopicPartition(log_id.topic, placed.broker_id, log_id.partition)
+    log_id = file.log_id
+    partition = TopicPartition(log_id.topic, broker_id, log_id.partition)
     asked = options.bounds_of(partition)
     if asked is None or not pushed.allows(partition):
         return None
@@ -173,28 +162,18 @@ def _bounds_of(
 
 
 def _pack(
-    splits: Iterable[BoundedSplit], bytes_max: SizeBytes
-) -> tuple[tuple[BoundedSplit, ...], ...]:
+    splits: Iterable[Split], bytes_max: SizeBytes
+) -> tuple[tuple[Split, ...], ...]:
     """Put small splits together, in order: a task for each would cost more."""
-    packs: list[list[BoundedSplit]] = []
+    packs: list[list[Split]] = []
     size = 0
-    for bounded in splits:
-        if not packs or size + bounded.split.size_bytes > bytes_max:
+    for split in splits:
+        if not packs or size + split.size_bytes > bytes_max:
             packs.append([])
             size = 0
-        packs[-1].append(bounded)
-        size += bounded.split.size_bytes
+        packs[-1].append(split)
+        size += split.size_bytes
     return tuple(tuple(pack) for pack in packs)
-
-
-def refuse_unreadable(plan: SegmentPlan) -> None:
-    """Raise the error about unreadable files of a query that fails on damage.
-
-    Raises:
-        CorruptRecordError: There are such files; it names the first.
-    """
-    for damage in plan.unreadable:
-        raise CorruptRecordError(str(damage))
 
 
 # -- cutting --------------------------------------------------------------------------
@@ -202,7 +181,7 @@ def refuse_unreadable(plan: SegmentPlan) -> None:
 
 def place_files(
     fs: FileSystem, files: Iterable[SegmentFile], broker_id: BrokerId | None
-) -> Iterator[Placed]:
+) -> Iterator[tuple[SegmentFile, BrokerId]]:
     """Yield the readable files with their brokers, by the ids of first records.
 
     Args:
@@ -220,91 +199,116 @@ def place_files(
                 continue
             if broker_id is None and (first := _first_id(fs, file)) is not None:
                 known = BrokerId((first >> SEQUENCE_BITS) & BROKER_ID_MAX)
-            yield Placed(file, known)
+            yield file, known
 
 
 def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
     """Return the id of a file's first record; None if none names a broker."""
-    source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
-    try:
-        header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
-    except CorruptRecordError:
-        return None  # named when the file is read
-    except DiskError as error:
-        if error.operation != "read":
-            raise
-        return None  # a bad sector: the task that reads it fails, or names it
-    finally:
-        source.close()
+    is_zip = file.kind is FileKind.ZIPPED
+    with closing(open_source(fs, file.path, is_zip=is_zip)) as source:
+        try:
+            header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
+        except CorruptRecordError:
+            return None  # named when the file is read
+        except DiskError as error:
+            if error.operation != "read":
+                raise
+            return None  # a bad sector: the task that reads it fails, or names it
     if len(header) < HEADER_BYTES:
         return None
     _length, _checksum, message_id, _flag = HEADER.unpack(header)
     return MessageId(message_id) if message_id > 0 else None
 
 
-class WalkBudget:
-    """Bytes that a query may still walk on the driver. Owner: one plan."""
+@dataclass(slots=True)
+class _Splitter:
+    """Cuts the files of one query. Owner: its plan."""
 
-    def __init__(self, left_bytes: int) -> None:
-        self.left_bytes = left_bytes
-        """Rest of the budget, bytes."""
+    fs: FileSystem
+    bytes_max: int
+    """A split ends at the first boundary that reaches this size."""
+    left_bytes: int
+    """Bytes that may still be walked."""
 
-    def take(self, size_bytes: int) -> bool:
-        """Take some of it; False where less is left, and then nothing is taken."""
-        if size_bytes > self.left_bytes:
-            return False
-        self.left_bytes -= size_bytes
-        return True
+    def split(
+        self, file: SegmentFile, broker_id: BrokerId, bounds: Bounds
+    ) -> list[Split]:
+        """Cut a file into splits; leave out those that hold no offset in `bounds`.
 
+        Times leave out a file only where its index says that the last append was too
+        early. Ids do not show it: messages of a transaction have the ids of their puts,
+        and may follow younger ones, also as the first of a file.
 
-def split_file(
-    fs: FileSystem,
-    placed: Placed,
-    bounds: Bounds,
-    *,
-    bytes_max: int,
-    budget: WalkBudget,
-) -> list[Split]:
-    """Cut a file into splits.
+        The splits are in order, and cover every record within the bounds. The bytes of
+        an active segment after its index are a split of their own, which may be torn.
 
-    Times leave out a file only where its index says that the last append was too early.
-    Ids do not show it: messages of a transaction have the ids of their puts, and may
-    follow younger ones, also as the first of a file.
+        Raises:
+            StorageError: The disk refused.
+        """
+        index = None
+        if not (file.is_active or bounds.overlaps(file.base_offset, file.end_offset)):
+            return []
+        if file.kind is FileKind.PLAIN:
+            index = read_index(self.fs, file.path, file.base_offset)
+        if not file.is_active and _is_too_old(file, index, bounds.start_ms):
+            return []
+        end = tail = file.end_offset
+        if file.is_active:
+            # The index may be newer than the size: its bytes are there by now.
+            tail = file.base_offset if index is None else index.end_offset
+            end = max(end, tail)
+        cuts = [file.base_offset, *self._cuts(file, index, tail), tail, end]
+        return [
+            Split(file, broker_id, bounds, one, two, may_be_torn=one >= tail)
+            for one, two in pairwise(cuts)
+            if one < two and bounds.overlaps(one, two)
+        ]
 
-    Args:
-        fs: The disk.
-        placed: The file.
-        bounds: Splits that hold no offset in them are left out.
-        bytes_max: A split ends at the first boundary that reaches this size, 1 or
-            more.
-        budget: Bound on walks; walked bytes are taken out of it.
+    def _cuts(
+        self, file: SegmentFile, index: SpanIndex | None, end: Offset
+    ) -> Iterator[Offset]:
+        """Yield the offsets between the ends of [base offset, end) at which to cut."""
+        last = covered = file.base_offset
+        if file.kind is FileKind.ZIPPED or end - last <= self.bytes_max:
+            return
+        for span in index.spans if index is not None else ():
+            if span.end_offset >= end:
+                return
+            covered = span.end_offset
+            if covered - last >= self.bytes_max:
+                yield covered
+                last = covered
+        if end - last > self.bytes_max and end - covered <= self.left_bytes:
+            self.left_bytes -= end - covered
+            yield from self._walk_cuts(file, covered, end, last + self.bytes_max)
 
-    Returns:
-        Splits in order, which cover every record within the bounds. The bytes of an
-        active segment after its index are a split of their own, which may be torn.
+    def _walk_cuts(
+        self, file: SegmentFile, start: Offset, end: Offset, target: int
+    ) -> Iterator[Offset]:
+        """Yield the first record in [start, end) at or after `target`, and so on.
 
-    Raises:
-        StorageError: The disk refused.
-    """
-    file, index = placed.file, None
-    if not (file.is_active or bounds.overlaps(file.base_offset, file.end_offset)):
-        return []
-    if file.kind is FileKind.PLAIN:
-        index = read_index(fs, file.path, file.base_offset)
-    if not file.is_active and _is_too_old(file, index, bounds.start_ms):
-        return []
-    end = tail = file.end_offset
-    if file.is_active:
-        # The index may be newer than the size: its bytes are there by now.
-        tail = file.base_offset if index is None else index.end_offset
-        end = max(end, tail)
-    inner = _cuts(fs, file, index, tail, bytes_max, budget)
-    cuts = [file.base_offset, *inner, tail, end]
-    return [
-        Split(file, placed.broker_id, one, two, may_be_torn=one >= tail)
-        for one, two in pairwise(cuts)
-        if one < two and bounds.overlaps(one, two)
-    ]
+        Only headers are looked at, and the walk ends at one that is none. A damaged
+        length may lead it astray: the split before such a cut names the damage, the one
+        after it finds its way as after any damage, and the record under the cut is lost
+        with it.
+        """
+        with closing(self.fs.open_read(file.path)) as plain:
+            base, offset = file.base_offset, start
+            reader = RangeReader(plain, Position(start - base), Position(end - base))
+            while offset + HEADER_BYTES <= end:
+                window = reader.read(Position(offset - base), WINDOW_BYTES)
+                at, limit = 0, len(window) - HEADER_BYTES
+                if limit < 0:
+                    return
+                while at <= limit:
+                    if offset + at >= target:
+                        yield Offset(offset + at)
+                        target = offset + at + self.bytes_max
+                    (length,) = _LENGTH.unpack_from(window, at)
+                    if length < 0:
+                        return
+                    at += HEADER_BYTES + length
+                offset = Offset(offset + at)
 
 
 def _is_too_old(
@@ -314,62 +318,3 @@ def _is_too_old(
     if start_ms is None or index is None or index.end_offset < file.end_offset:
         return False
     return all(span.append_time_ms < start_ms for span in index.spans)
-
-
-def _cuts(
-    fs: FileSystem,
-    file: SegmentFile,
-    index: SpanIndex | None,
-    end: Offset,
-    bytes_max: int,
-    budget: WalkBudget,
-) -> Iterator[Offset]:
-    """Yield the offsets between the ends of [base offset, end) at which to cut it."""
-    last = covered = file.base_offset
-    if file.kind is FileKind.ZIPPED or end - last <= bytes_max:
-        return
-    for span in index.spans if index is not None else ():
-        if span.end_offset >= end:
-            return
-        covered = span.end_offset
-        if covered - last >= bytes_max:
-            yield covered
-            last = covered
-    if end - last > bytes_max and budget.take(end - covered):
-        yield from _walk_cuts(fs, file, covered, end, last + bytes_max, bytes_max)
-
-
-def _walk_cuts(
-    fs: FileSystem,
-    file: SegmentFile,
-    start: Offset,
-    end: Offset,
-    target: int,
-    bytes_max: int,
-) -> Iterator[Offset]:
-    """Yield the first record in [start, end) at or after `target`, and so on.
-
-    Only headers are looked at, and the walk ends at one that is none. A damaged length
-    may lead it astray: the split before such a cut names the damage, the one after it
-    finds its way as after any damage, and the record under the cut is lost with it.
-    """
-    plain = fs.open_read(file.path)
-    try:
-        base, offset = file.base_offset, start
-        reader = RangeReader(plain, Position(start - base), Position(end - base))
-        while offset + HEADER_BYTES <= end:
-            window = reader.read(Position(offset - base), WINDOW_BYTES)
-            at, limit = 0, len(window) - HEADER_BYTES
-            if limit < 0:
-                return
-            while at <= limit:
-                if offset + at >= target:
-                    yield Offset(offset + at)
-                    target = offset + at + bytes_max
-                (length,) = _LENGTH.unpack_from(window, at)
-                if length < 0:
-                    return
-                at += HEADER_BYTES + length
-            offset = Offset(offset + at)
-    finally:
-        plain.close()

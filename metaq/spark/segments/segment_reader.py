@@ -12,6 +12,7 @@ it; a larger record is held whole. Files are read, not mapped, for the reason th
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -28,12 +29,7 @@ from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.segments.segment_files import FileKind
 from metaq.spark.segments.segment_options import SegmentOptions, parse_segment_options
-from metaq.spark.segments.segment_plan import (
-    BoundedSplit,
-    Split,
-    plan_query,
-    refuse_unreadable,
-)
+from metaq.spark.segments.segment_plan import Split, plan_query
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
 from metaq.storage.damage import Tail, apart, check_tail
@@ -98,9 +94,9 @@ class SegmentsReader(DataSourceReader):
             StorageError: The disk refused.
         """
         plan = plan_query(SystemFileSystem(), self._options, self._pushed)
-        if self._options.on_corrupt is OnCorrupt.FAIL:
-            refuse_unreadable(plan)
         for damage in plan.unreadable:
+            if self._options.on_corrupt is OnCorrupt.FAIL:
+                raise CorruptRecordError(str(damage))
             _log.warning("a file is left out: %s", damage)
         return tasks_of(plan.tasks)
 
@@ -113,18 +109,9 @@ class SegmentsReader(DataSourceReader):
             CorruptRecordError: Bytes are damaged, and damage is to fail the query.
             StorageError: The disk refused.
         """
-        splits = partition.value or ()
-        asked = self._options
-        converter = ValueConverter(
-            asked.values.format, asked.values.bad_rows, self._value_type
-        )
-        fs = SystemFileSystem()
-        for batch in read_splits(
-            fs,
-            splits,
-            on_corrupt=asked.on_corrupt,
-            message_bytes_max=asked.message_bytes_max,
-        ):
+        values, splits = self._options.values, partition.value or ()
+        converter = ValueConverter(values.format, values.bad_rows, self._value_type)
+        for batch in read_splits(SystemFileSystem(), splits, self._options):
             yield converter.convert(batch).rows
 
 
@@ -138,37 +125,32 @@ class PushingReader(SegmentsReader):
 
 
 def read_splits(
-    fs: FileSystem,
-    splits: Iterable[BoundedSplit],
-    *,
-    on_corrupt: OnCorrupt,
-    message_bytes_max: int,
+    fs: FileSystem, splits: Iterable[Split], options: SegmentOptions
 ) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of some splits, in order.
 
     Args:
         fs: The disk.
         splits: One after the other; at most one file is open at a time.
-        on_corrupt: With SKIP damaged ranges are warnings in the task's log, at most
-            `DAMAGES_MAX` for each split.
-        message_bytes_max: A longer message is damage, and is not read.
+        options: With SKIP damaged ranges are warnings in the task's log, at most
+            `DAMAGES_MAX` for each split. A message longer than its `message_bytes_max`
+            is damage, and is not read.
 
     Raises:
         CorruptRecordError: Bytes are damaged and FAIL was said; the message names
             file, offset and next good offset.
         StorageError: The disk refused.
     """
-    for bounded in splits:
+    for split in splits:
         damage: list[Damage] = []
-        batches = read_split(
+        for batch in read_split(
             fs,
-            bounded.split,
-            on_corrupt=on_corrupt,
+            split,
+            on_corrupt=options.on_corrupt,
             damage=damage,
-            message_bytes_max=message_bytes_max,
-        )
-        for batch in batches:
-            wanted = bounded.bounds.clip(batch)
+            message_bytes_max=options.message_bytes_max,
+        ):
+            wanted = split.bounds.clip(batch)
             if wanted.num_rows:
                 yield wanted
         for found in apart(damage):
@@ -200,7 +182,8 @@ def read_split(
     decoder = RowDecoder(
         TopicPartition(file.log_id.topic, split.broker_id, file.log_id.partition),
         split.start,
-        _readable_end(fs, split),
+        # Where the last whole record ends, as a broker would find it at a start.
+        tail_of(fs, split).end if split.may_be_torn else split.end,
         on_corrupt=on_corrupt,
         payload_bytes_max=message_bytes_max,
         limit_hint="; if it is a message, raise maxMessageBytes",
@@ -230,9 +213,8 @@ def _decode(
 ) -> Iterator[pa.RecordBatch]:
     """Read the pieces that the decoder asks for, until it or the file ends."""
     file = split.file
-    source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
-    seen = split.start
-    try:
+    seen, is_zip = split.start, file.kind is FileKind.ZIPPED
+    with closing(open_source(fs, file.path, is_zip=is_zip)) as source:
         while not decoder.is_done:
             start = decoder.next_offset
             size = min(max(PIECE_BYTES, decoder.needed_bytes), decoder.end - start)
@@ -241,13 +223,6 @@ def _decode(
                 return  # the file is shorter than it was
             seen = Offset(start + len(piece))
             yield from decoder.decode(piece)
-    finally:
-        source.close()
-
-
-def _readable_end(fs: FileSystem, split: Split) -> Offset:
-    """Return where the last whole record ends, as a broker would find it at a start."""
-    return tail_of(fs, split).end if split.may_be_torn else split.end
 
 
 def tail_of(fs: FileSystem, split: Split) -> Tail:
@@ -258,8 +233,7 @@ def tail_of(fs: FileSystem, split: Split) -> Tail:
     """
     base = split.file.base_offset
     segment = Segment(split.file.path, base, SizeBytes(split.end - base))
-    file = fs.open_read(segment.path)
-    try:
+    with closing(fs.open_read(segment.path)) as file:
         return check_tail(
             file,
             segment,
@@ -268,5 +242,3 @@ def tail_of(fs: FileSystem, split: Split) -> Tail:
             span_bytes_min=WINDOW_BYTES,
             time_ms=file.mtime_ms(),
         )
-    finally:
-        file.close()
