@@ -17,7 +17,7 @@ from metaq.spark.options import (
     check_chosen,
     read_value_options,
 )
-from metaq.spark.record_bounds import Bounds
+from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt
 
 BYTES_PER_PARTITION: Final = SizeBytes(64 << 20)
@@ -81,13 +81,9 @@ class SegmentOptions:
         """Return the range to read of a partition; None: none."""
         if self.partitions is not None and partition not in self.partitions:
             return None
-        whole = Bounds(start_ms=self.start_ms, end_ms=self.end_ms)
-        return whole.narrowed(
-            Bounds(
-                self.starts.get(partition, whole.start),
-                self.ends.get(partition, whole.end),
-            )
-        )
+        start = self.starts.get(partition, EVERYTHING.start)
+        end = self.ends.get(partition, EVERYTHING.end)
+        return Bounds(start, end, self.start_ms, self.end_ms)
 
 
 def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:

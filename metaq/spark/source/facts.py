@@ -83,9 +83,8 @@ class PlanningFacts:
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
     ) -> Sequence[Offset]:
         """Return offsets strictly between `start` and `end` where records begin."""
-        ask = self._cluster.ask
         try:
-            return ask(boundaries_between, partition, start, end, count)
+            return self._cluster.ask(boundaries_between, partition, start, end, count)
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
         except CorruptRecordError:
@@ -93,7 +92,12 @@ class PlanningFacts:
         # Segments begin where records do.
         parts = min(count, SEGMENT_PROBES_MAX) + 1
         probes = [Offset(start + (end - start) * n // parts) for n in range(1, parts)]
-        found = ask(_segment_starts, partition, probes)
+        found = self._cluster.run(
+            lambda context, deadline_s: all_of(
+                nearest_offset(context, partition, at, deadline_s=deadline_s)
+                for at in probes
+            )
+        )
         return sorted({at for at in found if at is not None and start < at < end})
 
     def boundaries_after(
@@ -135,10 +139,22 @@ class PlanningFacts:
 
         Offsets that are damaged, or that retention removes, are missing.
         """
-        headers = zip(offsets, self._cluster.ask(_read_headers, offsets), strict=True)
+        size_bytes = SizeBytes(HEADER_BYTES)
+
+        async def read(context: ClientContext, deadline_s: float) -> list[bytes]:
+            async def read_one(partition: TopicPartition, offset: Offset) -> bytes:
+                try:
+                    return await read_slice(
+                        context, partition, offset, size_bytes, deadline_s=deadline_s
+                    )
+                except CorruptRecordError:
+                    return b""
+
+            return await all_of(read_one(*each) for each in offsets.items())
+
         return {
             partition: MessageId(HEADER.unpack_from(header)[2])
-            for partition, header in headers
+            for partition, header in zip(offsets, self._cluster.run(read), strict=True)
             if len(header) >= HEADER_BYTES
         }
 
@@ -155,40 +171,6 @@ class PlanningFacts:
     def _get(self, partition: TopicPartition, start: Offset, end: Offset) -> bytes:
         size_bytes = SizeBytes(min(end - start, self._get_bytes))
         return self._cluster.ask(read_slice, partition, start, size_bytes)
-
-
-async def _read_headers(
-    context: ClientContext,
-    offsets: Mapping[TopicPartition, Offset],
-    *,
-    deadline_s: float,
-) -> list[bytes]:
-    """Return the bytes of a header at each offset; fewer, or none, if it is damaged."""
-
-    async def read(partition: TopicPartition, offset: Offset) -> bytes:
-        size_bytes = SizeBytes(HEADER_BYTES)
-        try:
-            return await read_slice(
-                context, partition, offset, size_bytes, deadline_s=deadline_s
-            )
-        except CorruptRecordError:
-            return b""
-
-    return await all_of(read(*each) for each in offsets.items())
-
-
-async def _segment_starts(
-    context: ClientContext,
-    partition: TopicPartition,
-    probes: Sequence[Offset],
-    *,
-    deadline_s: float,
-) -> list[Offset | None]:
-    """Return the start of the segment that follows, or has, each offset."""
-    return await all_of(
-        nearest_offset(context, partition, probe, deadline_s=deadline_s)
-        for probe in probes
-    )
 
 
 def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:

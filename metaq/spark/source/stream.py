@@ -342,9 +342,11 @@ class StreamProgress:
             cluster.ask(require_partitions, options.assigned - offsets.keys())
             self._is_checked = True
         known = frozenset(filter(options.chooses, offsets))
-        self._report_left(frozenset(offsets.keys() - known))
+        text = "partitions no longer chosen are not read: %s"
+        self._left = _report(text, frozenset(offsets.keys() - known), self._left)
         logs = cluster.watched_spans(known.union(cluster.partitions(options)))
-        self._report_away(known - logs.keys())
+        text = "brokers are away; nothing new is read of: %s"
+        self._away = _report(text, known - logs.keys(), self._away)
         self._report_gone(offsets, logs)
         unread = {}
         for partition, log in logs.items():
@@ -373,17 +375,14 @@ class StreamProgress:
                 _log.warning("data is lost: %s", lost)
         self._gone = frozenset(gone)
 
-    def _report_left(self, left: frozenset[TopicPartition]) -> None:
-        if left - self._left:
-            names = ", ".join(map(str, sorted(left)))
-            _log.warning("partitions no longer chosen are not read: %s", names)
-        self._left = left
 
-    def _report_away(self, away: frozenset[TopicPartition]) -> None:
-        if away - self._away:
-            names = ", ".join(map(str, sorted(away)))
-            _log.warning("brokers are away; nothing new is read of: %s", names)
-        self._away = away
+def _report(
+    text: str, now: frozenset[TopicPartition], before: frozenset[TopicPartition]
+) -> frozenset[TopicPartition]:
+    """Return `now`, after a warning about it if it has some that `before` lacks."""
+    if now - before:
+        _log.warning(text, ", ".join(map(str, sorted(now))))
+    return now
 
 
 class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
