@@ -168,7 +168,6 @@ class FakeBroker(ThreadOwner):
         self._registration = FakeRegistration(coordinator, root, self._clock)
         self._faults: list[FakeFault] = []
         self._fault_count = 0
-        self._drop_after: int | None = None
         self._commands: Counter[str] = Counter()
         self._empty_gets = self._unknown = 0
         self._connection_count = 0
@@ -495,16 +494,6 @@ class FakeBroker(ThreadOwner):
 
         self._running.call(cut_all)
 
-    def drop_after(self, count: int | None) -> None:
-        """Cut each connection after its next `count` commands; None: no longer.
-
-        The last of them is carried out, and its answer is lost.
-        """
-        with self._lock:
-            self._drop_after = count
-            for session in tuple(self._sessions):
-                session.commands_left = count
-
     def statistics(self) -> FakeBrokerStatistics:
         """Return a snapshot of the counters."""
         with self._lock:
@@ -539,7 +528,6 @@ class FakeBroker(ThreadOwner):
         with self._lock:
             self._connection_count += 1
             self._sessions.add(session)
-            session.commands_left = self._drop_after
         if self._server is None:
             # It was on its way when the listener closed.
             session.cut()

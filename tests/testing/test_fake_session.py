@@ -110,17 +110,3 @@ def test_answers_come_late_while_commands_are_read(broker: FakeBroker) -> None:
         assert len(broker.payloads()) == 3
         broker.delay_s = 0.0
         assert wire.ask(Version(9)).opaque == 9
-
-
-def test_connections_are_cut_after_so_many_commands(broker: FakeBroker) -> None:
-    """Each counts for itself; the last command is carried out, its answer lost."""
-    broker.drop_after(2)
-    for number in range(2):
-        with Wire(broker.address) as wire:
-            assert wire.ask(put(1, b"%d-1" % number)).opaque == 1
-            wire.send(put(2, b"%d-2" % number))
-            assert wire.is_ended()
-    assert broker.payloads() == [b"0-1", b"0-2", b"1-1", b"1-2"]
-    broker.drop_after(None)
-    with Wire(broker.address) as wire:
-        assert [wire.ask(Version(n)).opaque for n in range(4)] == [0, 1, 2, 3]

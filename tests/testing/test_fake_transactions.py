@@ -128,16 +128,6 @@ def test_a_restart_keeps_what_is_prepared(rig: Rig) -> None:
     assert rig.transactions.keys() == ["XID:1:70:62:q"]
 
 
-def test_a_recovery_takes_the_puts_of_what_is_begun(rig: Rig) -> None:
-    """The transaction goes on, and stores what comes after."""
-    rig.tell(BEGIN)
-    rig.put(b"lost")
-    rig.transactions.recover()
-    rig.put(b"kept")
-    rig.tell(ONE_PHASE)
-    assert rig.stored == [b"kept"]
-
-
 def test_a_recover_lists_prepared_transactions_of_its_qualifier(rig: Rig) -> None:
     """Of all without a qualifier; those that are begun are in none."""
     names = [("a", "q"), ("b", "r"), ("c", "q")]
