@@ -25,7 +25,7 @@ from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.transaction_branch import Branch, BranchParts
 from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
-from metaq.spark.sink.own_sender import OwnSender
+from metaq.spark.sink.outbox import OwnSender
 
 LIFETIME_S: Final = 24 * 3600
 """Seconds that a branch may take until it is prepared, of which a broker grants as many

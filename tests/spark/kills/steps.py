@@ -35,7 +35,7 @@ from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.options import SourceOptions
 from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.exactly_once import TransactionManager
-from metaq.spark.sink.named_batches import NamedSender
+from metaq.spark.sink.outbox import NamedSender
 from metaq.spark.sink.writer import BatchWriter, StreamWriter
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.read_task import ReadTask, TaskReader, read_rows

@@ -27,7 +27,7 @@ from metaq.protocol.texts import SEQUENCE_USED, with_code
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
-from metaq.spark.sink.named_batches import RETRIES_MAX, NamedSender
+from metaq.spark.sink.outbox import RETRIES_MAX, NamedSender
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.memory_broker import JAVA, OURS, MemoryBroker
 

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId
-from metaq.spark.sink.own_sender import OwnSender
+from metaq.spark.sink.outbox import OwnSender
 from metaq.testing.servers import reserved_port
 
 NAME = "own-sender-test"
