@@ -184,9 +184,13 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
     warnings.filterwarnings("ignore", module="pyspark")
     require_declarative()
     from metaq.pipeline.declared.progress import BatchProgress, PipelineCounters
-    from metaq.pipeline.declared.service import connect_server
-    from metaq.pipeline.declared.updates import Refresh, read_project, run_updates
-    from metaq.pipeline.jobs.failures import job_errors
+    from metaq.pipeline.declared.updates import (
+        Refresh,
+        connect_server,
+        read_project,
+        run_updates,
+    )
+    from metaq.pipeline.jobs.session import job_errors
 
     counters = PipelineCounters()
 
@@ -254,11 +258,11 @@ def status(directory: Path, *, as_json: bool) -> None:
         ClientError: ZooKeeper does not know the group: nothing was read yet.
     """
     from metaq.pipeline.declared import require_declarative, scaffold
-    from metaq.pipeline.declared.checkpoints import flows_of
+    from metaq.pipeline.declared.progress import flows_of
 
     require_declarative()
     from metaq.pipeline.declared.updates import read_project
-    from metaq.pipeline.jobs.failures import job_errors
+    from metaq.pipeline.jobs.session import job_errors
 
     with job_errors(f"pipeline {directory}"):
         spec = read_project(directory).spec

@@ -164,7 +164,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "ifaddr": {"net.dial"},
     "zlib_ng": {"record.checksum"},
     "pyspark": {"spark", "pipeline"},
-    "py4j": {"pipeline.jobs.failures"},
+    "py4j": {"pipeline.jobs.session"},
     "pyarrow": {"spark", "pipeline"},
     "deltalake": {
         "pipeline.jobs.archive_store",

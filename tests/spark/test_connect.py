@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaq.pipeline.errors import JobError
-from metaq.pipeline.jobs.failures import sentence_of
+from metaq.pipeline.jobs.session import sentence_of
 from metaq.testing.embedded import embedded_broker
 from tests.spark.brokers import TOPIC, wire
 from tests.spark.conftest import HAS_CONNECT, ROOT

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from metaq.pipeline.jobs.failures import NOT_FOUND_CURE, sentence_of
+from metaq.pipeline.jobs.session import NOT_FOUND_CURE, sentence_of
 from metaq.spark.errors import OptionError, one_sentence
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, values, wire

@@ -23,7 +23,7 @@ import pyspark
 import pytest
 
 from metaq.client import Client
-from metaq.pipeline.declared.service import TOKEN
+from metaq.pipeline.declared.updates import TOKEN
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.spark.projects import write_project

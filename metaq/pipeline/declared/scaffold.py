@@ -13,7 +13,7 @@ from typing import Final
 
 from metaq.client.names import check_group, check_topics
 from metaq.errors import ConfigError
-from metaq.pipeline.declared.checkpoints import ESCAPED
+from metaq.pipeline.declared.progress import ESCAPED
 from metaq.pipeline.installed import require_version
 
 SPEC_NAME: Final = "spark-pipeline.yml"

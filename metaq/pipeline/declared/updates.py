@@ -8,10 +8,14 @@ definitions are read again each time: a table that is added comes with the next 
 
 The formats are found by their names here and not registered: Spark sends the counters
 of registered formats to the client, and the client of 4.3 ends an update on them.
+
+Importing this takes PySpark 4.1 with Spark Connect: see `require_declarative`.
 """
 
 import json
 import os
+import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -41,10 +45,11 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from metaq.errors import ConfigError
+from metaq.pipeline.declared import CONNECT
 from metaq.pipeline.declared.progress import BatchProgress, batch_of
 from metaq.pipeline.errors import JobError
-from metaq.pipeline.jobs.failures import sentence_of
-from metaq.pipeline.jobs.session import run_apart
+from metaq.pipeline.jobs.session import end_java, job_session, run_apart, sentence_of
 
 CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that makes PySpark's functions those of Spark Connect, in this process."""
@@ -297,3 +302,47 @@ class _PipelineRun(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  # Spark's name
         """Take no notice."""
+
+
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""Variable by which `spark-submit` names a Java that runs already: it has no token of
+ours, and does not end with us."""
+TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # its name
+"""Variable by which a Spark of ours and its client know each other: others on this
+machine may not run code as us."""
+
+
+@contextmanager
+def connect_server(
+    master: str, settings: Mapping[str, str], log: Path | None, directory: Path
+) -> Iterator[str]:
+    """Yield the address of Spark Connect: of a server that runs, or of our own.
+
+    Args:
+        master: URL of a Spark cluster, or the address of a server.
+        settings: Spark's, for a server of our own.
+        log: file for its log, or None.
+        directory: of the project; tables and catalog are kept in it.
+
+    Raises:
+        ConfigError: this process has a Java of others.
+        MetaqError: Spark does not start.
+    """
+    if master.startswith(CONNECT):
+        with connect_mode():
+            yield master
+        return
+    if GATEWAY in os.environ:
+        raise ConfigError(
+            "a declared pipeline starts a Java of its own: run this command by itself,"
+            " not by spark-submit"
+        )
+    os.environ.setdefault(TOKEN, secrets.token_hex())
+    # Of the driver's own Python processes, also where executors are others.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {**CONNECT_SETTINGS, **catalog_settings(directory), **settings}
+    try:
+        with job_session(master, settings, log) as session, connect_mode():
+            yield server_url(session.spark)
+    finally:
+        end_java()

@@ -24,8 +24,7 @@ from metaq.pipeline.errors import ArchiveError, JobError
 from metaq.pipeline.jobs.archive_store import ArchiveStore, may_lose, open_archive
 from metaq.pipeline.jobs.compact import FILE_BYTES, compact_store
 from metaq.pipeline.jobs.day_files import Read
-from metaq.pipeline.jobs.failures import SPARK_ERRORS, job_errors
-from metaq.pipeline.jobs.session import run_apart
+from metaq.pipeline.jobs.session import SPARK_ERRORS, job_errors, run_apart
 from metaq.spark.offsets import Offsets
 from metaq.spark.options import SourceOptions
 from metaq.spark.topics import ReadTask, plan_stream, read_rows

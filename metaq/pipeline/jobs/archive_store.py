@@ -47,8 +47,15 @@ from metaq.client.names import name_few
 from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError, CommitRaceError
-from metaq.pipeline.jobs.data_files import MEASURED, PLACED_BY, DataFile
-from metaq.pipeline.jobs.day_files import Read, file_system, put_together, write_task
+from metaq.pipeline.jobs.day_files import (
+    MEASURED,
+    PLACED_BY,
+    DataFile,
+    Read,
+    file_system,
+    put_together,
+    write_task,
+)
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.offsets import Offsets, format_offsets, parse_offsets
 from metaq.spark.schema import ROW_DDL

@@ -28,8 +28,8 @@ from pyspark.sql import functions as sf
 
 from metaq.model import Offset, TopicPartition
 from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive
-from metaq.pipeline.jobs.data_files import ArchivedLog, DataFile
-from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.day_files import ArchivedLog, DataFile
+from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.columns import partition_of
 from metaq.spark.options import SourceOptions
 from metaq.spark.topics import find_partitions, log_starts

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import NativeFile
 
 from metaq.model import Offset
-from metaq.pipeline.jobs.data_files import MEASURED, DataFile
-from metaq.pipeline.jobs.day_files import FILE_SCHEMA, file_system
+from metaq.pipeline.jobs.day_files import FILE_SCHEMA, MEASURED, DataFile, file_system
 from metaq.spark.segments.checks import Damage
 
 _I32_NEXT: Final = 0x15

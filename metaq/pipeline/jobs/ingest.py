@@ -6,8 +6,8 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from metaq.pipeline.jobs.failures import job_errors
 from metaq.pipeline.jobs.replay import WriteSummary, write_messages
+from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.options import SinkOptions
 
 WHOLE_ROW: Final = "to_json(struct(*))"

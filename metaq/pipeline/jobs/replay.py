@@ -18,7 +18,7 @@ from metaq.client.names import name_some
 from metaq.model import BrokerId, TopicPartition
 from metaq.pipeline.errors import JobError
 from metaq.pipeline.jobs.archive_store import ORDER, read_archive
-from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import HEADERS_DDL
 from metaq.spark.topics import put_targets

@@ -25,8 +25,8 @@ from metaq.pipeline.jobs.archive_store import (
     root_of,
 )
 from metaq.pipeline.jobs.check_files import CheckedFile, check_file
-from metaq.pipeline.jobs.data_files import DataFile
-from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.day_files import DataFile
+from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.segments.checks import (
     BYTES_PER_PARTITION,
     CheckedSplit,

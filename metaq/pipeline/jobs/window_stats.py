@@ -9,8 +9,7 @@ from pyspark.sql import functions as sf
 
 from metaq.model import Millis
 from metaq.pipeline.errors import JobError
-from metaq.pipeline.jobs.failures import job_errors
-from metaq.pipeline.jobs.session import run_apart
+from metaq.pipeline.jobs.session import job_errors, run_apart
 from metaq.spark.errors import OptionError
 from metaq.spark.options import SourceOptions
 

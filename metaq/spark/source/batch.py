@@ -22,12 +22,11 @@ from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import InnerOffsetError, LateStartError, one_sentence
 from metaq.spark.options import AtTime, Edge, SourceOptions
-from metaq.spark.plan import LogSpan, SpanFacts, plan_reads
+from metaq.spark.plan import LogSpan, SpanFacts, plan_reads, settle
 from metaq.spark.record_bounds import Bounds, PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.facts import PlanningFacts
-from metaq.spark.source.loss import settle
 from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import report_missing_filters, tasks_of
 

@@ -24,10 +24,9 @@ from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError, one_sentence
 from metaq.spark.options import BadRows, SourceOptions, WireOptions
-from metaq.spark.plan import LogSpan, ReadRange
+from metaq.spark.plan import LogSpan, ReadRange, settle
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
-from metaq.spark.source.loss import settle
 from metaq.spark.values import Converted, ValueConverter
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from metaq.spark.offsets import (
     parse_offsets,
 )
 from metaq.spark.options import SourceOptions
-from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
+from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end, settle
 from metaq.spark.record_bounds import EVERYTHING
 from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.batch import (
@@ -51,7 +51,6 @@ from metaq.spark.source.batch import (
     share_tasks,
 )
 from metaq.spark.source.facts import PlanningFacts
-from metaq.spark.source.loss import settle
 from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 

@@ -75,14 +75,14 @@ def broker() -> Iterator[EmbeddedBroker]:
             "spark-warehouse",
             marks=pytest.mark.skipif(
                 VERSION >= (4, 2) and not IS_WHOLE,
-                reason="declared/test_service.py runs it",
+                reason="declared/test_updates_service.py runs it",
             ),
         ),
         pytest.param(
             ["metaq", "pipeline", "run", "--once", "--master", "local[1]", "."],
             "tables",
             marks=pytest.mark.skipif(
-                VERSION >= (4, 2), reason="declared/test_service.py runs it"
+                VERSION >= (4, 2), reason="declared/test_updates_service.py runs it"
             ),
         ),
     ],

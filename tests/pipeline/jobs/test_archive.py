@@ -25,7 +25,7 @@ from metaq.pipeline.jobs import archive
 from metaq.pipeline.jobs.archive import ArchiveProgress
 from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive, read_archive
 from metaq.pipeline.jobs.compact import compact
-from metaq.pipeline.jobs.data_files import NO_VALUE
+from metaq.pipeline.jobs.day_files import NO_VALUE
 from metaq.spark.source.read_task import ReadTask
 from tests.pipeline.jobs.archives import (
     Feed,

@@ -12,7 +12,7 @@ from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive import SMALL_FILES_MAX
 from metaq.pipeline.jobs.archive_store import STAGING, ArchiveStore, read_archive
 from metaq.pipeline.jobs.compact import FILE_BYTES, compact
-from metaq.pipeline.jobs.data_files import DataFile
+from metaq.pipeline.jobs.day_files import DataFile
 from tests.pipeline.jobs.archives import (
     Feed,
     archive_feed,

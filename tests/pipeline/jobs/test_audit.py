@@ -20,7 +20,7 @@ from metaq.pipeline.jobs.audit import (
     compare_by_content,
     compare_by_offset,
 )
-from metaq.pipeline.jobs.data_files import ArchivedLog
+from metaq.pipeline.jobs.day_files import ArchivedLog
 from tests.pipeline.jobs.archives import DAY, SECOND, Row, frame, log_rows, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

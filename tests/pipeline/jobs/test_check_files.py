@@ -16,8 +16,7 @@ from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.check_files import check_file
 from metaq.pipeline.jobs.compact import FILE_BYTES
-from metaq.pipeline.jobs.data_files import DataFile
-from metaq.pipeline.jobs.day_files import FILE_SCHEMA, put_together
+from metaq.pipeline.jobs.day_files import FILE_SCHEMA, DataFile, put_together
 from tests.pipeline.jobs.archives import DAY, SECOND, row
 from tests.pipeline.jobs.test_day_files import STAGING, write
 from tests.sampling import SEED

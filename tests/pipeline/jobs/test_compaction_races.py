@@ -11,8 +11,7 @@ from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError, CommitRaceError
 from metaq.pipeline.jobs.archive_store import STAGING, ArchiveStore
 from metaq.pipeline.jobs.compact import FILE_BYTES
-from metaq.pipeline.jobs.data_files import DataFile
-from metaq.pipeline.jobs.day_files import write_task
+from metaq.pipeline.jobs.day_files import DataFile, write_task
 from metaq.spark.plan import ReadRange
 from metaq.spark.source.read_task import ReadTask
 from tests.pipeline.jobs.archives import arrow, log_rows, overtaken_by

@@ -11,8 +11,7 @@ import pytest
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError
-from metaq.pipeline.jobs.data_files import DataFile, directory_of
-from metaq.pipeline.jobs.day_files import OPEN_MAX, write_task
+from metaq.pipeline.jobs.day_files import OPEN_MAX, DataFile, directory_of, write_task
 from metaq.spark.plan import ReadRange
 from metaq.spark.source.read_task import ReadTask
 from tests.pipeline.jobs.archives import DAY, SECOND, Row, arrow, log_rows, row

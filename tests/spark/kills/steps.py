@@ -28,8 +28,7 @@ from metaq.client.offsets.query_progress import keep_start
 from metaq.client.produce.xa_commands import XaCommands
 from metaq.pipeline.jobs import archive, archive_store
 from metaq.pipeline.jobs.archive_store import ArchiveStore
-from metaq.pipeline.jobs.data_files import DataFile
-from metaq.pipeline.jobs.day_files import write_task
+from metaq.pipeline.jobs.day_files import DataFile, write_task
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.options import SourceOptions

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import BackwardRangeError, DataLossError, LostRange
-from metaq.spark.plan import LogSpan
-from metaq.spark.source.loss import Settled, settle
+from metaq.spark.plan import LogSpan, Settled, settle
 
 PARTITION = TopicPartition("logs", BrokerId(0), 1)
 LOG = (500, 600)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from metaq.model import Millis
-from metaq.pipeline.declared.checkpoints import FlowStatus, flows_of
+from metaq.pipeline.declared.progress import FlowStatus, flows_of
 
 
 def commit(version: Path, batch: int, moment_s: int) -> None:

@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.pipeline.errors import JobError
-from metaq.pipeline.jobs.failures import job_errors
+from metaq.pipeline.jobs.session import job_errors
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive_store import STAGING, ArchiveStore, root_of
-from metaq.pipeline.jobs.data_files import ArchivedLog, DataFile, stats_of
-from metaq.pipeline.jobs.failures import sentence_of
+from metaq.pipeline.jobs.day_files import ArchivedLog, DataFile, stats_of
 from metaq.pipeline.jobs.latest import LatestTable
+from metaq.pipeline.jobs.session import sentence_of
 from metaq.spark.columns import ROW_SCHEMA
 
 
