@@ -176,7 +176,8 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
         KeyboardInterrupt: Ctrl-C before the one update was done.
         SystemExit: SIGTERM before the one update was done.
     """
-    from metaq.pipeline.declared import CONNECT, require_declarative
+    from metaq.pipeline.declared import require_declarative
+    from metaq.pipeline.installed import CONNECT
 
     if job.master.startswith(CONNECT) and (job.settings or job.log):
         raise click.UsageError("a server of Spark Connect has its own --conf and log")

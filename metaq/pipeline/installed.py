@@ -8,6 +8,8 @@ from typing import Final
 from metaq.errors import ConfigError
 
 INSTALL: Final = "pip install 'metaq[pipeline]'"
+CONNECT: Final = "sc://"
+"""Begins the address of a Spark Connect server that runs already."""
 
 
 def require_spark() -> None:

@@ -2,13 +2,9 @@
 
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
-from typing import Final
 
 from metaq.errors import ConfigError
 from metaq.pipeline.installed import INSTALL, require_version
-
-CONNECT: Final = "sc://"
-"""Begins the address of a Spark Connect server that runs already."""
 
 
 def require_declarative() -> None:

@@ -46,9 +46,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from metaq.errors import ConfigError
-from metaq.pipeline.declared import CONNECT
 from metaq.pipeline.declared.progress import BatchProgress, batch_of
 from metaq.pipeline.errors import JobError
+from metaq.pipeline.installed import CONNECT
 from metaq.pipeline.jobs.session import end_java, job_session, run_apart, sentence_of
 
 CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"

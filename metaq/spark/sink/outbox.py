@@ -321,7 +321,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class RowTargets:
-    """Where the rows of a task go."""
+    """The topics of a task's rows, and their partitions."""
 
     topic: str | None
     """Of all rows; None: each row names its own."""

@@ -2,8 +2,8 @@
 
 What `metaq pipeline init` writes is run again after the death of each driver; of other
 processes several die in one update. A run has one death, in
-`declared/test_updates_service.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS makes it
-longer, METAQ_SEED repeats it.
+`declared/test_updates_service.py`, METAQ_WHOLE=1 all of them, here; METAQ_KILL_ROUNDS
+makes it longer, METAQ_SEED repeats it.
 """
 
 import os
@@ -140,7 +140,7 @@ def updates_of(deaths: Sequence[Death]) -> list[list[Death]]:
     ]
 
 
-@pytest.mark.skipif(not IS_WHOLE, reason="declared/test_updates_service.py has one of them")
+@pytest.mark.skipif(not IS_WHOLE, reason="test_updates_service.py has one of them")
 @pytest.mark.parametrize("masters", MASTERS)
 def test_a_pipeline_is_right_though_its_processes_die(
     killing: Killing, broker: EmbeddedBroker, tmp_path: Path, masters: str
