@@ -68,7 +68,7 @@ def offsets_from_json(value: object) -> dict[TopicPartition, Offset]:
     """
     if not isinstance(value, dict) or VERSION_KEY not in value:
         _refuse("offset", f"expected an object with {VERSION_KEY!r}", value)
-    return _read_numbers("offset", value, _as_offset)
+    return _read_numbers("offset", value, Offset)
 
 
 def format_offsets(offsets: Offsets) -> str:
@@ -96,7 +96,7 @@ def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
     Raises:
         OffsetTextError: the text is of another form; the message quotes it.
     """
-    return _read_numbers(option, _parse_json(option, text), _as_wanted)
+    return _read_numbers(option, _parse_json(option, text), Offset, low=EARLIEST)
 
 
 def parse_times(text: str, *, option: str) -> dict[TopicPartition, Millis]:
@@ -109,7 +109,7 @@ def parse_times(text: str, *, option: str) -> dict[TopicPartition, Millis]:
     Raises:
         OffsetTextError: the text is of another form; the message quotes it.
     """
-    return _read_numbers(option, _parse_json(option, text), _as_millis)
+    return _read_numbers(option, _parse_json(option, text), Millis)
 
 
 def parse_assigned(text: str, *, option: str) -> frozenset[TopicPartition]:
@@ -158,7 +158,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _read_numbers(
-    option: str, value: object, convert: Callable[[int], _Number | None]
+    option: str, value: object, kind: Callable[[int], _Number], *, low: int = 0
 ) -> dict[TopicPartition, _Number]:
     """Read topic → partition → number; `convert` gives None for a number it refuses."""
     if not isinstance(value, dict):
@@ -176,10 +176,9 @@ def _read_numbers(
         for name, number in numbers.items():
             partition = _read_partition(option, topic, name)
             # A bool is an int to Python, and 1.0 is equal to 1.
-            known = convert(number) if type(number) is int else None
-            if known is None:
+            if type(number) is not int or not low <= number <= MAX_OFFSET:
                 _refuse(option, f"{partition}: not a number in range", number)
-            found[partition] = known
+            found[partition] = kind(number)
     return found
 
 
@@ -190,18 +189,6 @@ def _read_partition(option: str, topic: object, name: object) -> TopicPartition:
     if match is None:
         _refuse(option, f"topic {topic!r}: expected '<broker>-<partition>'", name)
     return TopicPartition(topic, BrokerId(int(match[1])), int(match[2]))
-
-
-def _as_offset(number: int) -> Offset | None:
-    return Offset(number) if 0 <= number <= MAX_OFFSET else None
-
-
-def _as_wanted(number: int) -> Offset | None:
-    return Offset(number) if EARLIEST <= number <= MAX_OFFSET else None
-
-
-def _as_millis(number: int) -> Millis | None:
-    return Millis(number) if 0 <= number <= MAX_OFFSET else None
 
 
 def _refuse(option: str, problem: str, value: object) -> NoReturn:

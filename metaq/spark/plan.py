@@ -15,9 +15,8 @@ ever left out without a `LostRange` that names it.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -154,11 +153,13 @@ def plan_batch_end(
         if too_few and waited_s < limits.delay_s_max:
             return {partition: span.start for partition, span in backlog.items()}
         for partition, share in _shares(counts, limits.messages_max).items():
-            ends[partition] = _end_by_count(facts, partition, filled[partition], share)
+            search = _Search(facts, partition, filled[partition], share, is_count=True)
+            ends[partition] = search.run()
     sizes = {partition: int(span.size_bytes) for partition, span in filled.items()}
     for partition, share in _shares(sizes, limits.bytes_max).items():
         span = LogSpan(filled[partition].start, ends[partition])
-        ends[partition] = _end_by_bytes(facts, partition, span, share)
+        search = _Search(facts, partition, span, share, is_count=False)
+        ends[partition] = search.run()
     return ends
 
 
@@ -229,23 +230,6 @@ def _shares(
     return {p: limit * size // total for p, size in sizes.items()}
 
 
-def _end_by_count(
-    facts: SpanFacts, partition: TopicPartition, span: LogSpan, messages_max: int
-) -> Offset:
-    count = partial(facts.count, partition)
-    return _Search(facts, partition, span, messages_max, count, is_count=True).run()
-
-
-def _end_by_bytes(
-    facts: SpanFacts, partition: TopicPartition, span: LogSpan, bytes_max: int
-) -> Offset:
-    return _Search(facts, partition, span, bytes_max, _size, is_count=False).run()
-
-
-def _size(start: Offset, end: Offset) -> int:
-    return end - start
-
-
 @dataclass(slots=True)
 class _Search:
     """Search for the last boundary of a span, not empty, that is within a limit.
@@ -259,15 +243,14 @@ class _Search:
     partition: TopicPartition
     span: LogSpan
     limit: int
-    amount: Callable[[Offset, Offset], int]
-    """Amount between two offsets: bytes, or with `is_count` records."""
     is_count: bool
+    """It limits records; bytes otherwise."""
     has_boundaries: bool = True
 
     def run(self) -> Offset:
         """Return the last boundary that fits; the first one if none does."""
         start, end = self.span.start, self.span.end
-        low, high = (start, 0), (end, self.amount(start, end))
+        low, high = (start, 0), (end, self._amount(start, end))
         if high[1] <= self.limit:
             return high[0]
         while inner := self._inner(low, high):
@@ -277,6 +260,11 @@ class _Search:
                 return known[max(self.limit - low[1], low[0] == self.span.start)]
             low, high = self._narrow(known, low, high)
         return low[0] if low[0] > self.span.start else high[0]
+
+    def _amount(self, start: Offset, end: Offset) -> int:
+        if self.is_count:
+            return self.facts.count(self.partition, start, end)
+        return end - start
 
     def _inner(
         self, low: tuple[Offset, int], high: tuple[Offset, int]
@@ -315,7 +303,7 @@ class _Search:
             place = bisect_right(known, expected) - 1 if is_guess else middle
             place, is_guess = min(max(place, first + 1), last - 1), not is_guess
             # Asked from the last place that fits: long ranges cost the broker more.
-            at, before = known[place], low[1] + self.amount(low[0], known[place])
+            at, before = known[place], low[1] + self._amount(low[0], known[place])
             if before <= self.limit:
                 first, low = place, (at, before)
             else:

@@ -169,7 +169,7 @@ class Sink:
 
 
 class _Writer:
-    """What Spark calls of both writers."""
+    """The calls of Spark that both writers answer alike."""
 
     _sink: Sink | ExactSink
     _schema: pa.Schema | None = None

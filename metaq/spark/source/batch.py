@@ -21,7 +21,7 @@ from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import InnerOffsetError, LateStartError, one_sentence
-from metaq.spark.options import AtTime, Edge, SourceOptions
+from metaq.spark.options import AtTime, Bound, Edge, SourceOptions
 from metaq.spark.plan import LogSpan, SpanFacts, plan_reads, settle
 from metaq.spark.record_bounds import Bounds, PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt
@@ -75,7 +75,7 @@ class BatchReader(TaskReader, DataSourceReader):
         chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
         logs = cluster.spans(chosen)
         starts = resolve_starts(cluster, facts, options, logs)
-        ends = resolve_ends(facts, options, logs)
+        ends = _resolve(facts, options, options.ending, logs, {}, fails_late=False)
         wanted = {p: LogSpan(starts[p], ends[p]) for p in chosen}
         spans = {}
         for partition, span in settle_all(wanted, logs, options).items():
@@ -132,50 +132,45 @@ def resolve_starts(
     committed: dict[TopicPartition, Offset] = {}
     if options.starting.edge is Edge.GROUP and options.start_group is not None:
         committed = cluster.ask(read_progress, options.start_group, spans)
-    starts: dict[TopicPartition, Offset] = {}
+    late = options.is_late_start_error
+    return _resolve(facts, options, options.starting, spans, committed, fails_late=late)
+
+
+def _resolve(
+    facts: PlanningFacts,
+    options: SourceOptions,
+    bound: Bound,
+    spans: Mapping[TopicPartition, LogSpan | None],
+    committed: Mapping[TopicPartition, Offset],
+    *,
+    fails_late: bool,
+) -> dict[TopicPartition, Offset]:
+    """Return the offsets of a bound, of a start or an end; see `resolve_starts`."""
+    offsets: dict[TopicPartition, Offset] = {}
     for partition, found in sorted(spans.items()):
-        span, wanted = found or NOTHING, options.starting.of(partition)
+        span, wanted = found or NOTHING, bound.of(partition)
         match wanted:
             case Edge.EARLIEST:
-                starts[partition] = span.start
+                offsets[partition] = span.start
             case Edge.LATEST:
-                starts[partition] = span.end
+                offsets[partition] = span.end
             case Edge.GROUP:
-                starts[partition] = committed.get(partition, span.start)
+                offsets[partition] = committed.get(partition, span.start)
             case AtTime(time_ms):
                 at = _first_since(facts, partition, span, time_ms)
-                if at is None and options.is_late_start_error:
+                if at is None and fails_late:
                     raise LateStartError(
                         f"{partition}: no message was put at {time_ms} ms since 1970 or"
                         " later; startingOffsetsByTimestampStrategy=latest starts at"
                         " the log end there"
                     )
-                starts[partition] = span.end if at is None else at
+                offsets[partition] = span.end if at is None else at
             case int():
                 _require_record(facts, options, partition, span, wanted)
-                starts[partition] = wanted
+                offsets[partition] = wanted
             case _:
                 assert_never(wanted)
-    return starts
-
-
-def resolve_ends(
-    facts: PlanningFacts,
-    options: SourceOptions,
-    spans: Mapping[TopicPartition, LogSpan | None],
-) -> dict[TopicPartition, Offset]:
-    """Return where a batch ends in each partition; raises as `resolve_starts`."""
-    ends: dict[TopicPartition, Offset] = {}
-    for partition, found in sorted(spans.items()):
-        span, wanted = found or NOTHING, options.ending.of(partition)
-        ends[partition] = span.end
-        if isinstance(wanted, AtTime):
-            at = _first_since(facts, partition, span, wanted.time_ms)
-            ends[partition] = span.end if at is None else at
-        elif isinstance(wanted, int):
-            _require_record(facts, options, partition, span, wanted)
-            ends[partition] = wanted
-    return ends
+    return offsets
 
 
 def _require_record(
