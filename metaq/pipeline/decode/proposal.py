@@ -130,7 +130,7 @@ def propose(values: Sequence[bytes]) -> Proposal | None:
         values: the messages.
     """
     for look in (_propose_avro, _propose_json, _propose_pattern, _propose_csv):
-        found = look(values)
+        found = max(look(values), key=lambda each: each.fit_count, default=None)
         if found is not None and found.fit_count >= SHARE_MIN * len(values) > 0:
             return found
     return None
@@ -320,7 +320,9 @@ def type_of(shape: Shape, *, is_text: bool = False) -> DataType:
             there = shape.counts[ShownKind.OBJECT]
             return StructType(
                 [
-                    StructField(name, type_of(inner), inner.there_count < there)
+                    StructField(
+                        name, type_of(inner, is_text=is_text), inner.there_count < there
+                    )
                     for name, inner in kept
                 ]
             )
@@ -368,21 +370,20 @@ def _facts(shape: Shape, schema: StructType, path: str = "") -> Iterator[FieldFa
 # -- formats -------------------------------------------------------------------------
 
 
-def _propose_avro(values: Sequence[bytes]) -> Proposal | None:
+def _propose_avro(values: Sequence[bytes]) -> Iterator[Proposal]:
     marked = [
         fingerprint_text(value)
         for value in values
         if value.startswith(AVRO_MARK) and len(value) >= AVRO_HEADER_BYTES
     ]
-    if not marked:
-        return None
-    names = ", ".join(sorted(set(marked))[:ERRORS_MAX])
-    return Proposal(
-        form=ValueForm.AVRO, schema=None, detail=names, fit_count=len(marked)
-    )
+    if marked:
+        names = ", ".join(sorted(set(marked))[:ERRORS_MAX])
+        yield Proposal(
+            form=ValueForm.AVRO, schema=None, detail=names, fit_count=len(marked)
+        )
 
 
-def _propose_json(values: Sequence[bytes]) -> Proposal | None:
+def _propose_json(values: Sequence[bytes]) -> Iterator[Proposal]:
     shape = Shape()
     for value in values:
         try:
@@ -393,53 +394,40 @@ def _propose_json(values: Sequence[bytes]) -> Proposal | None:
             shape.add(found)
     schema = type_of(shape)
     if not isinstance(schema, StructType) or not schema.fields:
-        return None
-    if sum(1 for _ in _facts(shape, schema)) > FIELDS_MAX:
-        return None
-    fields = _required(schema)
-    decoder = JsonValues(nullable(fields), "schema")
-    return _judged(values, ValueForm.JSON, shape, schema, decoder)
+        return
+    if sum(1 for _ in _facts(shape, schema)) <= FIELDS_MAX:
+        decoder = JsonValues(nullable(_required(schema)), "schema")
+        yield _judged(values, ValueForm.JSON, shape, schema, decoder)
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _propose_pattern(values: Sequence[bytes]) -> Proposal | None:
-    best = None
+def _propose_pattern(values: Sequence[bytes]) -> Iterator[Proposal]:
     for regex in PATTERNS:
         names = group_names(regex)
         texts = StructType([StructField(name, StringType()) for name in names])
         decoder = PatternValues(_required(texts), regex)
-        rows = _rows(decoder, values)
-        shape = _shape_of_texts([list(r.values()) for r in rows if r], names)
-        if not shape.counts:
-            continue
-        schema = _schema_of_texts(shape, names)
-        typed = PatternValues(nullable(_required(schema)), regex)
-        found = _judged(values, ValueForm.PATTERN, shape, schema, typed, regex)
-        if best is None or found.fit_count > best.fit_count:
-            best = found
-    return best
+        found = decode_values(decoder, decoder.kind, pa.array(values, pa.binary()))
+        rows = [list(row.values()) for row in found.field("row").to_pylist() if row]
+        if rows:
+            shape, schema = _read_texts(rows, names)
+            typed = PatternValues(nullable(_required(schema)), regex)
+            yield _judged(values, ValueForm.PATTERN, shape, schema, typed, regex)
 
 
-def _propose_csv(values: Sequence[bytes]) -> Proposal | None:
-    best = None
+def _propose_csv(values: Sequence[bytes]) -> Iterator[Proposal]:
     for delimiter in ",;\t|":
         records = list(_records(values, delimiter))
         counts = Counter(map(len, records))
-        if not counts or (width := max(counts, key=counts.__getitem__)) == 1:
-            continue
-        names = [f"c{number}" for number in range(1, width + 1)]
-        if width > FIELDS_MAX:
-            continue
-        shape = _shape_of_texts([r for r in records if len(r) == width], names)
-        schema = _schema_of_texts(shape, names)
-        decoder = CsvValues(nullable(_required(schema)), delimiter)
-        found = _judged(values, ValueForm.CSV, shape, schema, decoder, delimiter)
-        if best is None or found.fit_count > best.fit_count:
-            best = found
-    return best
+        width = max(counts, key=counts.__getitem__, default=1)
+        if 1 < width <= FIELDS_MAX:
+            rows = [record for record in records if len(record) == width]
+            names = [f"c{number}" for number in range(1, width + 1)]
+            shape, schema = _read_texts(rows, names)
+            decoder = CsvValues(nullable(_required(schema)), delimiter)
+            yield _judged(values, ValueForm.CSV, shape, schema, decoder, delimiter)
 
 
 def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
@@ -450,36 +438,22 @@ def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
             continue
 
 
-def _shape_of_texts(
+def _read_texts(
     rows: Sequence[Sequence[str | None]], names: Sequence[str]
-) -> Shape:
+) -> tuple[Shape, StructType]:
+    """Return the shape and the fields of texts; there is one row or more."""
     shape = Shape()
     for row in rows:
         shape.counts[ShownKind.OBJECT] += 1
         for name, text in zip(names, row, strict=True):
             shape.fields.setdefault(name, Shape()).add_text(text)
-    return shape
-
-
-def _schema_of_texts(shape: Shape, names: Sequence[str]) -> StructType:
-    there = shape.counts[ShownKind.OBJECT]
-    fields = ((name, shape.fields[name]) for name in names)
-    return StructType(
-        [
-            StructField(name, type_of(inner, is_text=True), inner.there_count < there)
-            for name, inner in fields
-        ]
-    )
+    schema = type_of(shape, is_text=True)
+    assert isinstance(schema, StructType), schema
+    return shape, schema
 
 
 def _required(schema: StructType) -> pa.DataType:
     return pa.struct(list(arrow_schema(schema)))
-
-
-def _rows(decoder: Decoder, values: Sequence[bytes]) -> list[dict[str, Any] | None]:
-    found = decode_values(decoder, decoder.kind, pa.array(values, pa.binary()))
-    rows: list[dict[str, Any] | None] = found.field("row").to_pylist()
-    return rows
 
 
 def _judged(
