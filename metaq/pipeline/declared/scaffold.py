@@ -222,16 +222,12 @@ def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
         "spark.sql.shuffle.partitions": "2",
     }
     # Every JSON text is a YAML text.
-    lines = [f"  {key}: {json.dumps(value)}" for key, value in settings.items()]
-    return "\n".join(
-        [
-            f"name: {json.dumps(name)}",
-            f"storage: {json.dumps(storage)}",
-            "libraries:",
-            "  - glob:",
-            "      include: transformations/**",
-            "configuration:",
-            *lines,
-            "",
-        ]
-    )
+    lines = (f"  {key}: {json.dumps(value)}\n" for key, value in settings.items())
+    return f"""\
+name: {json.dumps(name)}
+storage: {json.dumps(storage)}
+libraries:
+  - glob:
+      include: transformations/**
+configuration:
+{"".join(lines)}"""

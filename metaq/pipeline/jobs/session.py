@@ -122,7 +122,10 @@ class JobSession:
         """
 
         def run() -> T:
-            activate(self.spark)
+            # A write looks for the formats in the active session, and only the thread
+            # that started Spark has one. Of all that may be asked of a session, this
+            # alone makes it active, and nothing runs for it.
+            self.spark.createDataFrame([], "nothing INT")
             return job()
 
         return run_apart(run, on_interrupt=on_interrupt)
@@ -160,7 +163,8 @@ def job_session(
         # No other host asks for it, and not every machine can look its own name up.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     level = "ERROR" if log is None else "WARN"
-    with _log_file(log) as file:
+    with tempfile.TemporaryFile() if log is None else log.open("ab+") as opened:
+        file = opened.fileno()
         with _standard_error_to(file):
             try:
                 # Started by the main thread it would take Ctrl-C for itself.
@@ -174,16 +178,6 @@ def job_session(
         finally:
             # Here as well Ctrl-C would break off a call.
             run_apart(lambda: stop_session(session))
-
-
-@contextmanager
-def _log_file(path: Path | None) -> Iterator[int]:
-    if path is None:
-        with tempfile.TemporaryFile() as file:
-            yield file.fileno()
-        return
-    with path.open("ab+") as file:
-        yield file.fileno()
 
 
 @contextmanager
@@ -233,17 +227,6 @@ def start_session(
             f"Spark does not start on {master}: {sentence_of(error)}"
         ) from error
     return session
-
-
-def activate(session: SparkSession) -> None:
-    """Make a session the active one of this thread.
-
-    A write looks for the formats in the active session, and only the thread that
-    started Spark has one.
-    """
-    # Of all that may be asked of a session, this alone makes it active, and nothing
-    # runs for it.
-    session.createDataFrame([], "nothing INT")
 
 
 def stop_session(session: SparkSession) -> None:
