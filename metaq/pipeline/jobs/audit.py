@@ -17,8 +17,7 @@ message, so an archive that is right costs no more than to read both sides.
 """
 
 import enum
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -150,10 +149,16 @@ def audit_archive(
     archived = {file.log.partition for file in files if file.log.up_to is None}
     if mixed := [file for file in there if file.log.up_to]:
         with job_errors("audit"):
-            archived |= _logs_of(store.read(spark, mixed))
+            # Of files of several partitions the table has the range alone.
+            logs = store.read(spark, mixed).select(*_LOG).distinct().collect()
+            archived |= set(map(partition_of, logs))
     found = find_partitions(wanted, archived)
     store.require_topics(topics)
-    ends = _ends(store, {*archived, *found.served})
+    ends = {
+        partition: last
+        for partition in {*archived, *found.served}
+        if (last := store.end(partition)) is not None
+    }
     with job_errors("audit"):
         source = spark.read.format("metaq").options(**asked).load()
         return compare_by_offset(
@@ -166,19 +171,6 @@ def audit_archive(
                 wanted, set(logs).intersection(found.served)
             ),
         )
-
-
-def _logs_of(rows: DataFrame) -> set[TopicPartition]:
-    """Return the partitions of rows; of files of several the table has the range."""
-    return set(map(partition_of, rows.select(*_LOG).distinct().collect()))
-
-
-def _ends(
-    store: ArchiveStore, partitions: Iterable[TopicPartition]
-) -> dict[TopicPartition, Offset]:
-    """Return the last offset of those partitions that are archived."""
-    ends = ((partition, store.end(partition)) for partition in partitions)
-    return {partition: last for partition, last in ends if last is not None}
 
 
 def _look_at(
@@ -252,7 +244,7 @@ def compare_by_offset(
     )
     one, other = _sums_of(ones), _sums_of(others)
     unequal = {s for s in one.keys() | other.keys() if one.get(s) != other.get(s)}
-    counted, examples, lost_there = dict[AuditFindingKind, int](), [], {}
+    counts, examples, lost_there = _counts(()), [], {}
     if unequal:
         # Their first spans show where logs start by then.
         firsts = {log: (log, span) for log, span in sorted(one, reverse=True)}
@@ -263,16 +255,18 @@ def compare_by_offset(
             judged = _compare_spans(
                 *sides, unequal, starts, ends, lasts, frozenset(away)
             )
-            counted, examples = _counts(_tally(judged)), _examples(judged)
+            counts, examples = _counts(_tally(judged)), _examples(judged)
             lost_there = _lost(judged) if missing else {}
-    summary = AuditSummary(
+    lost = _lost_on_both_sides(lost_there, missing)
+    counts[AuditFindingKind.LOST] += sum(count for count, _finding in lost)
+    more = [finding for _count, finding in lost][:EXAMPLES_MAX]
+    return AuditSummary(
         sum(row["count"] for row in one.values()),
         sum(row["count"] for row in other.values()),
-        _every_kind(counted),
-        tuple(examples),
+        counts,
+        tuple(sorted([*more, *examples], key=_order)),
         tuple(sorted(away)),
     )
-    return _with_lost(summary, _lost_on_both_sides(lost_there, missing))
 
 
 def _sums_of(rows: DataFrame) -> dict[_Span, Any]:
@@ -408,17 +402,6 @@ def _lost_on_both_sides(
     return lost
 
 
-def _with_lost(
-    summary: AuditSummary, lost: Sequence[tuple[int, AuditFinding]]
-) -> AuditSummary:
-    """Return a summary with more that is lost; each finding represents several."""
-    counts = dict(summary.counts)
-    counts[AuditFindingKind.LOST] += sum(count for count, _finding in lost)
-    more = [finding for _count, finding in lost][:EXAMPLES_MAX]
-    findings = sorted([*more, *summary.findings], key=_order)
-    return replace(summary, counts=counts, findings=tuple(findings))
-
-
 def compare_by_content(
     source: DataFrame, target: DataFrame, *, message_id: str | None = None
 ) -> AuditSummary:
@@ -438,14 +421,14 @@ def compare_by_content(
         for side in (source, target)
     )
     tally = _tally(_judged_copy(ones, others, [*keys]))
-    counts = _counts(tally)
+    counts, examples = _counts(tally), list[AuditFinding]()
+    if any(counts.values()):
+        examples = _examples(_judged_copy(ones, others, [*keys], "place"))
     return AuditSummary(
         sum(row["source_count"] for row in tally),
         sum(row["target_count"] for row in tally),
-        _every_kind(counts),
-        tuple(_examples(_judged_copy(ones, others, [*keys], "place")))
-        if counts
-        else (),
+        counts,
+        tuple(examples),
     )
 
 
@@ -561,20 +544,14 @@ def _tally(judged: DataFrame) -> list[Any]:
 
 
 def _counts(tally: Sequence[Any]) -> dict[AuditFindingKind, int]:
-    """Return the messages of the kinds that there are."""
-    counts = Counter[AuditFindingKind]()
+    """Return the number of messages of each kind; every kind is there."""
+    counts = dict.fromkeys(AuditFindingKind, 0)
     for row in tally:
         if row["kind"] is not None:
             counts[AuditFindingKind(row["kind"])] += row["count"]
         if row["is_moved"]:
             counts[AuditFindingKind.REORDERED] += row["keys"]
-    return dict(counts)
-
-
-def _every_kind(
-    counts: Mapping[AuditFindingKind, int],
-) -> dict[AuditFindingKind, int]:
-    return {kind: counts.get(kind, 0) for kind in AuditFindingKind}
+    return counts
 
 
 def _examples(judged: DataFrame) -> list[AuditFinding]:
