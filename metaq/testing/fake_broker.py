@@ -47,9 +47,8 @@ from metaq.protocol.commands import (
 )
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
-from metaq.testing.fake_metaq import FakeMetaq, Known
+from metaq.testing.fake_metaq import FakeMetaq, Heuristic, Known
 from metaq.testing.fake_session import FakeSession
-from metaq.testing.fake_transactions import Heuristic
 from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot

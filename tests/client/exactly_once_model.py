@@ -40,7 +40,7 @@ from metaq.model import (
 )
 from metaq.protocol.commands import Put, Reply, Result, TransactionCommand
 from metaq.protocol.version import Capabilities
-from metaq.testing.fake_transactions import FakeTransactions
+from metaq.testing.fake_metaq import FakeTransactions
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import NodeExistsError
 from metaq.zk.offsets import GroupOffsets

@@ -19,7 +19,7 @@ from metaq.client.errors import XaError
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
 from metaq.testing.fake_broker import FaultKind
-from metaq.testing.fake_transactions import Heuristic
+from metaq.testing.fake_metaq import Heuristic
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.brokers import StartBroker

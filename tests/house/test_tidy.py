@@ -19,7 +19,7 @@ CLOCK = {"metaq/clock.py"}
 # app hands it to the topics; the others make names of their own
 CHANCE = {
     "metaq/retry.py", "metaq/broker/app.py", "metaq/client/session.py",
-    "metaq/spark/sink/writer.py", "metaq/spark/sink/task.py",
+    "metaq/spark/sink/writer.py", "metaq/spark/sink/outbox.py",
     "metaq/storage/inventory.py", "metaq/pipeline/jobs/day_files.py",
     "metaq/pipeline/declared/updates.py",
 }  # fmt: skip

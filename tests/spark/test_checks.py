@@ -11,8 +11,7 @@ from metaq.model import SizeBytes
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.segments.checks import CheckedSplit, check_split, find_holes
-from metaq.spark.segments.segment_files import find_segments
-from metaq.spark.segments.segment_plan import plan_query
+from metaq.spark.segments.segment_plan import find_segments, plan_query
 from tests.spark.segment_dirs import (
     ARCHIVE,
     FS,

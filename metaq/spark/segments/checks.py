@@ -18,9 +18,14 @@ from metaq.model import SizeBytes
 from metaq.spark.errors import OptionError
 from metaq.spark.record_bounds import PushedFilters
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segments.segment_files import FileKind, SegmentFile, find_segments
 from metaq.spark.segments.segment_options import BYTES_PER_PARTITION, SegmentOptions
-from metaq.spark.segments.segment_plan import Split, plan_query
+from metaq.spark.segments.segment_plan import (
+    FileKind,
+    SegmentFile,
+    Split,
+    find_segments,
+    plan_query,
+)
 from metaq.spark.segments.segment_reader import read_split, tail_of
 from metaq.storage.damage import apart, check_parts
 from metaq.storage.listing import check_neighbours, index_of

@@ -27,9 +27,8 @@ from metaq.spark.errors import DamagedRecordError, one_sentence
 from metaq.spark.record_bounds import PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.schema import row_ddl, value_type
-from metaq.spark.segments.segment_files import FileKind
 from metaq.spark.segments.segment_options import SegmentOptions, parse_segment_options
-from metaq.spark.segments.segment_plan import Split, plan_query
+from metaq.spark.segments.segment_plan import FileKind, Split, plan_query
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
 from metaq.storage.damage import Tail, apart, check_tail

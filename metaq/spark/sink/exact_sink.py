@@ -49,9 +49,10 @@ from metaq.spark.sink.outbox import (
     Targets,
     WriteName,
     Written,
+    draw_turn,
+    write_name,
 )
 from metaq.spark.sink.sink_rows import Payloads, fill_tombstones, sum_batch, sum_rows
-from metaq.spark.sink.task import draw_turn, write_name
 
 if TYPE_CHECKING:
     from metaq.spark.sink.exactly_once import TransactionManager

@@ -39,6 +39,7 @@ Source: docs/metaq-1.4/client.md 2.4 and 16, docs/metaq-1.4/broker.md 1.4.
 
 import asyncio
 import math
+import uuid
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,6 +49,7 @@ from itertools import accumulate
 from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from metaq.client.errors import BufferFullError
 from metaq.client.names import parse_address
@@ -69,6 +71,7 @@ from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.options import WireOptions
+from metaq.spark.sink.decisions import ATTEMPT_MAX
 from metaq.spark.sink.sink_rows import Payloads, Router
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -439,3 +442,36 @@ class Outbox(RowOutbox):
             sent.sequence += end - first
             sent.batch_count += 1
             first = end
+
+
+_QUERY: str = "sql.streaming.queryId"
+_BATCH: str = "streaming.sql.batchId"
+TURN_CHARS: Final = 16
+
+
+def draw_turn() -> str:
+    """Return a text that was never drawn before."""
+    return uuid.uuid4().hex[:TURN_CHARS]
+
+
+def write_name(write: str) -> WriteName:
+    """Return the name under which this task writes.
+
+    `write` names a write that is no micro-batch of a query: the same in all runs of its
+    tasks. Each call has a number of its own: each driver of Spark counts runs from 0,
+    and brokers remember names for longer.
+
+    Streaming queries keep their id in the checkpoint, and a micro-batch that is run
+    again after a restart has the number it had.
+    """
+    task = TaskContext.get()
+    attempt = uuid.uuid4().int & ATTEMPT_MAX
+    if task is None:
+        return WriteName(write, 0, 0, attempt)
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    return WriteName(
+        query=f"{query} {write}" if query else write,
+        batch=int(batch) if batch else 0,
+        task=task.partitionId(),
+        attempt=attempt,
+    )

@@ -35,9 +35,15 @@ from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
 from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
-from metaq.spark.sink.outbox import Outbox, RowTargets, Targets, WriteName, Written
+from metaq.spark.sink.outbox import (
+    Outbox,
+    RowTargets,
+    Targets,
+    WriteName,
+    Written,
+    write_name,
+)
 from metaq.spark.sink.sink_rows import check_columns, fill_tombstones
-from metaq.spark.sink.task import write_name
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
 ROWS_MAX: Final = 10_000

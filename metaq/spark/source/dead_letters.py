@@ -15,8 +15,7 @@ from metaq.spark.letters import headers_of
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
 from metaq.spark.record_bounds import Bounds
-from metaq.spark.sink.outbox import Outbox, RowTargets
-from metaq.spark.sink.task import write_name
+from metaq.spark.sink.outbox import Outbox, RowTargets, write_name
 from metaq.spark.values import Converted
 
 BATCH_BYTES: Final = 256 * 1024

@@ -8,7 +8,7 @@ import pytest
 from metaq.errors import StorageError
 from metaq.model import LogId
 from metaq.spark.errors import OptionError
-from metaq.spark.segments.segment_files import FileKind, SegmentFile, find_segments
+from metaq.spark.segments.segment_plan import FileKind, SegmentFile, find_segments
 from tests.spark.segment_dirs import (
     ARCHIVE,
     FS,

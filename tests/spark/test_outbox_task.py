@@ -1,6 +1,6 @@
 """Under which name a task writes."""
 
-from metaq.spark.sink.task import write_name
+from metaq.spark.sink.outbox import write_name
 
 
 def test_no_two_runs_have_the_same_name_to_fall_back_on() -> None:

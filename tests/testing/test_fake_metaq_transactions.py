@@ -13,7 +13,7 @@ from metaq.model import (
 )
 from metaq.protocol.commands import Put, TransactionCommand, TransactionType
 from metaq.testing.clock import ManualClock
-from metaq.testing.fake_transactions import NOTA, FakeTransactions, Heuristic
+from metaq.testing.fake_metaq import NOTA, FakeTransactions, Heuristic
 
 BEGIN, PREPARE, ROLLBACK, RECOVER, FORGET, ONE_PHASE, TWO_PHASE = (
     TransactionType.BEGIN,
