@@ -6,8 +6,8 @@ in one sentence that names both sides, before anything is connected or read.
 
 import enum
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from metaq.client.names import name_some
@@ -122,15 +122,50 @@ class ValueOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
+class Chosen:
+    """The partitions that a read chose in one of three ways; all without any."""
+
+    topics: tuple[str, ...] = ()
+    """Names of `subscribe`; empty where another way was chosen."""
+    topic_pattern: str | None = None
+    """The pattern of `subscribePattern`; whole names match."""
+    assigned: frozenset[TopicPartition] = frozenset()
+    """Partitions of `assign`; empty where another way was chosen."""
+
+    def chooses_topic(self, topic: str) -> bool:
+        """Whether anything of a topic may be read."""
+        if self.topic_pattern is not None:
+            return re.fullmatch(self.topic_pattern, topic) is not None
+        return not self.topics or topic in self.topics
+
+    def chooses(self, partition: TopicPartition) -> bool:
+        """Whether the user chose a partition, which need not exist."""
+        if self.assigned:
+            return partition in self.assigned
+        return self.chooses_topic(partition.topic)
+
+    def require_chosen(self, name: str, named: Iterable[TopicPartition]) -> None:
+        """Refuse bounds of partitions that the query does not read.
+
+        Args:
+            name: of the option, for the error.
+            named: the partitions that it names.
+
+        Raises:
+            OptionError: some of those named are not read.
+        """
+        if strangers := {each for each in named if not self.chooses(each)}:
+            way = "assign" if self.assigned else "subscribe"
+            way = way if self.topic_pattern is None else "subscribePattern"
+            shown = name_some(strangers)
+            raise OptionError(f"{name} names {shown}, which {way} does not choose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(Chosen):
     """Options of a batch or streaming read. Go to executors in pickled form."""
 
     wire: WireOptions
-    topics: tuple[str, ...]
-    """Names of `subscribe`; empty where another way was chosen."""
-    topic_pattern: str | None
-    """The pattern of `subscribePattern`; whole names match."""
-    assigned: frozenset[TopicPartition]
     waits_for_topics: bool
     """A stream may start before its topics are there."""
     starting: Bound
@@ -156,14 +191,6 @@ class SourceOptions:
     def named(self) -> frozenset[TopicPartition]:
         """The partitions that the user wrote down one by one."""
         return self.assigned | self.starting.named | self.ending.named
-
-    def chooses(self, partition: TopicPartition) -> bool:
-        """Whether the user chose a partition, which need not exist."""
-        if self.assigned:
-            return partition in self.assigned
-        if self.topic_pattern is not None:
-            return re.fullmatch(self.topic_pattern, partition.topic) is not None
-        return partition.topic in self.topics
 
     def require_raw_values(self) -> None:
         """Refuse decoded values, which an archive does not have.
@@ -191,15 +218,14 @@ class SourceOptions:
             OptionError: an option is unknown, wrong, or contradicts another.
             OffsetTextError: JSON is wrong.
         """
-        found = _Found(options, Use.STREAM if is_stream else Use.BATCH)
+        found = FoundOptions(options, Use.STREAM if is_stream else Use.BATCH)
         found.exactly_one("subscribe", "subscribePattern", "assign")
         wire = _wire_options(found)
-        assigned = found["assign"] or frozenset()
+        chosen = found.chosen()
         starting = _starting(found, is_stream=is_stream)
         ending = _ending(found)
-        topics, pattern = found["subscribe"] or (), found["subscribePattern"]
-        for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
-            check_chosen(name, bound.named, topics, pattern, assigned)
+        chosen.require_chosen("startingOffsets", starting.named)
+        chosen.require_chosen("endingOffsets", ending.named)
         progress_group = found["progressGroup"]
         start_group = found["group"] or progress_group
         if starting.edge is Edge.GROUP and start_group is None:
@@ -208,10 +234,8 @@ class SourceOptions:
             raise OptionError("group has no effect without startingOffsets=group")
         strategy = found["startingOffsetsByTimestampStrategy"]
         return cls(
+            **asdict(chosen),
             wire=wire,
-            topics=topics,
-            topic_pattern=pattern,
-            assigned=assigned,
             waits_for_topics=is_stream and found["waitForTopic"],
             starting=starting,
             ending=ending,
@@ -254,7 +278,7 @@ class SinkOptions:
         Raises:
             OptionError: an option is unknown, wrong, or contradicts another.
         """
-        found = _Found(options, Use.SINK)
+        found = FoundOptions(options, Use.SINK)
         wire = _wire_options(found)
         is_exactly_once = found["delivery"] == EXACTLY_ONCE
         if is_exactly_once:
@@ -281,10 +305,10 @@ def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
     Raises:
         OptionError: an option is unknown, wrong, or contradicts another.
     """
-    return _value_options(_Found(options, use))
+    return _value_options(FoundOptions(options, use))
 
 
-class _Found:
+class FoundOptions:
     """Values by name, each of the type that its kind in the table promises."""
 
     def __init__(self, options: Mapping[str, str], use: Use) -> None:
@@ -298,6 +322,14 @@ class _Found:
         if len(chosen) != 1:
             got = " and ".join(chosen) or "none of them"
             raise OptionError(f"expected exactly one of {', '.join(names)}, got {got}")
+
+    def chosen(self) -> Chosen:
+        """Return the partitions that the user chose."""
+        return Chosen(
+            topics=self["subscribe"] or (),
+            topic_pattern=self["subscribePattern"],
+            assigned=self["assign"] or frozenset(),
+        )
 
     def needs(self, name: str, other: str) -> None:
         """Refuse an option that means nothing without another."""
@@ -324,7 +356,7 @@ class _Found:
         )
 
 
-def _wire_options(found: _Found) -> WireOptions:
+def _wire_options(found: FoundOptions) -> WireOptions:
     found.exactly_one("zookeeper", "brokers")
     found.needs("zkRoot", "zookeeper")
     for name in ("group", "progressGroup", "pinStart"):
@@ -340,7 +372,7 @@ def _wire_options(found: _Found) -> WireOptions:
     )
 
 
-def _starting(found: _Found, *, is_stream: bool) -> Bound:
+def _starting(found: FoundOptions, *, is_stream: bool) -> Bound:
     has_offsets = "startingOffsets" in found.given
     is_earliest = has_offsets or not is_stream
     bound = found.bound("starting", Edge.EARLIEST if is_earliest else Edge.LATEST)
@@ -356,7 +388,7 @@ def _starting(found: _Found, *, is_stream: bool) -> Bound:
     return bound
 
 
-def _ending(found: _Found) -> Bound:
+def _ending(found: FoundOptions) -> Bound:
     bound = found.bound("ending", Edge.LATEST)
     if early := [p for p, offset in bound.offsets.items() if offset == EARLIEST]:
         raise OptionError(
@@ -366,40 +398,7 @@ def _ending(found: _Found) -> Bound:
     return bound
 
 
-def check_chosen(
-    name: str,
-    named: Collection[TopicPartition],
-    topics: Collection[str],
-    topic_pattern: str | None,
-    assigned: Collection[TopicPartition],
-) -> None:
-    """Refuse bounds of partitions that the query does not read.
-
-    Args:
-        name: of the option, for the error.
-        named: the partitions that it names.
-        topics: of `subscribe`; empty where another way was chosen.
-        topic_pattern: of `subscribePattern`; None likewise.
-        assigned: of `assign`; empty likewise. Without any of the three all are read.
-
-    Raises:
-        OptionError: some of those named are not read.
-    """
-    if assigned:
-        way, strangers = "assign", set(named) - set(assigned)
-    elif topic_pattern is not None:
-        matches = re.compile(topic_pattern).fullmatch
-        way, strangers = "subscribePattern", {p for p in named if not matches(p.topic)}
-    elif topics:
-        way, strangers = "subscribe", {p for p in named if p.topic not in topics}
-    else:
-        return
-    if strangers:
-        shown = name_some(strangers)
-        raise OptionError(f"{name} names {shown}, which {way} does not choose")
-
-
-def _limits(found: _Found) -> BatchLimits:
+def _limits(found: FoundOptions) -> BatchLimits:
     least = found["minOffsetsPerTrigger"]
     most = found["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
@@ -415,7 +414,7 @@ def _limits(found: _Found) -> BatchLimits:
     )
 
 
-def _value_options(found: _Found) -> ValueOptions:
+def _value_options(found: FoundOptions) -> ValueOptions:
     value_format = ValueFormat(found["valueFormat"])
     bad_rows = BadRows(found["badRows"])
     ddl, dead_letter_topic = found["valueSchema"], found["deadLetterTopic"]

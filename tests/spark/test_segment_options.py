@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.model import LogId, Offset, TopicPartition
+from metaq.model import Offset, TopicPartition
 from metaq.spark.errors import OffsetTextError, SparkError
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt
@@ -25,7 +25,7 @@ def test_a_path_is_all_that_is_needed() -> None:
     assert parse() == SegmentOptions(paths=("/data",))
     assert parse().bytes_per_partition == BYTES_PER_PARTITION
     assert parse().on_corrupt is OnCorrupt.FAIL
-    assert parse().wants(LogId("any", 9))
+    assert parse().chooses_topic("any")
     assert parse().bounds_of(ONE) == EVERYTHING
 
 
@@ -38,9 +38,9 @@ def test_paths_come_in_three_ways() -> None:
 def test_topics_are_chosen_by_name_pattern_or_partition() -> None:
     """Names and patterns are whole names; partitions name their broker too."""
     named = parse(subscribe="logs,other")
-    assert [named.wants(LogId(t, 0)) for t in ("logs", "log")] == [True, False]
+    assert [named.chooses_topic(t) for t in ("logs", "log")] == [True, False]
     matched = parse(subscribePattern="lo.")
-    assert [matched.wants(LogId(t, 0)) for t in ("log", "logs")] == [True, False]
+    assert [matched.chooses_topic(t) for t in ("log", "logs")] == [True, False]
     assigned = parse(assign='{"logs": ["0-1"]}')
     assert assigned.bounds_of(ONE) == EVERYTHING
     assert assigned.bounds_of(TWO) is None

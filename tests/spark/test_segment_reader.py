@@ -83,8 +83,8 @@ def test_every_split_size_gives_the_same_rows(
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
-        ({"topics": frozenset({"test", "tset"})}, "topic 'tset'; .* test, wild-x"),
-        ({"partitions": frozenset({TopicPartition("test", BROKER, 9)})}, "are: none"),
+        ({"topics": ("test", "tset")}, "topic 'tset'; .* test, wild-x"),
+        ({"assigned": frozenset({TopicPartition("test", BROKER, 9)})}, "are: none"),
         ({"starts": {TopicPartition("test", BrokerId(0), 0): 60}}, "are: 7-0"),
         ({"ends": {TopicPartition("wild-x", BrokerId(0), 3): 60}}, "by brokerId"),
     ],
@@ -102,7 +102,7 @@ def test_a_file_without_messages_may_be_of_any_broker(directory: Path) -> None:
     """Its broker is not known before there is one."""
     write_java_log(directory.parent, [[]], OTHER)
     named = TopicPartition("wild-x", BROKER, 3)
-    asked = options(directory.parent, partitions=frozenset({PARTITION, named}))
+    asked = options(directory.parent, assigned=frozenset({PARTITION, named}))
     assert values(asked) == payloads(100)
     asked = options(directory.parent, starts={named: Offset(0)}, broker_id=BROKER)
     assert values(asked) == payloads(100)
@@ -362,8 +362,8 @@ def test_topics_and_partitions_are_chosen(data_dir: Path) -> None:
     write_log(data_dir, payloads(4), OTHER)
     other = TopicPartition(OTHER.topic, BROKER, OTHER.partition)
     for asked in (
-        {"topics": frozenset({"wild-x"})},
-        {"partitions": frozenset({other})},
+        {"topics": ("wild-x",)},
+        {"assigned": frozenset({other})},
     ):
         assert {r["topic"] for r in rows(options(data_dir, **asked))} == {"wild-x"}
     only = PushedFilters(partitions=frozenset({3}), broker_ids=frozenset({7}))

@@ -1,20 +1,20 @@
 """The options of `metaq-segments`: which files, which of their records, how cut."""
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from metaq.model import BrokerId, LogId, Millis, Offset, SizeBytes, TopicPartition
+from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError, OptionError
 from metaq.spark.offsets import EARLIEST, LATEST
-from metaq.spark.option_table import Use, read_options
+from metaq.spark.option_table import Use
 from metaq.spark.options import (
     BadRows,
+    Chosen,
+    FoundOptions,
     ValueFormat,
     ValueOptions,
-    check_chosen,
     read_value_options,
 )
 from metaq.spark.record_bounds import EVERYTHING, Bounds
@@ -34,17 +34,11 @@ BINARY_VALUES: Final = ValueOptions(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentOptions:
+class SegmentOptions(Chosen):
     """Checked options of a read of segment files."""
 
     paths: tuple[str, ...]
     """Data directories, partition directories, segment files; wildcards allowed."""
-    topics: frozenset[str] | None = None
-    """Topics that are read; None: all that there are."""
-    topic_pattern: re.Pattern[str] | None = None
-    """Matches the whole name of each topic that is read; None: any."""
-    partitions: frozenset[TopicPartition] | None = None
-    """Partitions that are read; None: all that there are."""
     starts: Mapping[TopicPartition, Offset] = field(default_factory=dict)
     """First offset that is read, where it is not the earliest."""
     ends: Mapping[TopicPartition, Offset] = field(default_factory=dict)
@@ -67,19 +61,11 @@ class SegmentOptions:
     @property
     def named(self) -> frozenset[TopicPartition]:
         """The partitions that the user wrote down one by one."""
-        return (self.partitions or frozenset()).union(self.starts, self.ends)
-
-    def wants(self, log_id: LogId) -> bool:
-        """Return whether anything of a partition is read, of any broker."""
-        is_named = self.topics is None or log_id.topic in self.topics
-        pattern = self.topic_pattern
-        return is_named and (
-            pattern is None or pattern.fullmatch(log_id.topic) is not None
-        )
+        return self.assigned.union(self.starts, self.ends)
 
     def bounds_of(self, partition: TopicPartition) -> Bounds | None:
         """Return the range to read of a partition; None: none."""
-        if self.partitions is not None and partition not in self.partitions:
+        if not self.chooses(partition):
             return None
         start = self.starts.get(partition, EVERYTHING.start)
         end = self.ends.get(partition, EVERYTHING.end)
@@ -96,7 +82,7 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
         OptionError: One is missing, unknown, out of range or contradicts another.
         OffsetTextError: JSON is wrong.
     """
-    found = read_options(options, Use.SEGMENTS)
+    found = FoundOptions(options, Use.SEGMENTS)
     ways = ("subscribe", "subscribePattern", "assign")
     if len(chosen := [name for name in ways if found[name] is not None]) > 1:
         raise OptionError(
@@ -110,14 +96,12 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
             raise BackwardRangeError(
                 f"{partition}: read from {starts[partition]} ends at {ends[partition]}"
             )
-    names, pattern, assigned = (found[way] for way in ways)
-    for name, bounds in (("startingOffsets", starts), ("endingOffsets", ends)):
-        check_chosen(name, bounds, names or (), pattern, assigned or ())
+    way = found.chosen()
+    way.require_chosen("startingOffsets", starts)
+    way.require_chosen("endingOffsets", ends)
     return SegmentOptions(
         paths=_paths(found),
-        topics=None if names is None else frozenset(names),
-        topic_pattern=None if pattern is None else re.compile(pattern),
-        partitions=assigned,
+        **asdict(way),
         starts=starts if start_ms is None else {},
         ends=ends if end_ms is None else {},
         start_ms=start_ms,
@@ -145,7 +129,7 @@ def _offsets(value: Any, name: str, edge: Offset) -> dict[TopicPartition, Offset
     return {partition: offset for partition, offset in value.items() if offset >= 0}
 
 
-def _paths(found: Mapping[str, Any]) -> tuple[str, ...]:
+def _paths(found: FoundOptions) -> tuple[str, ...]:
     """Return the paths of `load(path)`, `load([path, ...])` or the option `path`."""
     listed: list[object] = []
     if isinstance(text := found["paths"], str):

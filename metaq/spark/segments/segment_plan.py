@@ -302,7 +302,7 @@ def plan_query(
     """
     found = find_segments(fs, options.paths)
     _require_topics(options, {file.log_id.topic for file in found})
-    files = [file for file in found if options.wants(file.log_id)]
+    files = [file for file in found if options.chooses_topic(file.log_id.topic)]
     placed = list(place_files(fs, files, options.broker_id))
     _require_partitions(options, files, placed)
     splits: list[Split] = []
@@ -318,7 +318,7 @@ def plan_query(
 
 def _require_topics(options: SegmentOptions, there: Collection[str]) -> None:
     """Refuse a topic of `subscribe` of which there is no file."""
-    for topic in sorted((options.topics or frozenset()).difference(there)):
+    for topic in sorted({*options.topics}.difference(there)):
         raise OptionError(
             f"subscribe: no file is of topic {topic!r}; topics of the files are:"
             f" {name_few(sorted(there)) or 'none'}"
