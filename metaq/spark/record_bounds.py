@@ -9,12 +9,15 @@ lacks before 4.1.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaq.model import MAX_OFFSET, Millis, Offset, TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 _US_PER_MS: Final = 1000
 _FIRST: Final = Offset(0)
@@ -101,6 +104,17 @@ class PushedFilters:
             (self.partitions, partition.partition),
         )
         return all(allowed is None or value in allowed for allowed, value in pairs)
+
+
+class TakesFilters:
+    """A reader that leaves out parts that cannot match the filters of the query."""
+
+    _pushed: PushedFilters
+
+    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
+        """Take note of filters; all are returned, so that Spark evaluates them too."""
+        self._pushed = read_filters(filters)
+        return filters
 
 
 def read_filters(filters: Iterable[object]) -> PushedFilters:

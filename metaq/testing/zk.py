@@ -190,9 +190,7 @@ class MemoryZooKeeper:
             old = self.nodes.get(path)
             self.put(path, data)
             if old is not None:
-                self.nodes[path] = Node(
-                    data, owner_session_id=old.owner_session_id, version=old.version + 1
-                )
+                self.nodes[path] = replace(old, data=data, version=old.version + 1)
 
     def remove(self, path: str) -> None:
         """Delete a node as another client would."""

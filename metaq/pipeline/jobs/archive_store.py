@@ -307,16 +307,21 @@ class ArchiveStore:
     ) -> None:
         progress = [Transaction(name, version) for name, version in marks.items()]
         with table_errors(self.root):
-            self._open.create_write_transaction(
+            self._transact(
                 [_action_of(file) for file in files],
-                "append",
-                self._open.schema(),
-                list(PARTITIONED_BY),
-                commit_properties=CommitProperties(
+                CommitProperties(
                     app_transactions=[Transaction(APPLICATION, batch), *progress]
                 ),
             )
-            self._open.update_incremental()
+
+    def _transact(
+        self, actions: list[AddAction | RemoveAction], properties: CommitProperties
+    ) -> None:
+        columns, table = list(PARTITIONED_BY), self._open
+        table.create_write_transaction(
+            actions, "append", table.schema(), columns, commit_properties=properties
+        )
+        table.update_incremental()
 
     def _make_known(self, positions: Offsets) -> None:
         """Have partitions in the property of the table, which has its own commit."""
@@ -381,17 +386,10 @@ class ArchiveStore:
         if new:
             self._sync_names(new)
             now_ms = max(file.modified_ms for file in new)
-            self._open.create_write_transaction(
-                [
-                    *(_removal_of(file, now_ms) for file in old),
-                    *(_action_of(file, is_change=False) for file in new),
-                ],
-                "append",
-                self._open.schema(),
-                list(PARTITIONED_BY),
-                commit_properties=CommitProperties({COMPACTION: str(len(old))}),
-            )
-            self._open.update_incremental()
+            removed = (_removal_of(file, now_ms) for file in old)
+            added = (_action_of(file, is_change=False) for file in new)
+            properties = CommitProperties({COMPACTION: str(len(old))})
+            self._transact([*removed, *added], properties)
         return len(old), len(new)
 
     def topics(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ it; a larger record is held whole. Files are read, not mapped, for the reason th
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -24,7 +24,7 @@ from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
 from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.errors import DamagedRecordError, one_sentence
-from metaq.spark.record_bounds import PushedFilters, read_filters
+from metaq.spark.record_bounds import PushedFilters, TakesFilters
 from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.segments.segment_options import SegmentOptions, parse_segment_options
@@ -36,9 +36,6 @@ from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.segment_source import open_source
 from metaq.storage.walk import WINDOW_BYTES
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
 
 PIECE_BYTES: Final = SizeBytes(WINDOW_BYTES)
 """Read at a time, unless one record needs more; stays in a processor's cache."""
@@ -114,13 +111,8 @@ class SegmentsReader(DataSourceReader):
             yield converter.convert(batch).rows
 
 
-class PushingReader(SegmentsReader):
+class PushingReader(TakesFilters, SegmentsReader):
     """Leaves out files that cannot match the filters of the query."""
-
-    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
-        """Take note of filters; all are returned, so that Spark evaluates them too."""
-        self._pushed = read_filters(filters)
-        return filters
 
 
 def read_splits(

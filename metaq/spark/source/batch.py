@@ -5,9 +5,9 @@ moment in which it was planned. Streams begin, settle spans and cut tasks as bat
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,15 +23,12 @@ from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import InnerOffsetError, LateStartError, one_sentence
 from metaq.spark.options import AtTime, Bound, Edge, SourceOptions
 from metaq.spark.plan import LogSpan, SpanFacts, plan_reads, settle
-from metaq.spark.record_bounds import Bounds, PushedFilters, read_filters
+from metaq.spark.record_bounds import Bounds, PushedFilters, TakesFilters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.facts import PlanningFacts
 from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import report_missing_filters, tasks_of
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +81,8 @@ class BatchReader(TaskReader, DataSourceReader):
         return tasks_of(share_tasks(facts, options, tasks))
 
 
-class PushingBatchReader(BatchReader):
+class PushingBatchReader(TakesFilters, BatchReader):
     """Leaves out records that cannot match the filters of the query."""
-
-    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
-        """Take note of filters; all are returned, so that Spark evaluates them too."""
-        self._pushed = read_filters(filters)
-        return filters
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
