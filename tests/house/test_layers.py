@@ -129,7 +129,7 @@ SHARED: dict[str, set[str]] = {
     },
     "spark": {
         "cluster", "clusters", "columns", "errors", "letters", "offsets",
-        "option_table", "options", "plan", "record_bounds", "routing", "rows", "runs",
+        "option_table", "options", "plan", "record_bounds", "routing", "rows",
         "schema", "values", "versions",
     },
     "pipeline": {"errors", "installed"},

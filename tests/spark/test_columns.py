@@ -6,7 +6,7 @@ from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, MessageId, Offset
 from metaq.record.flags import HAS_ATTRIBUTE, encode_payload
 from metaq.record.layout import encode_record
 from metaq.spark.columns import ROW_SCHEMA, RowBuilder, partition_of
-from metaq.spark.runs import find_run
+from metaq.spark.rows import find_run
 from tests.spark.brokers import tp
 
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)

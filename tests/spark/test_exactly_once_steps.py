@@ -33,9 +33,8 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink import exactly_once
-from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
-from metaq.spark.sink.exact_sink import ExactSink
+from metaq.spark.sink.exact_sink import BranchSender, ExactSink
 from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from metaq.client import AsyncClient
 from metaq.model import BrokerId
-from metaq.spark.sink.branch_sender import BranchSender
 from metaq.spark.sink.decisions import TaskBranch, branch_xid
+from metaq.spark.sink.exact_sink import BranchSender
 from metaq.spark.sink.settling import settle_write
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper

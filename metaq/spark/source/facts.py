@@ -29,7 +29,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import START, Corrupt, Incomplete, find_next_record, read_record
 from metaq.spark.cluster import Cluster
 from metaq.spark.columns import VALUE_BYTES_MAX
-from metaq.spark.runs import find_run
+from metaq.spark.rows import find_run
 
 RECORD_BYTES: Final = 512
 """Assumed size of a record, bytes, where no count is known and none was seen."""

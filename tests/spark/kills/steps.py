@@ -32,7 +32,7 @@ from metaq.pipeline.jobs.day_files import DataFile, write_task
 from metaq.spark.cluster import Cluster
 from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.options import SourceOptions
-from metaq.spark.sink.branch_sender import BranchSender
+from metaq.spark.sink.exact_sink import BranchSender
 from metaq.spark.sink.exactly_once import TransactionManager
 from metaq.spark.sink.outbox import NamedSender
 from metaq.spark.sink.writer import BatchWriter, StreamWriter

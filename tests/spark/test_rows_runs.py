@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from metaq.model import MessageId
 from metaq.record.layout import HEADER_BYTES, encode_record
-from metaq.spark.runs import find_run
+from metaq.spark.rows import find_run
 
 SIZES = st.lists(st.integers(1, 40) | st.just(9), min_size=1, max_size=12)
 

@@ -9,7 +9,7 @@ import pytest
 from metaq.client import Client
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition, XaTransactionId
-from metaq.spark.sink.branch_sender import BranchSender
+from metaq.spark.sink.exact_sink import BranchSender
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 
