@@ -333,7 +333,7 @@ class Cluster:
 
         Raises:
             NoBrokerError: no broker takes puts to a topic.
-            RoutesError: the kept routes cannot be read.
+            SparkError: the kept routes cannot be read.
         """
         wanted = sorted(set(topics))
         snapshot = await read_takers(context, wanted, deadline_s=deadline_s)

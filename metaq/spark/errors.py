@@ -78,24 +78,12 @@ class BackwardRangeError(SparkError):
     """A read would end before it starts: never taken for an empty one."""
 
 
-class InnerOffsetError(SparkError):
-    """An offset that a user named is none at which a record begins."""
-
-
-class LateStartError(SparkError):
-    """A read is to start at a time, and no message is that young."""
-
-
 class SchemaError(SparkError):
     """Rows that are to be written lack a column, or have one of another type."""
 
 
 class RowError(SparkError):
     """A row cannot be written: it names no topic, or a partition that is none."""
-
-
-class RoutesError(SparkError):
-    """The kept routes of a write cannot be read; the message quotes them."""
 
 
 class DecisionError(SparkError):
@@ -106,16 +94,8 @@ class TakenOverError(SparkError):
     """Another driver writes the same query: this one can decide nothing any more."""
 
 
-class SetBackError(SparkError):
-    """A checkpoint is older than what its query has written; nothing was written."""
-
-
 class IncompleteError(SparkError):
     """Not all of a write is known to be ended as was decided."""
-
-
-class BranchRefusedError(SparkError):
-    """A broker does not hold the rows of a task; the message says what to change."""
 
 
 class NoTransactionsError(SparkError):

@@ -24,7 +24,7 @@ from metaq.client.names import name_some
 from metaq.client.partitioner import parse_partition
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import TopicPartition
-from metaq.spark.errors import RoutesError
+from metaq.spark.errors import SparkError
 
 Route: TypeAlias = Mapping[str, tuple[TopicPartition, ...]]
 """Topic → the partitions that its rows are spread over, in order."""
@@ -86,7 +86,7 @@ class WriteRoutes:
         """Read the JSON of `to_json`; None is nothing.
 
         Raises:
-            RoutesError: the text is something else.
+            SparkError: the text is something else.
         """
         if text is None:
             return cls()
@@ -99,9 +99,7 @@ class WriteRoutes:
                 _route(fields["next"]),
             )
         except _NO_ROUTES as error:
-            raise RoutesError(
-                f"expected the routes of a write, got {text!r}"
-            ) from error
+            raise SparkError(f"expected the routes of a write, got {text!r}") from error
 
 
 def require_targets(

@@ -12,7 +12,7 @@ import pytest
 from metaq.errors import CoordinationError, NoBrokerError
 from metaq.model import Offset
 from metaq.spark.cluster import Cluster
-from metaq.spark.errors import InnerOffsetError
+from metaq.spark.errors import SparkError
 from metaq.spark.options import SourceOptions
 from metaq.spark.source.batch import BatchReader
 from metaq.spark.source.stream import StreamProgress
@@ -90,11 +90,11 @@ def test_an_offset_inside_a_record_is_called_that(
         options = SourceOptions.from_map(wire(broker, **given, **more), is_stream=False)
         return BatchReader(options, pa.binary()).partitions()
 
-    with pytest.raises(InnerOffsetError, match=re.escape(sentence)):
+    with pytest.raises(SparkError, match=re.escape(sentence)):
         plan()
     assert plan(onCorrupt="skip")
     if edge == "start":
-        with pytest.raises(InnerOffsetError, match=re.escape(sentence)):
+        with pytest.raises(SparkError, match=re.escape(sentence)):
             StreamProgress(source_options(broker, **given)).start()
     given[name] = json.dumps({TOPIC: {"0-0": 35, "0-1": 0}})
     assert plan()

@@ -8,7 +8,7 @@ import pytest
 from metaq.client import Client
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
-from metaq.spark.errors import BranchRefusedError, RowError
+from metaq.spark.errors import RowError, SparkError
 from metaq.spark.sink.decisions import branch_xid
 from metaq.spark.sink.exact_sink import BranchOutbox
 from metaq.spark.sink.outbox import RowTargets, Targets, WriteName
@@ -104,7 +104,7 @@ def test_rows_that_a_broker_does_not_hold_name_the_setting(
     broker: EmbeddedBroker,
 ) -> None:
     """The limit, what it would have been, and where it is changed."""
-    with pytest.raises(BranchRefusedError, match=r"1048576 bytes.*raise txBytesMax"):
+    with pytest.raises(SparkError, match=r"1048576 bytes.*raise txBytesMax"):
         send_all(box(targets_of(broker), attempt=5), b"x" * 1000, 20)
 
 
@@ -117,7 +117,7 @@ def test_a_task_that_takes_too_long_names_the_setting() -> None:
             outbox.put(rows([b"first"]))
             outbox.put(rows([b"second"]))
             clock.advance_s(48 * 3600)
-            with pytest.raises(BranchRefusedError, match="maxTxTimeoutInSeconds"):
+            with pytest.raises(SparkError, match="maxTxTimeoutInSeconds"):
                 outbox.prepare()
         assert broker.payloads(TOPIC) == []
 

@@ -16,7 +16,7 @@ from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.spark import cluster as cluster_module
-from metaq.spark.errors import RoutesError
+from metaq.spark.errors import SparkError
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes
 from metaq.spark.sink import writer as sinks
@@ -309,5 +309,5 @@ def test_routes_come_back(
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"committed":0,"last":{"t":["x"]}}'])
 def test_what_are_no_routes_is_refused(text: str) -> None:
     """Never taken for a write that has not begun."""
-    with pytest.raises(RoutesError, match="expected the routes of a write, got"):
+    with pytest.raises(SparkError, match="expected the routes of a write, got"):
         WriteRoutes.from_json(text)

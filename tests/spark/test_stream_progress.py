@@ -21,8 +21,8 @@ from metaq.spark.clusters import CLUSTERS, shared_cluster
 from metaq.spark.errors import (
     BackwardRangeError,
     DataLossError,
-    LateStartError,
     OptionError,
+    SparkError,
 )
 from metaq.spark.offsets import LAG_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
@@ -396,7 +396,7 @@ def test_a_start_by_time_is_the_first_message_of_it(broker: EmbeddedBroker) -> N
     )
     assert old.start() == {P0: Offset(0)}
     young = {"startingTimestamp": 2**42}
-    with pytest.raises(LateStartError, match="logs/0-0"):
+    with pytest.raises(SparkError, match="logs/0-0"):
         progress(broker, **young).start()
     late = progress(broker, **young, startingOffsetsByTimestampStrategy="latest")
     assert late.start() == offsets(10, 0)

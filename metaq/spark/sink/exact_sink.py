@@ -36,8 +36,6 @@ from metaq.errors import MetaqError, ServerError
 from metaq.model import Millis, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import (
-    BranchRefusedError,
-    SetBackError,
     SparkError,
     TakenOverError,
 )
@@ -295,10 +293,10 @@ class ExactSink:
 
         Raises:
             RowError: a row cannot be written.
-            SetBackError: a later batch of the query is decided.
+            SparkError: a later batch of the query is decided.
             TakenOverError: the run of the task is over.
             CoordinationError: ZooKeeper does not say whether it is.
-            BranchRefusedError: a broker does not hold them.
+            SparkError: a broker does not hold them.
             MetaqError: a broker cannot be reached or refuses.
         """
         terms, name = self._terms, write_name("")
@@ -340,7 +338,7 @@ class ExactSink:
 
         Raises:
             TakenOverError: another driver was faster; nothing of it is written.
-            SetBackError: the number was decided for other rows; these are not written.
+            SparkError: the number was decided for other rows; these are not written.
             IncompleteError: it is decided, and not all is committed.
             DecisionError: it has more tasks than a decision takes.
             CoordinationError: ZooKeeper cannot be asked; it may be decided.
@@ -391,8 +389,8 @@ class ExactSink:
                 " or was given up, or another driver has taken it over"
             )
 
-    def _set_back(self, query: str, batch: int, found: str) -> SetBackError:
-        return SetBackError(
+    def _set_back(self, query: str, batch: int, found: str) -> SparkError:
+        return SparkError(
             f"batch {batch} of query {query} is not written: {found}. The checkpoint"
             f" {self._place} was set back (restored, or an older copy), or the query"
             ' makes other rows each time it is run; docs/spark.md says under "Exactly'
@@ -476,7 +474,7 @@ class BranchOutbox(RowOutbox):
 def _explained(error: MetaqError) -> MetaqError:
     """Return an error that names the option to change, and its side."""
     if isinstance(error, UnknownXidError):
-        return BranchRefusedError(f"{error}: {_TIME_IS_OVER}")
+        return SparkError(f"{error}: {_TIME_IS_OVER}")
     if type(error) is ServerError:
-        return BranchRefusedError(f"{error}: {_IS_REFUSED}")
+        return SparkError(f"{error}: {_IS_REFUSED}")
     return error

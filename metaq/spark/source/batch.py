@@ -20,7 +20,7 @@ from metaq.errors import MetaqError
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.errors import InnerOffsetError, LateStartError, one_sentence
+from metaq.spark.errors import SparkError, one_sentence
 from metaq.spark.options import AtTime, Bound, Edge, SourceOptions
 from metaq.spark.plan import LogSpan, SpanFacts, plan_reads, settle
 from metaq.spark.record_bounds import Bounds, PushedFilters, TakesFilters
@@ -117,8 +117,8 @@ def resolve_starts(
         spans: present spans of the logs.
 
     Raises:
-        LateStartError: no message is as young as the asked time.
-        InnerOffsetError: a named offset is inside a record.
+        SparkError: no message is as young as the asked time.
+        SparkError: a named offset is inside a record.
         CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
     """
     committed: dict[TopicPartition, Offset] = {}
@@ -151,7 +151,7 @@ def _resolve(
             case AtTime(time_ms):
                 at = _first_since(facts, partition, span, time_ms)
                 if at is None and fails_late:
-                    raise LateStartError(
+                    raise SparkError(
                         f"{partition}: no message was put at {time_ms} ms since 1970 or"
                         " later; startingOffsetsByTimestampStrategy=latest starts at"
                         " the log end there"
@@ -179,7 +179,7 @@ def _require_record(
     begins = facts.record_from(partition, named, span.end)
     if begins != named:
         where = "none is in sight" if begins is None else f"the next one is at {begins}"
-        raise InnerOffsetError(
+        raise SparkError(
             f"{partition}: no record begins at offset {named}, which is inside one,"
             f" or at damage; {where}. Offsets are byte positions: take those of the"
             " column offset"
