@@ -20,7 +20,7 @@ from metaq.model import (
 )
 from metaq.record.flags import HAS_ATTRIBUTE, decode_payload, encode_payload
 from metaq.record.layout import HEADER, encode_record
-from metaq.spark import runs
+from metaq.spark import rows as spark_rows
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
@@ -277,7 +277,7 @@ def test_equal_sizes_are_told_by_every_length_field(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not by checksums alone, which can be forged to match."""
-    monkeypatch.setattr(runs, "crc32", lambda _data: 0)
+    monkeypatch.setattr(spark_rows, "crc32", lambda _data: 0)
     sizes = [10, 40, 10]
     log = b"".join(HEADER.pack(size, 0, 1, 0) + bytes(size) for size in sizes)
     found = table(decoder(log).decode(log))
