@@ -2,8 +2,9 @@
 
 A line that does not decode becomes a dead letter.
 
-They are written as they are here; everything that differs between projects is in the
-configuration of the specification.
+They are written as they are in `project/`, the README with the names of the project;
+everything else that differs between projects is in the configuration of the
+specification.
 """
 
 import json
@@ -26,132 +27,8 @@ DEAD_LETTER_TOPIC: Final = "metaq.deadLetterTopic"
 TOPICS: Final = (SOURCE_TOPIC, ALERTS_TOPIC, DEAD_LETTER_TOPIC)
 """Keys of the topics that have to be there before a run starts Spark."""
 
-LOGS: Final = r'''"""Lines of a log topic → rows, dead letters; counts of rows → alerts.
-
-Counts per minute and level are made in between, by counts.sql.
-"""
-
-from pyspark import pipelines as dp
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
-from metaq.pipeline import decode
-
-# RE2; it matches a line as a whole. Each group has a name, and becomes a column of the
-# type that SCHEMA says. `metaq pipeline schema TOPIC` proposes both for other lines.
-PATTERN = (
-    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r" (?:- )?(?P<level>[A-Z]+) +(?P<text>(?s:.*))"
-)
-SCHEMA = "time TIMESTAMP NOT NULL, level STRING NOT NULL, text STRING"
-ALERT_LEVELS = ("WARN", "WARNING", "ERROR", "FATAL")
-ALERT_COUNT = 5
-"""Lines of such a level in one minute that are worth an alert."""
-
-# Topics and ZooKeeper are in spark-pipeline.yml.
-spark = SparkSession.active()
-CLUSTER = {
-    "zookeeper": spark.conf.get("metaq.zookeeper"),
-    "zkRoot": spark.conf.get("metaq.zkRoot"),
-}
-GROUP = spark.conf.get("metaq.progressGroup")
-line = decode.pattern(PATTERN, SCHEMA)
-
-
-def decoded(group: str) -> DataFrame:
-    """Return messages with `decoded`: a row, or the error of a line that has none.
-
-    Each flow reads them for itself, and has a group that shows how far it is.
-    """
-    messages = (
-        spark.readStream.format("metaq")
-        .options(**CLUSTER, subscribe=spark.conf.get("metaq.sourceTopic"))
-        .option("startingOffsets", "earliest")
-        .option("progressGroup", group)
-        .option("maxOffsetsPerTrigger", "500000")
-        .load()
-    )
-    return messages.withColumn("decoded", line("value"))
-
-
-@dp.table(comment="A row for each line that PATTERN matches; others are dead letters")
-def lines() -> DataFrame:
-    place = ("topic", "broker_id", "partition", "offset")
-    rows = decoded(GROUP).where("decoded.error IS NULL")
-    return rows.select(*place, "decoded.row.*")
-
-
-dp.create_sink(
-    "dead_letters",
-    format="metaq",
-    options={
-        **CLUSTER,
-        "topic": spark.conf.get("metaq.deadLetterTopic"),
-        "delivery": "exactly-once",
-    },
-)
-
-
-@dp.append_flow(target="dead_letters")
-def dead_letter() -> DataFrame:
-    return decode.dead_letters(decoded(f"{GROUP}.dead"))
-
-
-dp.create_sink(
-    "alerts",
-    format="metaq",
-    options={
-        **CLUSTER,
-        "topic": spark.conf.get("metaq.alertsTopic"),
-        "delivery": "exactly-once",
-    },
-)
-
-
-@dp.append_flow(target="alerts")
-def alert() -> DataFrame:
-    is_many = F.col("level").isin(*ALERT_LEVELS) & (F.col("count") >= ALERT_COUNT)
-    return (
-        spark.readStream.table("counts")
-        .where(is_many)
-        .select(
-            F.col("level").alias("key"),
-            F.to_json(F.struct("minute", "level", "count")).alias("value"),
-        )
-    )
-'''
-
-COUNTS: Final = """-- A minute is written when a line a minute younger than it has come;
--- a line that comes later than that is not counted.
-CREATE STREAMING TABLE counts AS
-SELECT window.start AS minute, level, count(*) AS count
-FROM STREAM lines WATERMARK time DELAY OF INTERVAL 1 MINUTE
-GROUP BY window(time, '1 minute'), level
-"""
-
-README: Final = """# {name}
-
-Log lines of the topic `{source}` become the table `lines`, counts per minute and level
-the table `counts`, and levels that pile up messages of the topic `{alerts}`. A line
-that does not decode goes to the topic `{letters}` as it was, with the cause in its
-headers.
-
-    metaq topics create {alerts} --partitions 1
-    metaq topics create {letters} --partitions 1
-    metaq produce {source} --file /var/log/some.log
-    metaq pipeline run .            # an update every few seconds, until Ctrl-C
-    metaq pipeline status .         # unread bytes, and the last batch of each flow
-
-Topics and addresses are in `spark-pipeline.yml`. The pattern of a line, with the types
-of its groups, is at the top of `transformations/logs.py`. This proposes one, and says
-how many lines fit:
-
-    metaq pipeline schema {source}
-
-Tables and their catalog are in `tables` and `metastore`, the checkpoints in `storage`:
-these three belong together. To begin again, run with `--full-refresh-all`; it writes
-alerts and dead letters again, too.
-"""
+TEMPLATES: Final = Path(__file__).with_name("project")
+"""The other files of a project: `<name>.template` each."""
 
 
 def create_project(
@@ -200,17 +77,21 @@ def create_project(
     }
     files = {
         SPEC_NAME: _spec(name, directory, parameters),
-        "README.md": README.format(
+        "README.md": _template("README.md").format(
             name=name, source=source, alerts=alerts, letters=letters
         ),
-        "transformations/logs.py": LOGS,
-        "transformations/counts.sql": COUNTS,
+        "transformations/logs.py": _template("transformations/logs.py"),
+        "transformations/counts.sql": _template("transformations/counts.sql"),
     }
     for place, text in files.items():
         path = directory / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return source, alerts, letters
+
+
+def _template(place: str) -> str:
+    return (TEMPLATES / f"{place}.template").read_text()
 
 
 def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
