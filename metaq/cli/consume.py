@@ -25,10 +25,12 @@ from metaq.cli.options import (
     target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import Client, Consumer, ConsumerOptions
+from metaq.client import Client, Consumer, ConsumerOptions, TopicPattern
+from metaq.errors import ConfigError
 from metaq.net.dial import own_host
 from metaq.zk.groups import member_name
 
+PATTERN_SIGNS: Final = frozenset("*?[")
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""
 
@@ -37,7 +39,12 @@ COUNT_MAX: Final = 1000
 class ConsumeOptions:
     """The options of `metaq consume`."""
 
-    topic: Annotated[str, click.argument("topic")]
+    topic: Annotated[
+        str | TopicPattern,
+        click.argument(
+            "topic", callback=lambda _context, _argument, text: parse_topic(text)
+        ),
+    ]
     group: Annotated[str, group_option]
     start: Annotated[
         str,
@@ -83,19 +90,26 @@ class ConsumeOptions:
         "metaq consume test --group billing",
         "metaq consume test --group billing --max 10 --no-commit --json",
         "metaq consume test --group nightly --idle 5 --from 2026-01-31T12:00",
+        "metaq consume 'orders-*' --group billing",
     ),
 )
 def consume(target: Target, options: ConsumeOptions) -> None:
     """Print the messages of TOPIC as a member of a group.
 
-    Each is followed by a line end. The members of a group share the partitions, ours
-    and those of Java consumers; without ZooKeeper there is no group, and all partitions
-    are read. Ctrl-C and SIGTERM commit what was printed and leave the group; after a
-    crash the last messages are printed again.
+    Each is followed by a line end. A TOPIC with '*', '?' or '[' is a pattern: all
+    topics that match it are read, later ones too. The members of a group share the
+    partitions, ours and those of Java consumers; without ZooKeeper there is no group,
+    and all partitions are read. Ctrl-C and SIGTERM commit what was printed and leave
+    the group; after a crash the last messages are printed again.
     """
-    found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
+    if isinstance(options.topic, TopicPattern):
+        target.ask(target.find_brokers)
+    else:
+        target = find_topic(
+            target, options.topic, (), kind="gets", is_partial=True
+        ).target
     with (
-        found.target.client() as client,
+        target.client() as client,
         Interrupts() as interrupts,
         serve_while_running(client, options.metrics_port),
     ):
@@ -103,12 +117,22 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         name = (
             f"member {member_name(options.group, consumer_id)} of group {options.group}"
         )
-        if found.target.brokers:
+        if target.brokers:
             name = "a reader of all partitions: without ZooKeeper there is no group"
         with _consumer(client, options, consumer_id) as consumer:
             _print_all(consumer, options, interrupts, name)
         with interrupts.pause():
             """Let the signal that ended it decide how we end."""
+
+
+def parse_topic(text: str) -> str | TopicPattern:
+    """Return a name as it is, and a text with a wildcard as a pattern."""
+    if not PATTERN_SIGNS.intersection(text):
+        return text
+    try:
+        return TopicPattern(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _consumer(client: Client, options: ConsumeOptions, consumer_id: str) -> Consumer:
@@ -141,6 +165,9 @@ def _print_all(
         if options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
             break
         if not is_waiting and sys.stderr.isatty():
-            render.say(f"waiting for messages of {options.topic} as {name}")
+            topics = str(options.topic)
+            if isinstance(options.topic, TopicPattern):
+                topics = options.topic.glob + ("" if consumer.topics else " (none yet)")
+            render.say(f"waiting for messages of {topics} as {name}")
         is_waiting = True
         render.require_reader()

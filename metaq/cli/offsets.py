@@ -145,10 +145,10 @@ def describe_offset(offset: int, start: int, end: int) -> str:
         "--to",
         "goal",
         required=True,
-        metavar="earliest|latest|TIME|OFFSET",
+        metavar="earliest|latest|TIME|OFFSET|-N",
         callback=lambda _context, _option, text: parse_goal(text),
         help="Where to go on; TIME is ISO 8601 (local time without a zone), a number is"
-        " an OFFSET of one partition.",
+        " an OFFSET of one partition, and -N is N messages before what is committed.",
     ),
     partitions_option("Move"),
     takes(WriteOptions),
@@ -158,6 +158,7 @@ def describe_offset(offset: int, start: int, end: int) -> str:
         "metaq offsets reset billing orders --to earliest --dry-run",
         "metaq offsets reset billing orders --to 2026-01-31T12:00",
         "metaq offsets reset billing orders --to 4096 --partition 0-3",
+        "metaq offsets reset billing orders --to -100",
     ),
 )
 def reset_offsets(
@@ -182,18 +183,20 @@ def reset_offsets(
         if not served:
             raise NoBrokerError(f"no broker serves topic '{topic}'")
         wanted = named_partitions(topic, served, partitions)
-        if isinstance(goal, int) and len(wanted) != 1:
+        is_offset = isinstance(goal, int) and goal >= 0
+        if is_offset and len(wanted) != 1:
             raise click.UsageError(
                 f"an offset means one partition, {topic} has {len(wanted)}: say"
                 " which one with --partition"
             )
-        move = partial(
-            admin.reset_offsets,
-            group,
-            to={wanted[0]: goal} if isinstance(goal, int) else goal,
-            partitions=None if isinstance(goal, int) else wanted,
-            plan=True,
-        )
+        move = partial(admin.reset_offsets, group, plan=True)
+        if is_offset:
+            move = partial(move, to={wanted[0]: goal})
+        elif isinstance(goal, int) and not partitions:
+            # Partitions without an offset have nothing to go back from.
+            move = partial(move, to=goal, topics=[topic])
+        else:
+            move = partial(move, to=goal, partitions=wanted)
         return await _try(move, options), await admin.groups()
 
     changes, known = target.ask(plan)
@@ -268,8 +271,11 @@ def _print_plan(changes: Changes, options: WriteOptions) -> None:
 
 
 def parse_goal(text: str) -> Goal:
-    """Return the goal in `--to`: a number is an offset, anything with a date a time."""
-    if re.fullmatch(r"\d{1,19}", text, re.ASCII):
+    """Return the goal in `--to`: a number is an offset, anything with a date a time.
+
+    One below 0 is so many messages back.
+    """
+    if re.fullmatch(r"\d{1,19}|-[1-9]\d{0,17}", text, re.ASCII):
         return Offset(int(text))
     return parse_start(text, hint="--to")
 

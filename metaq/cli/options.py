@@ -174,13 +174,31 @@ def parse_start(text: str, *, hint: str = "--from") -> Moment:
     if text == "latest":
         return "latest"
     try:
-        return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
+        return _moment(text)
     except ValueError as error:
         raise click.BadParameter(
             "expected earliest, latest, or a time such as 2026-01-31T12:00 or"
             f" 1769857200, got '{text}'",
             param_hint=hint,
         ) from error
+
+
+def time_option(flag: str, text: str) -> Callable[[F], F]:
+    """Return an option that takes a time, as `parse_time` reads it."""
+
+    def read(
+        _context: click.Context, _option: click.Parameter, word: str | None
+    ) -> dt.datetime | None:
+        try:
+            return None if word is None else _moment(word)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return click.option(flag, metavar="TIME", callback=read, help=text)
+
+
+def _moment(text: str) -> dt.datetime:
+    return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
 
 
 def _read_pairs(option: click.Parameter, given: tuple[str, ...]) -> list[list[str]]:
