@@ -111,8 +111,8 @@ def takes(
     """Add the options that a dataclass declares, as one argument.
 
     Args:
-        kind: each field is `Annotated` with the `click.option` or `click.argument` of
-            its name; help comes in the order of the fields.
+        kind: each field is `Annotated` with its `click.option` or `click.argument`,
+            which get its name; help comes in the order of the fields.
         name: name of the argument.
     """
     hints = get_type_hints(kind, include_extras=True)
@@ -124,9 +124,10 @@ def takes(
             return command(*args, **{name: kind(**own)}, **given)
 
         wrapped: Callable[..., R] = with_options
-        for hint in reversed(hints.values()):
+        for field, hint in reversed(hints.items()):
             for declare in hint.__metadata__:
                 wrapped = declare(wrapped)
+                vars(wrapped)["__click_params__"][-1].name = field
         return wrapped
 
     return decorate

@@ -173,6 +173,7 @@ def command(
     *options: Callable[[Any], Any],
     examples: tuple[str, ...],
     cls: type[click.Command] = click.Command,
+    short_help: str | None = None,
 ) -> Callable[[F], F]:
     """Make a command of a function; its docstring is the help.
 
@@ -183,6 +184,7 @@ def command(
         options: decorators that add options, in the order of the help.
         examples: lines that can be typed.
         cls: the kind of command.
+        short_help: its line in the list of commands; None: the help's first sentence.
     """
 
     def register(function: F) -> F:
@@ -192,7 +194,8 @@ def command(
         above, _, last = name.rpartition(" ")
         parent = main.commands[above] if above else main
         assert isinstance(parent, click.Group)
-        parent.command(last, cls=cls, epilog=example(*examples))(wrapped)
+        epilog = example(*examples)
+        parent.command(last, cls=cls, epilog=epilog, short_help=short_help)(wrapped)
         return function
 
     return register
