@@ -13,6 +13,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import (
+    flag,
     json_option,
     max_option,
     parse_start,
@@ -41,7 +42,6 @@ class CatOptions:
         str,
         click.option(
             "--from",
-            "start",
             default="earliest",
             show_default=True,
             metavar="earliest|latest|TIME",
@@ -68,19 +68,12 @@ class CatOptions:
         time_option("--until", "End before the first message of that time or later."),
     ] = None
     count_max: Annotated[int | None, max_option("Stop after so many messages.")]
-    follows: Annotated[
-        bool,
-        click.option(
-            "--follow", "follows", is_flag=True, help="Wait for new messages."
-        ),
-    ]
+    follows: Annotated[bool, flag("--follow", help="Wait for new messages.")]
     partitions: Annotated[tuple[str, ...], partitions_option("Read")]
     is_partial: Annotated[
         bool,
-        click.option(
+        flag(
             "--partial",
-            "is_partial",
-            is_flag=True,
             help="Go on without the partitions of brokers that are away.  [default:"
             " fail]",
         ),

@@ -15,6 +15,7 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     SecondsRange,
+    flag,
     group_option,
     json_option,
     max_option,
@@ -50,7 +51,6 @@ class ConsumeOptions:
         str,
         click.option(
             "--from",
-            "start",
             default="earliest",
             show_default=True,
             metavar="earliest|latest|TIME",
@@ -63,7 +63,6 @@ class ConsumeOptions:
         float | None,
         click.option(
             "--idle",
-            "idle_s",
             type=SecondsRange(0),
             metavar="SECONDS",
             help="End after so long without a message.  [default: never]",
@@ -71,11 +70,7 @@ class ConsumeOptions:
     ]
     no_commit: Annotated[
         bool,
-        click.option(
-            "--no-commit",
-            is_flag=True,
-            help="Begin at the group's offsets, and commit nothing.",
-        ),
+        flag("--no-commit", help="Begin at the group's offsets, and commit nothing."),
     ]
     metrics_port: Annotated[int | None, metrics_option] = None
     as_json: Annotated[bool, json_option]

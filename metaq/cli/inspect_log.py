@@ -64,10 +64,7 @@ class DumpOptions:
     start: Annotated[
         int | None,
         click.option(
-            "--from",
-            "start",
-            type=click.IntRange(0),
-            help="Offset of the first record.",
+            "--from", type=click.IntRange(0), help="Offset of the first record."
         ),
     ]
     count_max: Annotated[int | None, max_option("Stop after so many records.")]

@@ -13,6 +13,7 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.options import (
     dry_option,
+    flag,
     json_option,
     parse_start,
     partitions_option,
@@ -54,10 +55,8 @@ class WriteOptions:
     is_dry: Annotated[bool, dry_option]
     is_forced: Annotated[
         bool,
-        click.option(
+        flag(
             "--force",
-            "is_forced",
-            is_flag=True,
             help="Write although members read; they overwrite it with their next"
             " commit.",
         ),

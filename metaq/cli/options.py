@@ -133,13 +133,11 @@ def takes(
     return decorate
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
-)
-yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
-dry_option = click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Print the plan; change nothing."
-)
+flag = functools.partial(click.option, is_flag=True)
+"""Makes an option without a value."""
+json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
+yes_option = flag("--yes", "is_sure", help="Do not ask.")
+dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")
 
 
 def parse_time(text: str) -> Millis:

@@ -16,6 +16,7 @@ from metaq.cli.options import (
     INTERVAL_S_MAX,
     SecondsRange,
     count_option,
+    flag,
     json_option,
     pairs_option,
     parse_start,
@@ -103,16 +104,14 @@ def archive(
     click.argument("path", metavar="ARCHIVE"),
     click.option("--topic", help="Target topic.  [default: that of each message]"),
     click.option("--where", help="SQL condition over the columns of the archive."),
-    click.option(
+    flag(
         "--keep-partitions",
         "keeps_partitions",
-        is_flag=True,
         help="To the broker and partition that each message came from.",
     ),
-    click.option(
+    flag(
         "--keep-origin",
         "keeps_origin",
-        is_flag=True,
         help="With place and time of each message in its headers, replay.origin and"
         " replay.timestamp.",
     ),

@@ -23,6 +23,7 @@ from metaq.cli.options import (
     TIMEOUT_S,
     ZOOKEEPER,
     SecondsRange,
+    flag,
     json_option,
     metrics_option,
     takes,
@@ -56,10 +57,9 @@ FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
     click.option(
         "--alerts", default="alerts", show_default=True, help="Topic for the alerts."
     ),
-    click.option(
+    flag(
         "--create-topics",
         "creates_topics",
-        is_flag=True,
         help="Create the topics that are missing, with one partition on each broker.",
     ),
     target_options,
@@ -145,16 +145,12 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    is_once: Annotated[
-        bool,
-        click.option("--once", "is_once", is_flag=True, help="End behind one update."),
-    ]
+    is_once: Annotated[bool, flag("--once", help="End behind one update.")]
     """Make one update."""
     interval_s: Annotated[
         float,
         click.option(
             "--every",
-            "interval_s",
             type=SecondsRange(0, INTERVAL_S_MAX),
             default=5.0,
             show_default=True,
@@ -166,7 +162,6 @@ class RunOptions:
         tuple[str, ...],
         click.option(
             "--full-refresh",
-            "refreshed",
             multiple=True,
             metavar="TABLE",
             help="Compute this table from the start, once; may be repeated.",
@@ -175,12 +170,7 @@ class RunOptions:
     """Tables to compute from the start."""
     refreshes_all: Annotated[
         bool,
-        click.option(
-            "--full-refresh-all",
-            "refreshes_all",
-            is_flag=True,
-            help="Compute everything from the start, once.",
-        ),
+        flag("--full-refresh-all", help="Compute everything from the start, once."),
     ]
     """Whether these are all of them."""
     metrics_port: Annotated[int | None, metrics_option]

@@ -20,6 +20,7 @@ from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     attribute_option,
+    flag,
     headers_option,
     json_option,
     metrics_option,
@@ -69,16 +70,13 @@ class ShipOptions:
     ]
     from_start: Annotated[
         bool,
-        click.option(
+        flag(
             "--from-start",
-            is_flag=True,
             help="The first time, send what is there already.  [default: new lines"
             " only]",
         ),
     ]
-    once: Annotated[
-        bool, click.option("--once", is_flag=True, help="End at the end of the file.")
-    ]
+    once: Annotated[bool, flag("--once", help="End at the end of the file.")]
     partition: Annotated[str | None, put_option("one, by the file's name")]
     attribute: Annotated[str | None, attribute_option]
     headers: Annotated[HeaderPairs, headers_option] = ()

@@ -126,7 +126,6 @@ class Wishes:
         Brokers | None,
         click.option(
             "--brokers",
-            "served_by",
             metavar="all|ID,...",
             callback=_read_brokers,
             help="Brokers that serve it; 'all' includes later ones.",
