@@ -19,7 +19,6 @@ from metaq.cli.options import (
     parse_start,
     partitions_option,
     takes,
-    target_options,
     time_option,
 )
 from metaq.cli.tree import command
@@ -85,7 +84,6 @@ class CatOptions:
 @command(
     "cat",
     takes(CatOptions),
-    target_options,
     examples=(
         "metaq cat test --max 10",
         "metaq cat test --from 2026-01-31T12:00 --json",

@@ -23,7 +23,6 @@ from metaq.cli.options import (
     parse_start,
     serve_while_running,
     takes,
-    target_options,
 )
 from metaq.cli.tree import command
 from metaq.client import Client, Consumer, ConsumerOptions, TopicPattern
@@ -80,7 +79,6 @@ class ConsumeOptions:
 @command(
     "consume",
     takes(ConsumeOptions),
-    target_options,
     examples=(
         "metaq consume test --group billing",
         "metaq consume test --group billing --max 10 --no-commit --json",

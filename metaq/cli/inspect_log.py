@@ -296,7 +296,6 @@ def check(
     click.argument(
         "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
     ),
-    json_option,
     examples=(
         "metaq verify ~/.local/share/metaq",
         "metaq verify /var/lib/metaq --json",

@@ -19,7 +19,6 @@ from metaq.cli.options import (
     partitions_option,
     read_group,
     takes,
-    target_options,
     yes_option,
 )
 from metaq.cli.tree import command, group
@@ -72,8 +71,6 @@ class WriteOptions:
     "offsets show",
     click.argument("group"),
     click.argument("topic", default=""),
-    json_option,
-    target_options,
     examples=("metaq offsets show billing", "metaq offsets show billing orders"),
 )
 def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> None:
@@ -152,7 +149,6 @@ def describe_offset(offset: int, start: int, end: int) -> str:
     partitions_option("Move"),
     takes(WriteOptions),
     yes_option,
-    target_options,
     examples=(
         "metaq offsets reset billing orders --to earliest --dry-run",
         "metaq offsets reset billing orders --to 2026-01-31T12:00",
@@ -218,7 +214,6 @@ def reset_offsets(
     click.argument("goal", metavar="TO_GROUP", callback=read_group),
     click.argument("topic", default=""),
     takes(WriteOptions),
-    target_options,
     examples=(
         "metaq offsets copy billing billing-test --dry-run",
         "metaq offsets copy billing billing-test orders",
@@ -288,8 +283,6 @@ def parse_goal(text: str) -> Goal:
     click.argument("topic", default=""),
     dry_option,
     yes_option,
-    json_option,
-    target_options,
     examples=(
         "metaq offsets delete billing orders --dry-run",
         "metaq offsets delete billing orders",

@@ -17,10 +17,8 @@ from metaq.cli.options import (
     SecondsRange,
     count_option,
     flag,
-    json_option,
     pairs_option,
     parse_start,
-    target_options,
 )
 from metaq.cli.pipeline import JobRun, Wire, run_options, task_progress, wire_options
 from metaq.cli.tree import command
@@ -398,8 +396,6 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
         metavar="earliest|TIME",
         help="Where to begin in each partition; TIME as of metaq cat.",
     ),
-    json_option,
-    target_options,
     short_help="Propose a schema for the messages of TOPIC.",
     examples=(
         "metaq pipeline schema orders",

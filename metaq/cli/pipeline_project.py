@@ -24,10 +24,8 @@ from metaq.cli.options import (
     ZOOKEEPER,
     SecondsRange,
     flag,
-    json_option,
     metrics_option,
     takes,
-    target_options,
 )
 from metaq.cli.pipeline import JobRun, run_options
 from metaq.cli.topics import Wishes, create
@@ -62,7 +60,6 @@ FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
         "creates_topics",
         help="Create the topics that are missing, with one partition on each broker.",
     ),
-    target_options,
     short_help="Write a new declared pipeline into DIRECTORY.",
     examples=("metaq pipeline init errors --topic logs --alerts alerts",),
 )
@@ -278,7 +275,6 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         default=".",
     ),
-    json_option,
     short_help="Print the lag of the pipeline of DIRECTORY.",
     examples=("metaq pipeline status errors --json",),
 )

@@ -27,7 +27,6 @@ from metaq.cli.options import (
     put_option,
     serve_while_running,
     takes,
-    target_options,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -95,7 +94,6 @@ class _Counts:
 @command(
     "ship",
     takes(ShipOptions),
-    target_options,
     examples=(
         "metaq ship /var/log/syslog logs",
         "metaq ship app.log logs --state app.state --from-start",
