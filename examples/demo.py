@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Final
 
 from metaq.cli import render
 from metaq.client import Client, OutgoingMessage, Producer
@@ -297,7 +297,7 @@ def metaq_local(directory: Path) -> Iterator[dict[str, str]]:
                 process.stdout.close()
 
 
-def wait_for_line(stream: BinaryIO, process: "subprocess.Popen[bytes]") -> str:
+def wait_for_line(stream: IO[bytes], process: "subprocess.Popen[bytes]") -> str:
     """Return the first line, "" when the process ends or takes too long."""
     os.set_blocking(stream.fileno(), False)
     deadline_s = time.monotonic() + START_TIMEOUT_S

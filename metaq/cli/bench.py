@@ -15,7 +15,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Found, Target, find_topic
-from metaq.cli.options import count_option, json_option, target_options
+from metaq.cli.options import count_option
 from metaq.cli.tree import command, group
 from metaq.client import Client, Consumer, MemoryOffsets, SendFuture, Start
 from metaq.errors import MetaqError, RequestTimeoutError
@@ -55,8 +55,6 @@ Figures = list[tuple[str, float, str]]
     topic_option,
     size_option,
     count_option(500_000),
-    json_option,
-    target_options,
     examples=("metaq bench produce --topic test --size 128 --count 1000000",),
 )
 def bench_produce(
@@ -93,8 +91,6 @@ def bench_produce(
     "bench consume",
     topic_option,
     count_option(500_000),
-    json_option,
-    target_options,
     examples=("metaq bench consume --topic test --count 1000000",),
 )
 def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> None:
@@ -132,8 +128,6 @@ def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> N
         show_default=True,
         help="Messages per second.",
     ),
-    json_option,
-    target_options,
     examples=("metaq bench latency --topic test --rate 5000 --count 50000",),
 )
 def bench_latency(

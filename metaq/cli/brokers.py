@@ -10,7 +10,7 @@ import click
 from metaq.cli import render
 from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
-from metaq.cli.options import dry_option, json_option, target_options, yes_option
+from metaq.cli.options import dry_option, json_option, yes_option
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, BrokerDescription, MetaqError, NoBrokerError
 from metaq.peer.replies import parse_stats
@@ -36,8 +36,6 @@ DIRECTORY_COLUMNS: Final = (
 
 @command(
     "brokers",
-    json_option,
-    target_options,
     examples=("metaq brokers",),
     cls=ListingGroup,
 )
@@ -59,8 +57,6 @@ def list_brokers(target: Target, *, as_json: bool) -> bool:
     click.argument("number", metavar="BROKER", type=click.IntRange(0)),
     dry_option,
     yes_option,
-    json_option,
-    target_options,
     examples=("metaq brokers forget 3 --dry-run", "metaq brokers forget 3 --yes"),
 )
 def forget(
@@ -227,8 +223,6 @@ def _print_objects(
 @command(
     "stats",
     click.argument("item", default=""),
-    json_option,
-    target_options,
     examples=(
         "metaq stats",
         "metaq stats topics --json",

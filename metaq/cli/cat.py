@@ -1,5 +1,6 @@
 """`metaq cat`: the messages of a topic, without a group, on standard output."""
 
+import datetime as dt
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -12,12 +13,13 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import (
+    flag,
     json_option,
     max_option,
     parse_start,
     partitions_option,
     takes,
-    target_options,
+    time_option,
 )
 from metaq.cli.tree import command
 from metaq.client import Client, MemoryOffsets, Start
@@ -39,7 +41,6 @@ class CatOptions:
         str,
         click.option(
             "--from",
-            "start",
             default="earliest",
             show_default=True,
             metavar="earliest|latest|TIME",
@@ -57,20 +58,21 @@ class CatOptions:
             " oldest first.",
         ),
     ]
+    since: Annotated[
+        dt.datetime | None,
+        time_option("--since", "Begin at the first message of that time or later."),
+    ] = None
+    until: Annotated[
+        dt.datetime | None,
+        time_option("--until", "End before the first message of that time or later."),
+    ] = None
     count_max: Annotated[int | None, max_option("Stop after so many messages.")]
-    follows: Annotated[
-        bool,
-        click.option(
-            "--follow", "follows", is_flag=True, help="Wait for new messages."
-        ),
-    ]
+    follows: Annotated[bool, flag("--follow", help="Wait for new messages.")]
     partitions: Annotated[tuple[str, ...], partitions_option("Read")]
     is_partial: Annotated[
         bool,
-        click.option(
+        flag(
             "--partial",
-            "is_partial",
-            is_flag=True,
             help="Go on without the partitions of brokers that are away.  [default:"
             " fail]",
         ),
@@ -82,10 +84,10 @@ class CatOptions:
 @command(
     "cat",
     takes(CatOptions),
-    target_options,
     examples=(
         "metaq cat test --max 10",
         "metaq cat test --from 2026-01-31T12:00 --json",
+        "metaq cat test --since 2026-01-31T12:00 --until 2026-01-31T13:00",
         "metaq cat test --last 10",
         "metaq cat test --from latest --follow",
     ),
@@ -101,9 +103,16 @@ def cat(target: Target, options: CatOptions) -> None:
     the order is that of the log. --last goes by time over all partitions, and reads
     nothing before these messages.
     """
-    start = parse_start(options.start)
-    if options.last is not None and start != "earliest":
-        raise click.UsageError("--last and --from both say where to begin")
+    begins = (
+        options.start != "earliest",
+        options.since is not None,
+        options.last is not None,
+    )
+    if sum(begins) > 1:
+        raise click.UsageError("--from, --since and --last each say where to begin")
+    start = options.since or parse_start(options.start)
+    if options.follows and options.until is not None:
+        raise click.UsageError("--follow has no end, and --until says where to end")
     found = find_topic(
         target,
         options.topic,
@@ -122,6 +131,7 @@ def cat(target: Target, options: CatOptions) -> None:
                 partitions=found.partitions,
                 start=start,
                 last=options.last,
+                until=options.until,
             )
         with closing(messages):
             for message in islice(messages, options.count_max):

@@ -15,6 +15,7 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     SecondsRange,
+    flag,
     group_option,
     json_option,
     max_option,
@@ -22,13 +23,14 @@ from metaq.cli.options import (
     parse_start,
     serve_while_running,
     takes,
-    target_options,
 )
 from metaq.cli.tree import command
-from metaq.client import Client, Consumer, ConsumerOptions
+from metaq.client import Client, Consumer, ConsumerOptions, TopicPattern
+from metaq.errors import ConfigError
 from metaq.net.dial import own_host
 from metaq.zk.groups import member_name
 
+PATTERN_SIGNS: Final = frozenset("*?[")
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""
 
@@ -37,13 +39,17 @@ COUNT_MAX: Final = 1000
 class ConsumeOptions:
     """The options of `metaq consume`."""
 
-    topic: Annotated[str, click.argument("topic")]
+    topic: Annotated[
+        str | TopicPattern,
+        click.argument(
+            "topic", callback=lambda _context, _argument, text: parse_topic(text)
+        ),
+    ]
     group: Annotated[str, group_option]
     start: Annotated[
         str,
         click.option(
             "--from",
-            "start",
             default="earliest",
             show_default=True,
             metavar="earliest|latest|TIME",
@@ -56,7 +62,6 @@ class ConsumeOptions:
         float | None,
         click.option(
             "--idle",
-            "idle_s",
             type=SecondsRange(0),
             metavar="SECONDS",
             help="End after so long without a message.  [default: never]",
@@ -64,11 +69,7 @@ class ConsumeOptions:
     ]
     no_commit: Annotated[
         bool,
-        click.option(
-            "--no-commit",
-            is_flag=True,
-            help="Begin at the group's offsets, and commit nothing.",
-        ),
+        flag("--no-commit", help="Begin at the group's offsets, and commit nothing."),
     ]
     metrics_port: Annotated[int | None, metrics_option] = None
     as_json: Annotated[bool, json_option]
@@ -78,24 +79,30 @@ class ConsumeOptions:
 @command(
     "consume",
     takes(ConsumeOptions),
-    target_options,
     examples=(
         "metaq consume test --group billing",
         "metaq consume test --group billing --max 10 --no-commit --json",
         "metaq consume test --group nightly --idle 5 --from 2026-01-31T12:00",
+        "metaq consume 'orders-*' --group billing",
     ),
 )
 def consume(target: Target, options: ConsumeOptions) -> None:
     """Print the messages of TOPIC as a member of a group.
 
-    Each is followed by a line end. The members of a group share the partitions, ours
-    and those of Java consumers; without ZooKeeper there is no group, and all partitions
-    are read. Ctrl-C and SIGTERM commit what was printed and leave the group; after a
-    crash the last messages are printed again.
+    Each is followed by a line end. A TOPIC with '*', '?' or '[' is a pattern: all
+    topics that match it are read, later ones too. The members of a group share the
+    partitions, ours and those of Java consumers; without ZooKeeper there is no group,
+    and all partitions are read. Ctrl-C and SIGTERM commit what was printed and leave
+    the group; after a crash the last messages are printed again.
     """
-    found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
+    if isinstance(options.topic, TopicPattern):
+        target.ask(target.find_brokers)
+    else:
+        target = find_topic(
+            target, options.topic, (), kind="gets", is_partial=True
+        ).target
     with (
-        found.target.client() as client,
+        target.client() as client,
         Interrupts() as interrupts,
         serve_while_running(client, options.metrics_port),
     ):
@@ -103,12 +110,22 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         name = (
             f"member {member_name(options.group, consumer_id)} of group {options.group}"
         )
-        if found.target.brokers:
+        if target.brokers:
             name = "a reader of all partitions: without ZooKeeper there is no group"
         with _consumer(client, options, consumer_id) as consumer:
             _print_all(consumer, options, interrupts, name)
         with interrupts.pause():
             """Let the signal that ended it decide how we end."""
+
+
+def parse_topic(text: str) -> str | TopicPattern:
+    """Return a name as it is, and a text with a wildcard as a pattern."""
+    if not PATTERN_SIGNS.intersection(text):
+        return text
+    try:
+        return TopicPattern(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _consumer(client: Client, options: ConsumeOptions, consumer_id: str) -> Consumer:
@@ -141,6 +158,9 @@ def _print_all(
         if options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
             break
         if not is_waiting and sys.stderr.isatty():
-            render.say(f"waiting for messages of {options.topic} as {name}")
+            topics = str(options.topic)
+            if isinstance(options.topic, TopicPattern):
+                topics = options.topic.glob + ("" if consumer.topics else " (none yet)")
+            render.say(f"waiting for messages of {topics} as {name}")
         is_waiting = True
         render.require_reader()

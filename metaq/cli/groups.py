@@ -9,7 +9,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
-from metaq.cli.options import dry_option, json_option, target_options, yes_option
+from metaq.cli.options import dry_option, yes_option
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, GroupDescription, PartitionProgress
 from metaq.errors import ClientError
@@ -27,8 +27,6 @@ PARTITION_COLUMNS = (
 @command(
     "groups",
     click.argument("name", metavar="[GROUP]", default=""),
-    json_option,
-    target_options,
     examples=("metaq groups", "metaq groups billing --json"),
     cls=ListingGroup,
 )
@@ -55,8 +53,6 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
     click.argument("group"),
     dry_option,
     yes_option,
-    json_option,
-    target_options,
     examples=("metaq groups delete billing --dry-run", "metaq groups delete billing"),
 )
 def delete(

@@ -7,7 +7,7 @@ import click
 from metaq.broker.hand_over import HandOver, hand_over, plan_hand_over, take_back
 from metaq.cli import render
 from metaq.cli.inspect_log import check, list_segments, require_data_directory
-from metaq.cli.options import json_option, yes_option
+from metaq.cli.options import flag, json_option, yes_option
 from metaq.cli.tree import command
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.storage.inventory import TRANSACTIONS, read_holdings
@@ -22,11 +22,8 @@ from metaq.storage.verify import FindingKind, list_logs
             exists=True, file_okay=False, path_type=Path, resolve_path=True
         ),
     ),
-    click.option(
-        "--back",
-        "is_back",
-        is_flag=True,
-        help="Move the files back, when the Java broker has ended.",
+    flag(
+        "--back", "is_back", help="Move the files back, when the Java broker has ended."
     ),
     json_option,
     yes_option,

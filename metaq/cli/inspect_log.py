@@ -64,10 +64,7 @@ class DumpOptions:
     start: Annotated[
         int | None,
         click.option(
-            "--from",
-            "start",
-            type=click.IntRange(0),
-            help="Offset of the first record.",
+            "--from", type=click.IntRange(0), help="Offset of the first record."
         ),
     ]
     count_max: Annotated[int | None, max_option("Stop after so many records.")]
@@ -299,7 +296,6 @@ def check(
     click.argument(
         "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
     ),
-    json_option,
     examples=(
         "metaq verify ~/.local/share/metaq",
         "metaq verify /var/lib/metaq --json",

@@ -14,16 +14,16 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     hand_over,
     inspect_log,
     offsets,
+    pipeline_jobs,
+    pipeline_project,
     produce,
     serve,
     ship,
     topics,
     transactions,
 )
-from metaq.cli.pipeline import pipeline
 from metaq.cli.tree import main
 
 __all__ = ["main"]
 
-main.add_command(pipeline)
 click.version_option(__version__, prog_name="metaq")(main)

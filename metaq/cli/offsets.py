@@ -13,12 +13,12 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.options import (
     dry_option,
+    flag,
     json_option,
     parse_start,
     partitions_option,
     read_group,
     takes,
-    target_options,
     yes_option,
 )
 from metaq.cli.tree import command, group
@@ -54,10 +54,8 @@ class WriteOptions:
     is_dry: Annotated[bool, dry_option]
     is_forced: Annotated[
         bool,
-        click.option(
+        flag(
             "--force",
-            "is_forced",
-            is_flag=True,
             help="Write although members read; they overwrite it with their next"
             " commit.",
         ),
@@ -73,8 +71,6 @@ class WriteOptions:
     "offsets show",
     click.argument("group"),
     click.argument("topic", default=""),
-    json_option,
-    target_options,
     examples=("metaq offsets show billing", "metaq offsets show billing orders"),
 )
 def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> None:
@@ -145,19 +141,19 @@ def describe_offset(offset: int, start: int, end: int) -> str:
         "--to",
         "goal",
         required=True,
-        metavar="earliest|latest|TIME|OFFSET",
+        metavar="earliest|latest|TIME|OFFSET|-N",
         callback=lambda _context, _option, text: parse_goal(text),
         help="Where to go on; TIME is ISO 8601 (local time without a zone), a number is"
-        " an OFFSET of one partition.",
+        " an OFFSET of one partition, and -N is N messages before what is committed.",
     ),
     partitions_option("Move"),
     takes(WriteOptions),
     yes_option,
-    target_options,
     examples=(
         "metaq offsets reset billing orders --to earliest --dry-run",
         "metaq offsets reset billing orders --to 2026-01-31T12:00",
         "metaq offsets reset billing orders --to 4096 --partition 0-3",
+        "metaq offsets reset billing orders --to -100",
     ),
 )
 def reset_offsets(
@@ -182,18 +178,20 @@ def reset_offsets(
         if not served:
             raise NoBrokerError(f"no broker serves topic '{topic}'")
         wanted = named_partitions(topic, served, partitions)
-        if isinstance(goal, int) and len(wanted) != 1:
+        is_offset = isinstance(goal, int) and goal >= 0
+        if is_offset and len(wanted) != 1:
             raise click.UsageError(
                 f"an offset means one partition, {topic} has {len(wanted)}: say"
                 " which one with --partition"
             )
-        move = partial(
-            admin.reset_offsets,
-            group,
-            to={wanted[0]: goal} if isinstance(goal, int) else goal,
-            partitions=None if isinstance(goal, int) else wanted,
-            plan=True,
-        )
+        move = partial(admin.reset_offsets, group, plan=True)
+        if is_offset:
+            move = partial(move, to={wanted[0]: goal})
+        elif isinstance(goal, int) and not partitions:
+            # Partitions without an offset have nothing to go back from.
+            move = partial(move, to=goal, topics=[topic])
+        else:
+            move = partial(move, to=goal, partitions=wanted)
         return await _try(move, options), await admin.groups()
 
     changes, known = target.ask(plan)
@@ -216,7 +214,6 @@ def reset_offsets(
     click.argument("goal", metavar="TO_GROUP", callback=read_group),
     click.argument("topic", default=""),
     takes(WriteOptions),
-    target_options,
     examples=(
         "metaq offsets copy billing billing-test --dry-run",
         "metaq offsets copy billing billing-test orders",
@@ -268,8 +265,11 @@ def _print_plan(changes: Changes, options: WriteOptions) -> None:
 
 
 def parse_goal(text: str) -> Goal:
-    """Return the goal in `--to`: a number is an offset, anything with a date a time."""
-    if re.fullmatch(r"\d{1,19}", text, re.ASCII):
+    """Return the goal in `--to`: a number is an offset, anything with a date a time.
+
+    One below 0 is so many messages back.
+    """
+    if re.fullmatch(r"\d{1,19}|-[1-9]\d{0,17}", text, re.ASCII):
         return Offset(int(text))
     return parse_start(text, hint="--to")
 
@@ -283,8 +283,6 @@ def parse_goal(text: str) -> Goal:
     click.argument("topic", default=""),
     dry_option,
     yes_option,
-    json_option,
-    target_options,
     examples=(
         "metaq offsets delete billing orders --dry-run",
         "metaq offsets delete billing orders",

@@ -111,8 +111,8 @@ def takes(
     """Add the options that a dataclass declares, as one argument.
 
     Args:
-        kind: each field is `Annotated` with the `click.option` or `click.argument` of
-            its name; help comes in the order of the fields.
+        kind: each field is `Annotated` with its `click.option` or `click.argument`,
+            which get its name; help comes in the order of the fields.
         name: name of the argument.
     """
     hints = get_type_hints(kind, include_extras=True)
@@ -124,21 +124,20 @@ def takes(
             return command(*args, **{name: kind(**own)}, **given)
 
         wrapped: Callable[..., R] = with_options
-        for hint in reversed(hints.values()):
+        for field, hint in reversed(hints.items()):
             for declare in hint.__metadata__:
                 wrapped = declare(wrapped)
+                vars(wrapped)["__click_params__"][-1].name = field
         return wrapped
 
     return decorate
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
-)
-yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
-dry_option = click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Print the plan; change nothing."
-)
+flag = functools.partial(click.option, is_flag=True)
+"""Makes an option without a value."""
+json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
+yes_option = flag("--yes", "is_sure", help="Do not ask.")
+dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")
 
 
 def parse_time(text: str) -> Millis:
@@ -174,13 +173,31 @@ def parse_start(text: str, *, hint: str = "--from") -> Moment:
     if text == "latest":
         return "latest"
     try:
-        return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
+        return _moment(text)
     except ValueError as error:
         raise click.BadParameter(
             "expected earliest, latest, or a time such as 2026-01-31T12:00 or"
             f" 1769857200, got '{text}'",
             param_hint=hint,
         ) from error
+
+
+def time_option(flag: str, text: str) -> Callable[[F], F]:
+    """Return an option that takes a time, as `parse_time` reads it."""
+
+    def read(
+        _context: click.Context, _option: click.Parameter, word: str | None
+    ) -> dt.datetime | None:
+        try:
+            return None if word is None else _moment(word)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return click.option(flag, metavar="TIME", callback=read, help=text)
+
+
+def _moment(text: str) -> dt.datetime:
+    return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
 
 
 def _read_pairs(option: click.Parameter, given: tuple[str, ...]) -> list[list[str]]:

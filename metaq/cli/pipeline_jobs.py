@@ -1,123 +1,72 @@
-"""Commands of `metaq pipeline`: run a job, or look at messages; print what it gave.
+"""Jobs of `metaq pipeline` on Spark, local or on any cluster, and what is printed.
 
 Spark is imported inside of functions: it is optional, and slow to load.
 """
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from dataclasses import astuple
+from typing import Any, Final
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.options import json_option, pairs_option
-from metaq.cli.spark_session import spark_session, task_progress
-from metaq.client import Start
+from metaq.cli.options import (
+    INTERVAL_S_MAX,
+    SecondsRange,
+    count_option,
+    flag,
+    pairs_option,
+    parse_start,
+)
+from metaq.cli.pipeline import JobRun, Wire, run_options, task_progress, wire_options
+from metaq.cli.tree import command
 
-CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
-"""Options of the format that may name another cluster than the command's own do."""
+WINDOW_S: Final = 60
+SAMPLE_COUNT: Final = 1000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
-    """Options of a Spark run."""
-
-    master: Annotated[
-        str,
-        click.option(
-            "--master",
-            envvar="METAQ_SPARK_MASTER",
-            default="local[*]",
-            show_default=True,
-            help="Spark cluster to run on.",
-        ),
-    ]
-    """URL of the Spark master."""
-    settings: Annotated[
-        Mapping[str, str], pairs_option("--conf", "settings", "Setting of Spark")
-    ]
-    """Spark settings."""
-    log: Annotated[
-        Path | None,
-        click.option(
-            "--spark-log",
-            "log",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Append Spark's log to this file.",
-        ),
-    ]
-    """File for Spark's log."""
-    as_json: Annotated[bool, json_option]
-    """Objects instead of tables."""
+topics_argument = click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+every_option = click.option(
+    "--every",
+    "interval_s",
+    type=SecondsRange(0.01, INTERVAL_S_MAX),
+    help="Go on until Ctrl-C, a batch every so many seconds.",
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
-    """Cluster of brokers, and more options of `format("metaq")`."""
-
-    target: Target
-    """Address of the cluster."""
-    options: Mapping[str, str]
-    """Values of `--option`, which win."""
-
-    def to_map(self, **more: str) -> dict[str, str]:
-        """Return options for `format("metaq")`; the user's own win.
-
-        Args:
-            more: options that the command's own words say.
-
-        Raises:
-            click.UsageError: the user gives one of these another value.
-        """
-        given = {name.lower() for name in self.options}
-        for name in more:
-            if name.lower() in given:
-                raise click.UsageError(
-                    f"--option {name} contradicts the topics that the command names"
-                )
-        timeout_ms = round(self.target.timeout_s * 1000)
-        found = {"requestTimeoutMs": str(timeout_ms), **more}
-        if self.target.brokers:
-            names = (name.removeprefix("meta://") for name in self.target.brokers)
-            found["brokers"] = ",".join(names)
-        else:
-            found |= {"zookeeper": self.target.zookeeper, "zkRoot": self.target.root}
-        kept = {k: v for k, v in found.items() if k.lower() not in given}
-        return {**kept, **self.options}
-
-    def require(self, *topics: str, kind: Literal["puts", "gets"] = "gets") -> None:
-        """Refuse topics that no broker serves, before Spark starts.
-
-        A job would find no message in them, and call that well; or try to put some
-        until `retryTimeoutMs` is over.
-
-        Args:
-            topics: their names.
-            kind: use of the topics by the job.
-
-        Raises:
-            NoBrokerError: no broker serves one of them.
-        """
-        if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
-            return
-        for topic in topics:
-            find_topic(self.target, topic, (), kind=kind, is_partial=True)
-
-
+@command(
+    "pipeline archive",
+    topics_argument,
+    click.option(
+        "--to", "path", required=True, help="Directory or URL of the archive."
+    ),
+    every_option,
+    wire_options,
+    run_options,
+    short_help="Write what topics have beyond the last run to a Delta table.",
+    examples=(
+        "metaq pipeline archive orders --to /archive",
+        "metaq pipeline archive orders logs --to hdfs:///archive --every 60",
+    ),
+)
 def archive(
-    run: JobRun, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
+    run: JobRun,
+    wire: Wire,
+    topics: tuple[str, ...],
+    path: str,
+    interval_s: float | None,
 ) -> None:
-    """Archive topics, and print the summary; see the job.
+    """Write what topics have beyond the last run to a Delta table, each message once.
 
-    After Ctrl-C as well, where it is the only end.
+    Ends when everything is archived that was there at the start; with --every it goes
+    on until Ctrl-C. An archive stores its position; the next run goes on from there,
+    after Ctrl-C or a kill as well.
     """
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
     stop = threading.Event()
-    with spark_session(run.master, run.settings, run.log) as session:
+    with run.session() as session:
         from metaq.pipeline.jobs.archive import archive as run_job
 
         with render.progress("archive", None) as advance:
@@ -148,166 +97,184 @@ def archive(
         raise KeyboardInterrupt
 
 
-def replay(
-    run: JobRun,
-    wire: Wire,
-    path: str,
-    *,
-    topic: str | None,
-    where: str | None,
-    keeps_partitions: bool,
-    keeps_origin: bool,
-) -> None:
-    """Put an archive back into topics, and print the summary; see the job."""
+@command(
+    "pipeline replay",
+    click.argument("path", metavar="ARCHIVE"),
+    click.option("--topic", help="Target topic.  [default: that of each message]"),
+    click.option("--where", help="SQL condition over the columns of the archive."),
+    flag(
+        "--keep-partitions",
+        "keeps_partitions",
+        help="To the broker and partition that each message came from.",
+    ),
+    flag(
+        "--keep-origin",
+        "keeps_origin",
+        help="With place and time of each message in its headers, replay.origin and"
+        " replay.timestamp.",
+    ),
+    wire_options,
+    run_options,
+    examples=(
+        "metaq pipeline replay /archive --topic orders-again",
+        "metaq pipeline replay /archive --topic t --where \"date >= '2026-01-31'\"",
+    ),
+)
+def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) -> None:
+    """Put the messages of ARCHIVE back into topics, at least once.
+
+    Messages of one partition stay in order, and together in one partition.
+    """
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:
         wire.require(topic, kind="puts")
-    with spark_session(run.master, run.settings, run.log) as session:
+    with run.session() as session:
         from metaq.pipeline.jobs.replay import replay as run_job
 
         with task_progress(session, "replay"):
-            done = session.run(
-                lambda: run_job(
-                    session.spark,
-                    path,
-                    options,
-                    where=where,
-                    keeps_partitions=keeps_partitions,
-                    keeps_origin=keeps_origin,
-                ),
-            )
+            done = session.run(lambda: run_job(session.spark, path, options, **asked))
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ingest:
-    """Source and target of `pipeline ingest`."""
-
-    topic: Annotated[str, click.argument("topic")]
-    """Target topic."""
-    paths: Annotated[
-        tuple[str, ...], click.argument("paths", nargs=-1, metavar="[PATH]...")
-    ]
-    """Arguments of `load`."""
-    source_format: Annotated[
-        str,
-        click.option(
-            "--format",
-            "source_format",
-            required=True,
-            help="Format to read: text, csv, json, parquet, orc, jdbc, ...",
-        ),
-    ]
-    """Argument of `spark.read.format`."""
-    source_options: Annotated[
-        Mapping[str, str],
-        pairs_option("--read", "source_options", "Option of that format"),
-    ]
-    """Options of that source."""
-    value: Annotated[
-        str | None,
-        click.option(
-            "--value",
-            help="SQL expression for the message.  [default: column value, else row as"
-            " JSON]",
-        ),
-    ]
-    """Expression for the message."""
-    attribute: Annotated[
-        str | None,
-        click.option("--attribute", help="SQL expression for the attribute."),
-    ]
-    """Expression for the attribute."""
-    key: Annotated[
-        str | None,
-        click.option("--key", help="SQL expression; equal keys go to one partition."),
-    ]
-    """Expression for the key."""
-
-
-def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
-    """Put the rows of a Spark source into a topic, and print the summary."""
-    options = wire.to_map(topic=asked.topic)
-    wire.require(asked.topic, kind="puts")
-    with spark_session(run.master, run.settings, run.log) as session:
+@command(
+    "pipeline ingest",
+    click.argument("topic"),
+    click.argument("paths", nargs=-1, metavar="[PATH]..."),
+    click.option(
+        "--format",
+        "source_format",
+        required=True,
+        help="Format to read: text, csv, json, parquet, orc, jdbc, ...",
+    ),
+    pairs_option("--read", "source_options", "Option of that format"),
+    click.option(
+        "--value",
+        help="SQL expression for the message.  [default: column value, else row as"
+        " JSON]",
+    ),
+    click.option("--attribute", help="SQL expression for the attribute."),
+    click.option("--key", help="SQL expression; equal keys go to one partition."),
+    wire_options,
+    run_options,
+    short_help="Put what Spark can read into TOPIC.",
+    examples=(
+        "metaq pipeline ingest logs /var/log/*.log --format text",
+        "metaq pipeline ingest people people.csv --format csv --read header=true",
+    ),
+)
+def ingest(run: JobRun, wire: Wire, topic: str, **asked: Any) -> None:
+    """Put what Spark can read into TOPIC, a message for each row, at least once."""
+    options = wire.to_map(topic=topic)
+    wire.require(topic, kind="puts")
+    with run.session() as session:
         from metaq.pipeline.jobs.ingest import ingest as run_job
 
         with task_progress(session, "ingest"):
-            done = session.run(
-                lambda: run_job(
-                    session.spark,
-                    options,
-                    source_format=asked.source_format,
-                    paths=asked.paths,
-                    source_options=asked.source_options,
-                    value=asked.value,
-                    attribute=asked.attribute,
-                    key=asked.key,
-                ),
-            )
+            done = session.run(lambda: run_job(session.spark, options, **asked))
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
     )
 
 
+@command(
+    "pipeline stats",
+    topics_argument,
+    click.option(
+        "--window",
+        "window_s",
+        type=click.IntRange(1),
+        default=WINDOW_S,
+        show_default=True,
+        help="Seconds of a window.",
+    ),
+    click.option(
+        "--since",
+        default="timestamp",
+        show_default=True,
+        help="SQL expression for the moment when a message set out; its delay ends when"
+        " it is read here.",
+    ),
+    every_option,
+    wire_options,
+    run_options,
+    examples=(
+        "metaq pipeline stats orders --window 3600",
+        "metaq pipeline stats orders --every 10 --json",
+    ),
+)
 def stats(
     run: JobRun,
     wire: Wire,
-    topics: Sequence[str],
-    *,
-    window_s: int,
-    since: str,
+    topics: tuple[str, ...],
     interval_s: float | None,
+    **asked: Any,
 ) -> None:
-    """Print windows of topics, once or as messages come; see the job."""
+    """Print messages, bytes and delay of topics per window of time.
+
+    With --every, what arrives from now on: each line says what one batch added.
+    """
     options = wire.to_map(subscribe=",".join(topics))
     wire.require(*topics)
-    with spark_session(run.master, run.settings, run.log) as session:
+
+    def show(windows: Iterable[Any]) -> None:
+        print_windows(map(astuple, windows), as_json=run.as_json)
+
+    with run.session() as session:
         from metaq.pipeline.jobs import window_stats
 
         if interval_s is not None:
-            every_s = interval_s
             session.run(
                 lambda: window_stats.follow_stats(
-                    session.spark,
-                    options,
-                    lambda windows: print_windows(
-                        map(astuple, windows), as_json=run.as_json
-                    ),
-                    interval_s=every_s,
-                    window_s=window_s,
-                    since=since,
-                ),
+                    session.spark, options, show, interval_s=interval_s, **asked
+                )
             )
             return
         with task_progress(session, "stats"):
             found = session.run(
-                lambda: window_stats.stats(
-                    session.spark, options, window_s=window_s, since=since
-                ),
+                lambda: window_stats.stats(session.spark, options, **asked)
             )
-    print_windows(map(astuple, found), as_json=run.as_json)
+    show(found)
 
 
+@command(
+    "pipeline audit",
+    click.argument("topic"),
+    click.option("--archive", "path", help="Directory or URL of the archive."),
+    click.option("--copy", help="Topic that has the same messages."),
+    click.option(
+        "--id",
+        "message_id",
+        help="SQL expression that identifies a message of a copy.  [default: content]",
+    ),
+    wire_options,
+    run_options,
+    examples=(
+        "metaq pipeline audit orders --archive /archive",
+        "metaq pipeline audit orders --copy orders-again",
+    ),
+)
 def audit(
     run: JobRun,
     wire: Wire,
     topic: str,
-    *,
     path: str | None,
     copy: str | None,
     message_id: str | None,
 ) -> bool:
-    """Compare a topic with its archive or a copy; return whether nothing is wrong."""
+    """Compare TOPIC with its archive or with a copy.
+
+    Counts messages that are lost, doubled, corrupted, reordered or extra, and names
+    the first of them. The exit code is 1 when there are any.
+    """
     if (path is None) == (copy is None):
         raise click.UsageError("expected exactly one of --archive and --copy")
     if copy is None and message_id is not None:
         raise click.UsageError("--id has no effect without --copy")
     source = wire.to_map(subscribe=topic)
     wire.require(topic, *([] if copy is None else [copy]))
-    with spark_session(run.master, run.settings, run.log) as session:
+    with run.session() as session:
         from metaq.pipeline.jobs.audit import AuditSummary, audit_archive, audit_copy
 
         def compare() -> AuditSummary:
@@ -338,9 +305,19 @@ def audit(
     return found.is_right
 
 
-def verify(run: JobRun, paths: Sequence[str]) -> bool:
-    """Check every stored byte of some paths; return whether nothing is wrong."""
-    with spark_session(run.master, run.settings, run.log) as session:
+@command(
+    "pipeline verify",
+    click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
+    run_options,
+    short_help="Check every stored byte of data directories or archives.",
+    examples=("metaq pipeline verify /var/lib/metaq --master local[8]",),
+)
+def verify(run: JobRun, paths: tuple[str, ...]) -> bool:
+    """Check every stored byte of data directories or archived segments, in parallel.
+
+    The exit code is 1 when anything is wrong.
+    """
+    with run.session() as session:
         from metaq.pipeline.jobs.verify import verify as run_job
 
         with render.progress("verify", None) as advance:
@@ -407,22 +384,35 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
     render.print_rows(columns, rows, as_json=as_json)
 
 
-def show_schema(
-    target: Target, topic: str, *, count: int, start: Start, as_json: bool
+@command(
+    "pipeline schema",
+    click.argument("topic"),
+    count_option(SAMPLE_COUNT),
+    click.option(
+        "--from",
+        "start",
+        default="earliest",
+        show_default=True,
+        metavar="earliest|TIME",
+        help="Where to begin in each partition; TIME as of metaq cat.",
+    ),
+    short_help="Propose a schema for the messages of TOPIC.",
+    examples=(
+        "metaq pipeline schema orders",
+        "metaq pipeline schema logs --count 10000 --json",
+    ),
+)
+def schema(
+    target: Target, topic: str, *, count: int, start: str, as_json: bool
 ) -> bool:
-    """Print a schema that fits messages of a topic; return whether there is one.
+    """Look at messages of TOPIC, and propose how to decode them.
 
-    Args:
-        target: the cluster.
-        topic: its name.
-        count: messages that are looked at, as many of each partition.
-        start: the first of them.
-        as_json: print an object.
-
-    Raises:
-        PartitionsAwayError: a broker of the topic is away.
-        MetaqError: the messages cannot be read.
+    Recognises JSON objects, CSV records, log lines and Avro with a fingerprint; the
+    schema is that which fits most of them. Prints its fields and the expression
+    that decodes them, and says how many fit. The exit code is 1 when no format fits
+    half of them. No Spark is started.
     """
+    begin = parse_start(start)
     from metaq.pipeline.installed import require_spark
 
     require_spark()
@@ -432,7 +422,7 @@ def show_schema(
     cluster = find_topic(target, topic, (), kind="gets")
     partitions = [partition.name for partition in cluster.partitions]
     with cluster.target.client() as client:
-        values = read_sample(client, topic, partitions, count=count, start=start)
+        values = read_sample(client, topic, partitions, count=count, start=begin)
     found = proposal.propose(values)
     if as_json:
         facts = {} if found is None else proposal.to_json(found)

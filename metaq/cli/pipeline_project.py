@@ -23,10 +23,13 @@ from metaq.cli.options import (
     TIMEOUT_S,
     ZOOKEEPER,
     SecondsRange,
+    flag,
     metrics_option,
+    takes,
 )
-from metaq.cli.pipeline_jobs import JobRun
+from metaq.cli.pipeline import JobRun, run_options
 from metaq.cli.topics import Wishes, create
+from metaq.cli.tree import command
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Millis
 
@@ -39,17 +42,34 @@ ONE_PARTITION: Final = Wishes(partitions=1, served_by=None, settings={})
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 
 
+@command(
+    "pipeline init",
+    click.argument("directory", type=click.Path(file_okay=False, path_type=Path)),
+    click.option(
+        "--topic",
+        "source",
+        default="logs",
+        show_default=True,
+        help="Topic that log lines are in.",
+    ),
+    click.option(
+        "--alerts", default="alerts", show_default=True, help="Topic for the alerts."
+    ),
+    flag(
+        "--create-topics",
+        "creates_topics",
+        help="Create the topics that are missing, with one partition on each broker.",
+    ),
+    short_help="Write a new declared pipeline into DIRECTORY.",
+    examples=("metaq pipeline init errors --topic logs --alerts alerts",),
+)
 def init(
     directory: Path, target: Target, *, source: str, alerts: str, creates_topics: bool
 ) -> None:
-    """Write a new project, and say how to run it; see `create_project`.
+    """Write a new declared pipeline into DIRECTORY: log lines → counts → alerts.
 
-    Args:
-        directory: see `create_project`.
-        target: the cluster of the project.
-        source: topic of the log lines.
-        alerts: topic for the alerts.
-        creates_topics: create the topics that are missing, else name them.
+    It runs as it is written, and is made to be changed. A directory that has something
+    in it is refused. Topics that no broker serves are named.
     """
     from metaq.pipeline.declared.scaffold import create_project
 
@@ -122,16 +142,12 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    is_once: Annotated[
-        bool,
-        click.option("--once", "is_once", is_flag=True, help="End behind one update."),
-    ]
+    is_once: Annotated[bool, flag("--once", help="End behind one update.")]
     """Make one update."""
     interval_s: Annotated[
         float,
         click.option(
             "--every",
-            "interval_s",
             type=SecondsRange(0, INTERVAL_S_MAX),
             default=5.0,
             show_default=True,
@@ -143,7 +159,6 @@ class RunOptions:
         tuple[str, ...],
         click.option(
             "--full-refresh",
-            "refreshed",
             multiple=True,
             metavar="TABLE",
             help="Compute this table from the start, once; may be repeated.",
@@ -152,34 +167,41 @@ class RunOptions:
     """Tables to compute from the start."""
     refreshes_all: Annotated[
         bool,
-        click.option(
-            "--full-refresh-all",
-            "refreshes_all",
-            is_flag=True,
-            help="Compute everything from the start, once.",
-        ),
+        flag("--full-refresh-all", help="Compute everything from the start, once."),
     ]
     """Whether these are all of them."""
     metrics_port: Annotated[int | None, metrics_option]
     """Port that answers scrapes; None: none."""
 
 
-def run(job: JobRun, directory: Path, options: RunOptions) -> None:
-    """Make updates of a project until a signal comes, or one alone.
+@command(
+    "pipeline run",
+    click.argument(
+        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    ),
+    takes(RunOptions),
+    run_options,
+    short_help="Run the declared pipeline of DIRECTORY.",
+    examples=(
+        "metaq pipeline run errors",
+        "metaq pipeline run errors --once --full-refresh counts",
+        "metaq pipeline run errors --every 60 --json --metrics-port 9400",
+    ),
+)
+def run_pipeline(directory: Path, options: RunOptions, run: JobRun) -> None:
+    """Run the declared pipeline of DIRECTORY until SIGTERM or Ctrl-C.
 
-    Each micro-batch is a line. Where a signal is the only end it is a good one.
-
-    Raises:
-        click.UsageError: options contradict each other, or a topic is missing.
-        ConfigError: a library is missing, or the metrics port cannot be had.
-        JobError: an update failed.
-        KeyboardInterrupt: Ctrl-C before the one update was done.
-        SystemExit: SIGTERM before the one update was done.
+    Its tables are updated every few seconds; an update takes in what is there at its
+    start. Prints a line for each micro-batch.
+    The exit code is 0 when a signal ended it, and 1 when an update failed; the next
+    run goes on where the last one was, after a kill as well.
     """
+    if options.refreshed and options.refreshes_all:
+        raise click.UsageError("--full-refresh-all leaves no table to name")
     from metaq.pipeline.declared import require_declarative
     from metaq.pipeline.installed import CONNECT
 
-    if job.master.startswith(CONNECT) and (job.settings or job.log):
+    if run.master.startswith(CONNECT) and (run.settings or run.log):
         raise click.UsageError("a server of Spark Connect has its own --conf and log")
     # They speak of the way in which PySpark calls itself.
     warnings.filterwarnings("ignore", module="pyspark")
@@ -197,7 +219,7 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
 
     def on_batch(batch: BatchProgress) -> None:
         counters.add(batch)
-        _print_batch(batch, as_json=job.as_json)
+        _print_batch(batch, as_json=run.as_json)
 
     with job_errors(f"pipeline {directory}"), Interrupts() as interrupts:
         project = read_project(directory)
@@ -206,14 +228,14 @@ def run(job: JobRun, directory: Path, options: RunOptions) -> None:
         with (
             _metrics(counters, options.metrics_port),
             interrupts.pause(),
-            connect_server(job.master, job.settings, job.log, home) as url,
+            connect_server(run.master, run.settings, run.log, home) as url,
         ):
-            if not job.as_json:
+            if not run.as_json:
                 render.print_header(BATCH_WIDTHS)
             run_updates(
                 url,
                 project,
-                is_own=url != job.master,
+                is_own=url != run.master,
                 refresh=Refresh(tables=options.refreshed, is_all=options.refreshes_all),
                 interval_s=None if options.is_once else options.interval_s,
                 on_batch=on_batch,
@@ -251,12 +273,20 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
 # -- status ---------------------------------------------------------------------------
 
 
+@command(
+    "pipeline status",
+    click.argument(
+        "directory",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        default=".",
+    ),
+    short_help="Print the lag of the pipeline of DIRECTORY.",
+    examples=("metaq pipeline status errors --json",),
+)
 def status(directory: Path, *, as_json: bool) -> None:
-    """Print the last batch of each flow, and the lag of the project's groups.
+    """Print the lag of the pipeline of DIRECTORY, and its last batches.
 
-    Raises:
-        ConfigError: the project names no ZooKeeper or no group.
-        ClientError: ZooKeeper does not know the group: nothing was read yet.
+    Without DIRECTORY, that of the present directory. It need not run.
     """
     from metaq.pipeline.declared import require_declarative, scaffold
     from metaq.pipeline.declared.progress import flows_of

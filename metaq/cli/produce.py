@@ -19,7 +19,6 @@ from metaq.cli.options import (
     json_option,
     put_option,
     takes,
-    target_options,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -117,7 +116,6 @@ def iter_lines(
 @command(
     "produce",
     takes(ProduceOptions),
-    target_options,
     examples=(
         "metaq produce test --file /var/log/syslog",
         "tail -F app.log | metaq produce test --attribute app",

@@ -92,7 +92,6 @@ class LocalOptions:
         int,
         click.option(
             "--zk-port",
-            "zookeeper_port",
             type=click.IntRange(0, PORT_MAX),
             default=ZOOKEEPER_PORT,
             show_default=True,
@@ -107,7 +106,6 @@ class LocalOptions:
         tuple[str, ...],
         click.option(
             "--topic",
-            "topics",
             multiple=True,
             metavar="NAME[=PARTITIONS]",
             help="Add a topic; may be repeated.",

@@ -20,13 +20,13 @@ from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     attribute_option,
+    flag,
     headers_option,
     json_option,
     metrics_option,
     put_option,
     serve_while_running,
     takes,
-    target_options,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -69,16 +69,13 @@ class ShipOptions:
     ]
     from_start: Annotated[
         bool,
-        click.option(
+        flag(
             "--from-start",
-            is_flag=True,
             help="The first time, send what is there already.  [default: new lines"
             " only]",
         ),
     ]
-    once: Annotated[
-        bool, click.option("--once", is_flag=True, help="End at the end of the file.")
-    ]
+    once: Annotated[bool, flag("--once", help="End at the end of the file.")]
     partition: Annotated[str | None, put_option("one, by the file's name")]
     attribute: Annotated[str | None, attribute_option]
     headers: Annotated[HeaderPairs, headers_option] = ()
@@ -97,7 +94,6 @@ class _Counts:
 @command(
     "ship",
     takes(ShipOptions),
-    target_options,
     examples=(
         "metaq ship /var/log/syslog logs",
         "metaq ship app.log logs --state app.state --from-start",

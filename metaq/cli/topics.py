@@ -9,7 +9,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import json_option, pairs_option, takes, target_options
+from metaq.cli.options import pairs_option, takes
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import (
     AsyncAdmin,
@@ -30,8 +30,6 @@ STATUS_COLUMNS = ("broker", "is_there", "partitions", "effect", "text")
 @command(
     "topics",
     click.argument("names", nargs=-1, metavar="[TOPIC]..."),
-    json_option,
-    target_options,
     examples=("metaq topics", "metaq topics test --json"),
     cls=ListingGroup,
 )
@@ -126,7 +124,6 @@ class Wishes:
         Brokers | None,
         click.option(
             "--brokers",
-            "served_by",
             metavar="all|ID,...",
             callback=_read_brokers,
             help="Brokers that serve it; 'all' includes later ones.",
@@ -151,8 +148,6 @@ topic_argument = click.argument("topic")
     "topics create",
     topic_argument,
     takes(Wishes, "wishes"),
-    json_option,
-    target_options,
     examples=(
         "metaq topics create orders --partitions 4",
         "metaq topics create orders --partitions 4 --set deletePolicy=delete,72h",
@@ -183,8 +178,6 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
     "topics alter",
     topic_argument,
     takes(Wishes, "wishes"),
-    json_option,
-    target_options,
     examples=(
         "metaq topics alter orders --partitions 8",
         "metaq topics alter orders --set deletePolicy=delete,24h --set deleteWhen=",
@@ -217,8 +210,6 @@ def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
         metavar="TOPIC",
         help="The name again.  [default: asked for at a terminal]",
     ),
-    json_option,
-    target_options,
     examples=("metaq topics delete orders --confirm orders",),
 )
 def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) -> None:
@@ -248,8 +239,6 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
 @command(
     "topics describe",
     topic_argument,
-    json_option,
-    target_options,
     examples=("metaq topics describe orders", "metaq topics describe test --json"),
 )
 def describe(target: Target, topic: str, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ stopped by a signal ends with 0.
 """
 
 import errno
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from metaq.cli import logs, render
+from metaq.cli.options import json_option, target_options
 from metaq.errors import MetaqError
 from metaq.model import printable
 
@@ -29,6 +31,9 @@ SECTIONS: Final = {
     "Pipelines": ("pipeline",),
 }  # fmt: skip
 """Sections of the help, and their commands in the order of a first use."""
+
+SHARED: Final = {"as_json": json_option, "target": target_options}
+"""Options of many commands, by the argument that they become."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -173,6 +178,7 @@ def command(
     *options: Callable[[Any], Any],
     examples: tuple[str, ...],
     cls: type[click.Command] = click.Command,
+    short_help: str | None = None,
 ) -> Callable[[F], F]:
     """Make a command of a function; its docstring is the help.
 
@@ -180,19 +186,28 @@ def command(
 
     Args:
         name: the words after `metaq`.
-        options: decorators that add options, in the order of the help.
+        options: decorators that add options, in the order of the help; those of
+            `SHARED` come after them, where the function has such an argument.
         examples: lines that can be typed.
         cls: the kind of command.
+        short_help: its line in the list of commands; None: the help's first sentence.
     """
 
     def register(function: F) -> F:
+        arguments = inspect.signature(function).parameters
+        shared = [
+            add
+            for argument, add in SHARED.items()
+            if argument in arguments and add not in options
+        ]
         wrapped: Callable[..., Any] = function
-        for add in reversed(options):
+        for add in reversed((*options, *shared)):
             wrapped = add(wrapped)
         above, _, last = name.rpartition(" ")
         parent = main.commands[above] if above else main
         assert isinstance(parent, click.Group)
-        parent.command(last, cls=cls, epilog=example(*examples))(wrapped)
+        epilog = example(*examples)
+        parent.command(last, cls=cls, epilog=epilog, short_help=short_help)(wrapped)
         return function
 
     return register

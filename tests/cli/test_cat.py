@@ -96,8 +96,17 @@ def test_reading_begins_at_a_time(tmp_path: Path) -> None:
                     """Have each message stamped with a time of its own."""
             stamps = {m.data: m.timestamp for m in client.browse("t")}
         for first, text in ((b"m3", "m4\nm3\nm5\n"), (b"m5", "m5\n")):
-            words = ["cat", "t", "--from", f"{stamps[first]:.3f}"]
-            found = CliRunner().invoke(main, [*words, "--broker", broker.address])
+            for option in ("--from", "--since"):
+                words = ["cat", "t", option, f"{stamps[first]:.3f}"]
+                found = CliRunner().invoke(main, [*words, "--broker", broker.address])
+                assert found.stdout == text, found.stderr
+        for words, text in (
+            (["--until", f"{stamps[b'm3']:.3f}"], "m0\nm2\nm1\n"),
+            (["--until", f"{stamps[b'm3']:.3f}", "--last", "2"], "m1\nm2\n"),
+            (["--until", "2026-01-31", "--since", "2026-01-30"], ""),
+        ):
+            words = ["cat", "t", *words, "--broker", broker.address]
+            found = CliRunner().invoke(main, words)
             assert found.stdout == text, found.stderr
 
 
@@ -189,10 +198,23 @@ def test_following_after_the_newest_leaves_nothing_out(broker: AnyBroker) -> Non
 
 
 def test_a_beginning_is_said_once(broker: AnyBroker) -> None:
-    """--last and --from are two of them."""
-    result = run("cat", "t", "--last", "2", "--from", "latest", broker=broker)
-    assert result.exit_code == 2
-    assert "--last and --from both say where to begin" in result.stderr
+    """Two of --from, --since and --last contradict each other; so does an end of
+    what has none.
+    """
+    for words in (
+        ["--last", "2", "--from", "latest"],
+        ["--last", "2", "--since", "2026-01-31"],
+        ["--from", "latest", "--since", "2026-01-31"],
+    ):
+        result = run("cat", "t", *words, broker=broker)
+        assert result.exit_code == 2
+        assert "--from, --since and --last each say where to" in result.stderr
+    result = run("cat", "t", "--follow", "--until", "2026-01-31", broker=broker)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--follow has no end, and --until says where to end" in result.stderr
+    result = run("cat", "t", "--until", "soon", broker=broker)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "expected a time such as 2026-01-31T12:00" in result.stderr
 
 
 def test_damage_is_an_error_with_an_offset(java: Any) -> None:

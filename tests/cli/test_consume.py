@@ -19,7 +19,7 @@ import click
 import pytest
 
 from metaq.cli.cluster import Target
-from metaq.cli.consume import ConsumeOptions, consume
+from metaq.cli.consume import ConsumeOptions, consume, parse_topic
 from metaq.cli.offsets import show_offsets
 from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
@@ -52,9 +52,10 @@ def options(
     as_json: bool = False,
     start: str = "earliest",
     metrics_port: int | None = None,
+    topic: str = "test",
 ) -> ConsumeOptions:
     return ConsumeOptions(
-        topic="test",
+        topic=parse_topic(topic),
         group="g",
         start=start,
         count_max=count_max,
@@ -127,6 +128,42 @@ def test_a_new_group_begins_where_it_is_told(
     idle_s = PATIENCE_S if text else 0.3
     consume(target, options(start=start, count_max=1, idle_s=idle_s))
     assert capsys.readouterr().out == text
+
+
+@pytest.mark.slow
+def test_a_pattern_reads_all_topics_that_match_it(
+    start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any of three signs makes a text a pattern; other topics stay unread."""
+    broker = start_broker({"orders-a": 1, "orders-b": 1, "logs": 1})
+    for topic in ("orders-a", "orders-b", "logs"):
+        broker.put(topic.encode(), topic=topic)
+    target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+    for pattern in ("orders-*", "orders-?", "orders-[ab]"):
+        consume(target, options(count_max=2, no_commit=True, topic=pattern))
+        lines = capsys.readouterr().out.splitlines()
+        assert sorted(lines) == ["orders-a", "orders-b"]
+    direct = Target("memory", "/meta", (broker.address,), 10.0)
+    consume(direct, options(count_max=2, topic="orders-*"))
+    assert sorted(capsys.readouterr().out.splitlines()) == ["orders-a", "orders-b"]
+
+
+def test_a_pattern_that_no_topic_matches_is_waited_for_and_said(
+    target: Target,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a terminal: it may be misspelt."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    consume(target, options(idle_s=0.3, topic="ordres-*"))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("metaq: waiting for messages of ordres-* (none yet) as")
+
+
+def test_a_pattern_that_cannot_be_is_wrong_usage(target: Target) -> None:
+    with pytest.raises(click.BadParameter, match="expected text without blanks"):
+        parse_topic("orders *")
 
 
 def test_wrong_names_are_told_before_anything_is_read(target: Target) -> None:

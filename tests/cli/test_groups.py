@@ -201,6 +201,24 @@ def test_a_dry_run_writes_nothing(
     assert rows(capsys)[0]["committed"] == RECORD_BYTES
 
 
+def test_a_number_below_zero_goes_so_many_messages_back(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From what is committed; partitions without an offset stay, unless named."""
+    put_offset(target, "back", 4 * RECORD_BYTES)
+    capsys.readouterr()
+    for partitions in ((), ("0-0",)):
+        reset(target, "back", "test", Offset(-3), partitions, DRY)
+        (planned,) = rows(capsys)
+        assert (planned["partition"], planned["new"]) == ("0-0", RECORD_BYTES)
+    with pytest.raises(ClientError, match="committed no offset to go back from"):
+        reset(target, "back", "test", Offset(-3), ("0-1",), DRY)
+    reset(target, "back", "test", Offset(-9), (), WRITE)
+    capsys.readouterr()
+    show_offsets(target, "back", "test", as_json=True)
+    assert [row["committed"] for row in rows(capsys)] == [0]
+
+
 def test_a_node_that_holds_no_offset_is_shown_with_the_others(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

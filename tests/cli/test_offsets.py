@@ -5,6 +5,7 @@ import datetime as dt
 import click
 import pytest
 
+from metaq.cli.main import main
 from metaq.cli.offsets import describe_offset, parse_goal
 from metaq.model import Offset
 
@@ -30,6 +31,7 @@ def test_an_offset_outside_the_log_is_seen(start: int, end: int, text: str) -> N
         ("earliest", "earliest"),
         ("latest", "latest"),
         ("4096", Offset(4096)),
+        ("-10", Offset(-10)),
         ("2026-01-31T12:00:00Z", dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)),
     ],
 )
@@ -38,7 +40,17 @@ def test_goals_are_read(text: str, goal: object) -> None:
     assert parse_goal(text) == goal
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "1.5e3", "", "2026-13-01"])
+@pytest.mark.parametrize("words", [["--to", "-10"], ["--to=-10"]])
+def test_a_number_below_zero_is_no_option(words: list[str]) -> None:
+    """In both spellings it is the value of --to."""
+    offsets = main.commands["offsets"]
+    assert isinstance(offsets, click.Group)
+    reset = offsets.commands["reset"]
+    context = reset.make_context("reset", ["billing", "orders", *words])
+    assert context.params["goal"] == -10
+
+
+@pytest.mark.parametrize("text", ["soon", "-0", "1.5e3", "", "2026-13-01"])
 def test_a_goal_that_is_none_is_wrong_usage(text: str) -> None:
     """The error shows how to write one."""
     with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):

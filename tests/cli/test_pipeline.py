@@ -49,7 +49,7 @@ def test_wrong_words_are_refused(words: tuple[str, ...], what: str) -> None:
 
 def test_the_window_is_that_of_the_job() -> None:
     """Said twice, because the command does not load Spark for its help."""
-    from metaq.cli.pipeline import WINDOW_S
+    from metaq.cli.pipeline_jobs import WINDOW_S
     from metaq.pipeline.jobs import window_stats
 
     assert window_stats.WINDOW_S == WINDOW_S

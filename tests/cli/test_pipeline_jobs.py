@@ -12,7 +12,8 @@ import click
 import pytest
 
 from metaq.cli.cluster import Target
-from metaq.cli.pipeline_jobs import Wire, print_facts, print_findings, print_windows
+from metaq.cli.pipeline import Wire
+from metaq.cli.pipeline_jobs import print_facts, print_findings, print_windows
 from metaq.model import Millis
 from metaq.pipeline.jobs.window_stats import WindowStats
 from tests.brokers import StartBroker

@@ -1,13 +1,13 @@
 """Batches and full lists: over gets and partitions, until count, bytes or time."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from metaq.client import AsyncConsumer, Consumer
+from metaq.client import AsyncConsumer, Consumer, ConsumerState
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClientError, ConfigError, MetaqError, OwnershipLostError
 from tests.brokers import StartBroker
@@ -130,6 +130,62 @@ def test_a_partition_that_goes_while_a_list_is_filled_is_left_out(
             wait_until(lambda: not fetch_buffer.statistics()[ZERO].is_taken)
         assert {message.partition for message in filling.result()} == {ONE}
         assert is_lost or fetch_buffer.handled()[ZERO].offset == 0
+
+
+# -- brokers that come and go ---------------------------------------------------------
+
+
+def fill_list(consumer: Any, count: int) -> list[bytes]:
+    return payloads(consumer.receive_many(count, 60, fill=True))
+
+
+def next_batch(consumer: Any, count: int) -> list[bytes]:
+    batches = consumer.batches(max_count=count, max_wait_s=60)
+    found = [message.data for message in next(batches)]
+    batches.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [fill_list, next_batch])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_wait_ends_with_the_messages_of_a_broker_that_comes_late(
+    start_broker: StartBroker, world: str, read: Callable[[Any, int], list[bytes]]
+) -> None:
+    """Nobody has to ask again."""
+    broker = start_broker({"test": 1})
+    broker.stop()
+    with (
+        WORLDS[world](**broker.client_options, **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(read, consumer, 3)
+        wait_until(lambda: async_of(consumer).fetch_buffer.has_waiters)
+        broker.start()
+        broker.put(*numbered(0, 3))
+        assert waiting.result() == numbered(0, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [fill_list, next_batch])
+def test_a_wait_ends_with_the_messages_of_a_broker_that_refused_gets(
+    broker: Any, client: Any, read: Callable[[Any, int], list[bytes]]
+) -> None:
+    """A refusal is no end of the wait, nor an error of it; `health` has it."""
+    broker.put(*numbered(0, 2))
+    broker.close_partition()
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(read, consumer, 3)
+        wait_until(lambda: consumer.health().problems)
+        assert consumer.health().state is ConsumerState.RUNNING
+        assert not waiting.done()
+        broker.open_partition()
+        broker.put(*numbered(2, 3))
+        assert waiting.result() == numbered(0, 3)
 
 
 # -- batches --------------------------------------------------------------------------

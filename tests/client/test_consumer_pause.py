@@ -9,11 +9,11 @@ import pytest
 
 from metaq.client import AsyncConsumer, Consumer
 from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.errors import ClosedError, ConfigError
+from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.model import Message
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads
-from tests.rigs.inside import twin_of
+from tests.rigs.inside import fetchers_of, twin_of
 from tests.rigs.waiting import wait_until
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
@@ -234,3 +234,21 @@ def test_what_is_no_partition_of_ours_is_refused(client: Any) -> None:
             consumer.pause([1])
         with pytest.raises(ConfigError, match="expected a name as '0-3', got 'x'"):
             consumer.resume(["x"])
+
+
+@pytest.mark.slow
+def test_a_paused_partition_with_data_is_not_stuck_until_it_is_resumed(
+    broker: Any, client: Any
+) -> None:
+    """A fetcher that stopped is found by the watchdog, but not during the pause."""
+    where = partition(0)
+    with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
+        wait_until(lambda: consumer.assignment() == {where})
+        consumer.pause(where)
+        fetchers_of(async_of(consumer))[where].stop()
+        broker.put(*numbered(0, 3))
+        assert consumer.receive(0.6) is None
+        assert consumer.health().is_ok
+        consumer.resume(where)
+        with pytest.raises(MetaqError, match="test/0-0: no progress"):
+            consumer.receive(30)

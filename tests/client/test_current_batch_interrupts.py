@@ -4,17 +4,23 @@ A reader that goes on after it, as in notebooks, gets every message.
 """
 
 import linecache
+import os
 import random
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from metaq.client import ConsumerState
 from metaq.client.sync.client import Client, Consumer
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
+from tests.rigs.inside import twin_of
+from tests.rigs.waiting import PATIENCE_S, wait_until
 from tests.sampling import sample
 
 COUNT = 40
@@ -141,3 +147,51 @@ def test_an_interrupt_behind_the_end_of_the_client_is_heard_as_one(
         pass
     with pytest.raises(KeyboardInterrupt):
         next(read(consumer, Interrupt(1)))
+
+
+def read_batches(consumer: Consumer) -> Iterator[Sequence[Message]]:
+    return consumer.batches(max_count=3, max_wait_s=ARRIVES_S)
+
+
+def read_full_lists(consumer: Consumer) -> Iterator[Sequence[Message]]:
+    while True:
+        yield consumer.receive_many(3, PATIENCE_S, fill=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [read_batches, read_full_lists])
+def test_an_interrupt_of_a_wait_closes_the_consumer_and_commits_nothing(
+    start_broker: StartBroker, read: Callable[[Consumer], Iterator[Sequence[Message]]]
+) -> None:
+    """A real signal, while the third list waits; the first one was committed."""
+    broker = start_broker()
+    broker.put(*(b"%d" % number for number in range(6)))
+    found: list[bytes] = []
+    with Client(**broker.client_options) as client:
+        options: dict[str, Any] = {"commit_interval_s": None}
+        consumer = client.consumer("g", ["test"], **options)
+
+        def interrupt() -> None:
+            wait_until(lambda: len(found) == 6)
+            wait_until(lambda: twin_of(consumer).fetch_buffer.has_waiters)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def work() -> None:
+            with consumer:
+                for messages in read(consumer):
+                    found.extend(message.data for message in messages)
+                    if len(found) == 3:
+                        consumer.commit()
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                work()
+        finally:
+            interrupting.join(PATIENCE_S)
+        assert found == [b"%d" % number for number in range(6)]
+        assert consumer.health().state is ConsumerState.CLOSED
+        with client.consumer("g", ["test"], **options) as again:
+            left = again.receive_many(3, PATIENCE_S, fill=True)
+            assert [message.data for message in left] == [b"3", b"4", b"5"]

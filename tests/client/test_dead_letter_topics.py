@@ -1,12 +1,14 @@
 """A run that sends dead letters begins with a look for their topics, in both worlds."""
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from metaq.client import AsyncClient, Client, RetryPolicy
+from metaq.client import AsyncClient, Client, RetryPolicy, TopicPattern
 from metaq.client.errors import NoTopicError
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import Message
@@ -83,6 +85,72 @@ def test_a_run_begins_where_the_cluster_cannot_be_asked(
         consumer.run(failing(client), retry=DEAD, timeout=0.05)
         assert "topics of dead letters are not looked for" in caplog.text
         broker.zookeeper.start()
+
+
+@contextlib.contextmanager
+def running(consumer: Any, handler: Any, retry: RetryPolicy) -> Iterator[None]:
+    """Run handlers in a thread, until the end of the block closes the consumer."""
+    thread = threading.Thread(
+        target=consumer.run, args=[handler], kwargs={"retry": retry}
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        consumer.close()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_topic_that_matches_during_a_run_has_its_missing_one_named_by_health(
+    client: Any, broker: AnyBroker
+) -> None:
+    """The run goes on with the other topics; the problem ends when it is made."""
+    broker.create_topic("test.dead")
+    wait_until(lambda: client.partitions("test.dead"))
+    pattern = TopicPattern("te*")
+    with (
+        client.consumer("g", pattern, **IDLE) as consumer,
+        running(consumer, failing(client), DEAD),
+    ):
+        wait_until(lambda: consumer.health().is_ok)
+        broker.create_topic("tent")
+        wait_until(lambda: consumer.health().problems)
+        (problem,) = consumer.health().problems
+        assert problem == (
+            "dead-letter topic 'tent.dead' does not exist; metaq topics create"
+            " tent.dead --partitions 1"
+        )
+        broker.put(b"0")
+        wait_until(lambda: broker.stored("test.dead") == [b"0"])
+        broker.create_topic("tent.dead")
+        wait_until(lambda: consumer.health().is_ok)
+
+
+@pytest.mark.slow
+def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_letter(
+    client: Any, broker: AnyBroker
+) -> None:
+    """A policy that makes topics makes this one too; a broker of MetaQ 1.4 takes
+    none.
+    """
+    broker.create_topic("test.dead")
+    wait_until(lambda: client.partitions("test.dead"))
+    with (
+        client.consumer("g", TopicPattern("te*"), **IDLE) as consumer,
+        running(consumer, failing(client), MAKES),
+    ):
+        wait_until(consumer.assignment)
+        broker.create_topic("tent")
+        wait_until(lambda: "tent" in consumer.topics)
+        assert consumer.health().problems == ()
+        broker.put(b"0", topic="tent")
+        if not broker.has_extensions:
+            text = "take topics from their server.ini"
+            wait_until(lambda: text in str(consumer.health().problems))
+            return
+        wait_until(lambda: client.partitions("tent.dead"))
+        wait_until(lambda: broker.stored("tent.dead") == [b"0"])
 
 
 def test_a_topic_is_made_for_dead_letters_alone() -> None:

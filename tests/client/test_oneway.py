@@ -92,3 +92,28 @@ def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along(
         producer.flush(PATIENCE_S)
         assert producer.statistics().failed == {"MetaqError": 1}
     assert broker.stored("test") == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_selector_that_fails_is_counted_for_the_first_message_and_raised_for_others(
+    start_broker: StartBroker, world: str
+) -> None:
+    """Nobody can hear it for the first one, which waits for its topic."""
+
+    def select(*_message: Any) -> TopicPartition:
+        raise KeyError("as the test says")
+
+    broker = start_broker({"test": 1})
+    with (
+        WORLDS[world](**broker.client_options, **QUICK) as client,
+        client.producer(selector=select) as producer,
+    ):
+        producer.send_oneway("test", b"first")
+        producer.flush(PATIENCE_S)
+        with pytest.raises(KeyError, match="as the test says"):
+            producer.send_oneway("test", b"second")
+        producer.flush(PATIENCE_S)
+        found = producer.statistics()
+        assert (found.failed, found.dropped) == ({"MetaqError": 1}, {})
+        assert found.buffered_count == 0
+    assert broker.stored("test") == []

@@ -9,12 +9,11 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from functools import partial
 from typing import TypeAlias
 
 from metaq.client.consume.consumer_life import ConsumerLife
 from metaq.client.consume.current_batch import Filling, current_task
-from metaq.client.consume.dead_letter_topics import require_letter_topics
+from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.handling import (
     CONCURRENCY_MAX,
@@ -295,6 +294,7 @@ class AsyncConsumer(ConsumerLife):
 
         Raises:
             NoTopicError: `retry` sends dead letters to a topic that does not exist.
+                That of a topic which matches a pattern later is named by `health`.
             HandlerFailedError: a message was given up, and `retry` says to stop.
             RequestTimeoutError: the local retry store could not be opened in time.
             MetaqError: the consumer has failed, is running already, or is not started.
@@ -334,9 +334,7 @@ class AsyncConsumer(ConsumerLife):
                 ProducerOptions(), DeadLetterSelector()
             ),
             before=self._handling,
-            require_letter_topics=partial(
-                require_letter_topics, self._context, retry, self.topics
-            ),
+            letter_topics=LetterTopics(self._context, retry, self._topics),
         )
         self._runs.add(self._handling)
         return self._handling

@@ -26,6 +26,7 @@ from typing import Any, Final, TypeAlias
 
 from metaq.client.cluster.context import MessageSender
 from metaq.client.consume.current_batch import current_task
+from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import Origin, letter_headers, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
@@ -146,7 +147,7 @@ class Handling:
         make_producer: Callable[[], MessageSender],
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
-        require_letter_topics: Callable[[float | None], Awaitable[None]] | None = None,
+        letter_topics: LetterTopics | None = None,
     ) -> None:
         """Prepare; call it on the loop.
 
@@ -159,15 +160,15 @@ class Handling:
             make_producer: called for the first dead letter.
             fs: the disk of the local retry store; None: this machine's.
             before: the previous run, which has ended; its messages may be stuck.
-            require_letter_topics: looks for the topics of dead letters, in the seconds
-                that it is given; None where there are none.
+            letter_topics: the topics of its dead letters; None where nothing looks for
+                them.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self._clock = clock
         self._make_producer = make_producer
-        self._require_letter_topics = require_letter_topics
+        self._letter_topics = letter_topics
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
         self._failure_log = FailureLog(_log)
@@ -207,8 +208,8 @@ class Handling:
         check_timeout(timeout_s)
         if timeout_s is not None:
             self._deadline_s = self._clock.monotonic_s() + timeout_s
-        if self._require_letter_topics is not None:
-            await self._require_letter_topics(self._letter_timeout_s())
+        if self._letter_topics is not None:
+            await self._letter_topics.require(self._letter_timeout_s())
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
@@ -456,6 +457,8 @@ class Handling:
         topic = dead_letter_topic(self._policy, message.topic)
         if not is_safe_topic(topic):
             raise ConfigError(f"no topic can have the name {topic!r}")
+        if self._letter_topics is not None:
+            await self._letter_topics.make(message.topic, self._letter_timeout_s())
         if self._producer is None:
             self._producer = self._make_producer()
         await self._producer.send(
@@ -490,6 +493,8 @@ class Handling:
             return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:
             found.append(f"local retry store: {self._retry_store.last_error}")
+        if self._letter_topics is not None:
+            found += self._letter_topics.problems()
         return found
 
     def stuck(self) -> dict[TopicPartition, FailedMessage]:

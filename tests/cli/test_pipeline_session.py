@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaq.cli import spark_session
+from metaq.cli import pipeline
 from tests.cli.runner import run
 from tests.rigs.waiting import wait_until
 
@@ -71,7 +71,7 @@ def test_a_terminal_sees_how_many_tasks_are_done(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     session, seen = Session(), ""
-    with spark_session.task_progress(session, "replay"):
+    with pipeline.task_progress(session, "replay"):
         session.done = (3, 8)
 
         def shows_them() -> bool:
@@ -88,7 +88,7 @@ def test_without_a_terminal_nobody_asks_for_tasks(
 ) -> None:
     """Logs of a nightly job stay free of bars."""
     session: Any = Session()
-    with spark_session.task_progress(session, "replay"):
+    with pipeline.task_progress(session, "replay"):
         assert not [t for t in threading.enumerate() if t.name == "progress"]
     assert not session.asked.is_set()
     assert capsys.readouterr().err == ""
