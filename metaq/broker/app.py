@@ -63,7 +63,7 @@ from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
 from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
-from metaq.broker.transactions import TopicSink
+from metaq.broker.transactions import ServedLogs
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
@@ -421,7 +421,7 @@ class Broker(Service):
             self._fs,
             self._clock,
             self._journal,
-            TopicSink(topics),
+            ServedLogs(topics).find,
             TransactionLimits(
                 open_count_max=limits.tx_count_max,
                 held_bytes_max=limits.tx_bytes_max,

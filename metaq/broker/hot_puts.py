@@ -60,7 +60,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES, encode_records, record_sta
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put_head
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.transaction import BrokerTransaction, PutRun
 
 TAKEN_MAX: Final = 512
 """Most puts of one `take`, half a millisecond; then the session looks at the time."""
@@ -433,6 +433,7 @@ class HotPuts:
         offsets = record_starts(payloads, run.log.next_offset)
         count, size_bytes = len(payloads), offsets.pop() - run.log.next_offset
         records = encode_records(payloads, checksums, ids, flags)
+        last_id = MessageId(ids[-1])
         count_puts(
             self._context,
             run.log.log_id.topic,
@@ -447,7 +448,7 @@ class HotPuts:
                 self._context,
                 size_bytes=size_bytes,
                 record_count=count,
-                last_id=MessageId(ids[-1]),
+                last_id=last_id,
                 receipts=Receipts(opaques, ids, offsets),
             )
             return
@@ -461,15 +462,10 @@ class HotPuts:
         put_run(
             self._context.transactions,
             run.transaction,
-            run.log.log_id,
-            [records],
+            PutRun(run.log.log_id, [records], size_bytes, count, last_id, journalled),
             self._answerer,
             opaques=opaques,
             ids=ids,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=MessageId(ids[-1]),
-            journalled=journalled,
         )
 
 

@@ -25,7 +25,7 @@ from metaq.errors import MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId
 from metaq.txn.journal import Gate, Journal, JournalEntry, Slot
-from metaq.txn.ports import MessageSink
+from metaq.txn.ports import FindLog
 from metaq.txn.records import (
     BatchLocation,
     bounds_of,
@@ -57,16 +57,17 @@ def submit_rollback(
     """Journal the rollback of the transaction that has a slot."""
     operation = ending_of(key, is_commit=False)
     data = encode_operation(operation, key, was_prepared=was_prepared)
-    journal.submit(JournalEntry(slot, (data,), len(data), True, True, ticket))
+    entry = JournalEntry(slot, (data,), ticket, is_decision=True, is_last=True)
+    journal.submit(entry)
 
 
 class CommitRecords:
     """Journals commits. Owner: the coordinator."""
 
-    def __init__(self, fs: FileSystem, journal: Journal, sink: MessageSink) -> None:
+    def __init__(self, fs: FileSystem, journal: Journal, find_log: FindLog) -> None:
         self._fs = fs
         self._journal = journal
-        self._sink = sink
+        self._find_log = find_log
         self._groups: list[dict[BrokerTransaction, None]] = []
 
     def submit(
@@ -122,14 +123,15 @@ class CommitRecords:
             for batch in tx.batches.values():
                 sizes[batch.log_id] += batch.size_bytes
         for log_id, size_bytes in sizes.items():
-            self._sink.plan_append(log_id, size_bytes)
+            self._find_log(log_id).plan_append(size_bytes)
 
     def _plan(self, tx: BrokerTransaction) -> list[BatchLocation]:
         """Return the locations for the commit record, which are bounds."""
         locations = []
         for batch in tx.batches.values():
             size = batch.size_bytes
-            batch.offset_written = bound = self._sink.plan_append(batch.log_id, size)
+            bound = self._find_log(batch.log_id).plan_append(size)
+            batch.offset_written = bound
             locations.append(BatchLocation(batch.log_id, bound, size, batch.seal()))
         return locations
 
@@ -156,10 +158,8 @@ class CommitRecords:
             JournalEntry(
                 tx.slot,
                 (record,),
-                len(record),
+                DecisionTicket(journalled, on_settled),
                 is_decision=True,
-                is_last=False,
-                ticket=DecisionTicket(journalled, on_settled),
                 # A power cut that takes the record and leaves batches would leave a
                 # half, or, of what stays prepared, a second copy. A single message is
                 # neither.

@@ -62,6 +62,7 @@ from metaq.record.pieces import checksum_in_steps, join_in_steps
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_batch
+from metaq.txn.transaction import PutRun
 
 JOURNAL_STEP_COUNT: Final = 512
 """Messages of a batch that one step makes records of the journal of: half a
@@ -199,25 +200,21 @@ def _put_in_transaction(
     yield from stamp_in_steps(parts, first_id)
     assert command.transaction is not None, "of a transaction"
     key, journalled = format_key(command.transaction).encode(), list[bytes]()
-    for records, positions in parts:
+    for data, positions in parts:
         for start in range(0, len(positions), JOURNAL_STEP_COUNT):
             some = positions[start : start + JOURNAL_STEP_COUNT]
-            journalled += encode_batch(log_id, key, command.opaque, records, some)
+            journalled += encode_batch(log_id, key, command.opaque, data, some)
             yield
     # Another connection may have ended it since, or closed the partition.
     transaction = find_transaction(command, answerer, context, count=count)
+    records, last_id = [part.records for part in parts], id_after(first_id, count - 1)
     put_run(
         context.transactions,
         transaction,
-        log_id,
-        [part.records for part in parts],
+        PutRun(log_id, records, sum(map(len, pieces)), count, last_id, journalled),
         answerer,
         opaques=(b"%d" % command.opaque,),
         ids=(first_id,),
-        size_bytes=sum(map(len, pieces)),
-        record_count=count,
-        last_id=id_after(first_id, count - 1),
-        journalled=journalled,
     )
 
 

@@ -38,7 +38,7 @@ from metaq.protocol.transaction_ids import decode_keys, format_key
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.transaction import BrokerTransaction, PutRun
 
 
 def handle_transaction(
@@ -166,18 +166,14 @@ def handle_transactional_put(
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
     record = encode_record(payload, id=message_id, flag=command.flag)
+    journalled = (encode_put(message_id, encode(command)),)
     put_run(
         context.transactions,
         tx,
-        log_id,
-        (record,),
+        PutRun(log_id, (record,), len(record), 1, message_id, journalled),
         answerer,
         opaques=(b"%d" % command.opaque,),
         ids=(message_id,),
-        size_bytes=len(record),
-        record_count=1,
-        last_id=message_id,
-        journalled=(encode_put(message_id, encode(command)),),
     )
 
 
