@@ -350,12 +350,8 @@ class Broker(Service):
     def _begin_threads(self, name: str, count: int) -> HelperThreads:
         """Begin threads now: later there may be no memory for them."""
         threads = HelperThreads(count, f"metaq-{name}").begin()
-
-        async def stop() -> None:
-            # Nothing is called off: the logs count on a retention that was handed out.
-            threads.shutdown(wait=False)
-
-        self.on_way_down(name, stop)
+        # Nothing is called off: the logs count on a retention that was handed out.
+        self.on_way_down(name, threads.end)
         return threads
 
     def _listen(self) -> None:

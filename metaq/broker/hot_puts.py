@@ -41,7 +41,7 @@ Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
-from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
+from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
 from metaq.broker.single_puts import (
     SINGLE_BYTES_MAX,
@@ -268,16 +268,19 @@ class HotPuts:
             self._context, log.log_id.topic, count=1, payload_bytes=payload_bytes
         )
         first_id, size_bytes = self._context.ids.reserve(1), SizeBytes(len(record))
-        append_batch(
+        offset = log.next_offset
+        append_run(
             log,
             (HEADER.pack(payload_bytes, crc, first_id, flag), payload),
-            StoredBatch(
-                writer, sequence, 1, checksum, first_id, log.next_offset, size_bytes
-            ),
             self._answerer,
             self._context,
-            opaque=opaque,
-            finish=(),
+            size_bytes=size_bytes,
+            record_count=1,
+            last_id=first_id,
+            receipts=Receipts((b"%d" % opaque,), (first_id,), (offset,)),
+            batch=StoredBatch(
+                writer, sequence, 1, checksum, first_id, offset, size_bytes
+            ),
         )
         return True
 

@@ -9,6 +9,7 @@ Source: docs/metaq-1.4/broker.md 5.3 to 5.5.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
@@ -55,46 +56,36 @@ class ServedLogs:
         return log
 
 
+@dataclass(slots=True, eq=False)
 class PutRunTicket:
     """Puts of one transaction to one partition that wait for the journal."""
 
-    __slots__ = (
-        "_answerer", "_ids", "_opaques", "_partition", "_size_bytes", "_transaction",
-    )  # fmt: skip
+    transaction: BrokerTransaction
+    answerer: Answerer
+    partition: int
+    opaques: Sequence[bytes]
+    """In decimal."""
+    ids: Sequence[int]
+    """Of each command's first record."""
+    size_bytes: int
 
-    def __init__(
-        self,
-        transaction: BrokerTransaction,
-        answerer: Answerer,
-        partition: int,
-        opaques: Sequence[bytes],
-        ids: Sequence[int],
-        size_bytes: int,
-    ) -> None:
-        """Hold the commands in flight.
-
-        Opaques are in decimal; ids are those of each command's first record.
-        """
-        self._transaction = transaction
-        self._answerer = answerer
-        self._partition = partition
-        self._opaques = opaques
-        self._ids = ids
-        self._size_bytes = size_bytes + len(ids) * PUT_OVERHEAD_BYTES
-        answerer.hold(count=len(ids), size_bytes=self._size_bytes)
+    def __post_init__(self) -> None:
+        """Hold the commands in flight."""
+        self.size_bytes += len(self.ids) * PUT_OVERHEAD_BYTES
+        self.answerer.hold(count=len(self.ids), size_bytes=self.size_bytes)
 
     def on_journalled(self, _position: int) -> None:
         """Answer 200; the offsets of the records are not known yet."""
         try:
-            offsets = [NO_OFFSET] * len(self._ids)
+            offsets = [NO_OFFSET] * len(self.ids)
             replies = encode_put_replies(
-                self._partition, self._opaques, self._ids, offsets
+                self.partition, self.opaques, self.ids, offsets
             )
         except MemoryError:
             # Do not raise: other tickets of this group still need replies.
-            self._answerer.run_out()
+            self.answerer.run_out()
             replies = b""
-        is_committing = self._transaction.state is TxState.COMMITTING
+        is_committing = self.transaction.state is TxState.COMMITTING
         self._answer(replies, joins_next=is_committing)
 
     def on_refused(self, error: StorageError) -> None:
@@ -106,7 +97,7 @@ class PutRunTicket:
         body = text.encode()
         replies = [
             encode_result(Status.SERVER_ERROR, body, int(opaque))
-            for opaque in self._opaques
+            for opaque in self.opaques
         ]
         self._answer(b"".join(replies))
 
@@ -115,10 +106,10 @@ class PutRunTicket:
         self._answer(b"")
 
     def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
-        self._answerer.answer(
+        self.answerer.answer(
             replies,
-            count=len(self._ids),
-            size_bytes=self._size_bytes,
+            count=len(self.ids),
+            size_bytes=self.size_bytes,
             joins_next=joins_next,
         )
 

@@ -34,6 +34,7 @@ from metaq.storage.inventory import (
 from metaq.storage.listing import check_names
 from metaq.storage.opening import (
     extent_of,
+    find_logs,
     listed_extents,
     parse_log_directory_name,
     partition_names,
@@ -216,15 +217,12 @@ def _damage_finding(log_id: LogId, found: Damage) -> Finding:
 
 def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
     """Yield the partition directories of a data directory, by name."""
-    names = fs.list_directory(directory)
-    itself = _partition_of(directory, names)
+    itself = _partition_of(directory, fs.list_directory(directory))
     if itself is not None:
         yield itself, directory
         return
-    for name in names:
-        log_id = parse_log_directory_name(name)
-        if log_id is not None and fs.is_directory(directory / name):
-            yield log_id, directory / name
+    for name, log_id in find_logs(fs, directory).items():
+        yield log_id, directory / name
 
 
 def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:

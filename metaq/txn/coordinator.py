@@ -51,6 +51,7 @@ from metaq.txn.applier import Applier
 from metaq.txn.decisions import (
     CommitRecords,
     DecisionTicket,
+    HeuristicOutcomes,
     Outcomes,
     UnendedTransactions,
     submit_rollback,
@@ -64,7 +65,6 @@ from metaq.txn.figures import (
 from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.open_transactions import OpenTransactions
 from metaq.txn.opening import OpenedJournal, tidy
-from metaq.txn.outcomes import HeuristicOutcomes
 from metaq.txn.ports import FindLog
 from metaq.txn.records import RedoOperation, encode_operation
 from metaq.txn.state import (

@@ -1,4 +1,4 @@
-"""Decisions on their way to the journal: commits, and rollbacks without free space.
+"""Decisions on their way to the journal: commits, late rollbacks, those of operators.
 
 A commit begins with its record; `applier.py` does the rest.
 
@@ -14,6 +14,10 @@ those of the next transaction of that key: what was rolled back would be prepare
 committed with it. So the key stays in use until the rollback is journalled, in the file
 of the puts. It is retried until it succeeds; these count as open transactions, so their
 number has that bound.
+
+The outcome that an operator decides is written before it is carried out, and stays
+until the coordinator of the transaction forgets it; until then every command of that
+coordinator is answered with the outcome's code. Source: docs/metaq-1.4/broker.md 5.8.
 """
 
 from collections import Counter
@@ -21,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from metaq.clock import Clock
 from metaq.errors import MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId
@@ -32,8 +37,9 @@ from metaq.txn.records import (
     encode_operation,
     ending_of,
 )
-from metaq.txn.side_files import TOGETHER
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.side_files import OUTCOMES, TOGETHER, KeptOutcome
+from metaq.txn.state import HeuristicOutcome, outcome_error
+from metaq.txn.transaction import BrokerTransaction, OnDone
 
 TRIED_AT_ONCE: Final = 100
 """Rollbacks tried together: a full disk refuses them all."""
@@ -228,3 +234,53 @@ class UnendedTransactions:
 
     def _on_refused(self, _error: StorageError) -> None:
         self._tried_count -= 1
+
+
+class HeuristicOutcomes:
+    """Outcomes that no coordinator has forgotten. Owner: the coordinator."""
+
+    def __init__(self, fs: FileSystem, clock: Clock, journal: Journal) -> None:
+        self._fs = fs
+        self._clock = clock
+        self._journal = journal
+        self.by_key: dict[str, KeptOutcome] = {}
+
+    def require_none(self, key: str) -> None:
+        """Raise the error of a transaction that an operator has ended."""
+        kept = self.by_key.get(key)
+        if kept is not None:
+            raise outcome_error(key, kept.outcome)
+
+    def keep(self, key: str, outcome: HeuristicOutcome, on_done: OnDone) -> None:
+        """Write an outcome; `on_done` carries it out, or hears why it is not kept."""
+        self.by_key[key] = KeptOutcome(outcome, self._clock.wall_ms())
+
+        def written(error: MetaqError | None) -> None:
+            if error is not None:
+                self.by_key.pop(key, None)
+            on_done(error)
+
+        self._write(written)
+
+    def forget(self, key: str, on_done: OnDone) -> None:
+        """Forget an outcome; an unknown one is forgotten already."""
+        kept = self.by_key.pop(key, None)
+        if kept is None:
+            on_done(None)
+            return
+
+        def written(error: MetaqError | None) -> None:
+            self.by_key |= {} if error is None else {key: kept}
+            on_done(error)
+
+        self._write(written)
+
+    def _write(self, on_done: OnDone) -> None:
+        outcomes = dict(self.by_key)
+
+        def write() -> None:
+            # An outcome must not outlive the prepare that it is about.
+            self._journal.sync_now()
+            OUTCOMES.write(self._fs, self._journal.directory, outcomes)
+
+        self._journal.call(write, on_done)

@@ -26,10 +26,10 @@ from dataclasses import replace
 from typing import Final
 
 from metaq.broker.acks import (
+    REFUSALS,
     Answerer,
     Receipts,
     answer_repeated,
-    append_batch,
     append_run,
     count_puts,
     refuse_put,
@@ -39,11 +39,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
 from metaq.errors import (
-    ClosedError,
-    ForbiddenError,
-    SequenceError,
     ServerError,
-    StorageError,
 )
 from metaq.model import SizeBytes
 from metaq.protocol.commands import Mput, Put
@@ -113,7 +109,7 @@ def _append_put(
         partition = context.topics.resolve_put(topic, partition)
         require_checksum(found, command.checksum)
         log = context.topics.log_for_put(topic, partition)
-    except (ForbiddenError, ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
     append_run(
@@ -162,13 +158,7 @@ def handle_mput(
         if _answer_if_repeated(command, partition, answerer, context):
             return
         log = context.topics.log_for_put(topic, partition)
-    except (
-        ForbiddenError,
-        ServerError,
-        SequenceError,
-        StorageError,
-        ClosedError,
-    ) as error:
+    except REFUSALS as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
@@ -191,7 +181,7 @@ def _put_in_transaction(
     try:
         parts = yield from _check(command, pieces, context)
         log_id = context.topics.log_for_put(topic, partition).log_id
-    except (ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
@@ -250,31 +240,28 @@ def _append_mput(
     count, offset = command.count, log.next_offset
     first_id = context.ids.reserve(count)
     records = [part.records for part in parts]
-    finish = stamp_in_steps(parts, first_id)
-    if command.producer is None:
-        append_run(
-            log,
-            records,
-            answerer,
-            context,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=id_after(first_id, count - 1),
-            receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
-            finish=finish,
+    batch = None
+    if command.producer is not None:
+        batch = StoredBatch(
+            command.producer,
+            command.sequence,
+            count,
+            command.checksum,
+            first_id,
+            offset,
+            SizeBytes(size_bytes),
         )
-        return
-    batch = StoredBatch(
-        command.producer,
-        command.sequence,
-        count,
-        command.checksum,
-        first_id,
-        offset,
-        SizeBytes(size_bytes),
-    )
-    append_batch(
-        log, records, batch, answerer, context, opaque=command.opaque, finish=finish
+    append_run(
+        log,
+        records,
+        answerer,
+        context,
+        size_bytes=size_bytes,
+        record_count=count,
+        last_id=id_after(first_id, count - 1),
+        receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
+        batch=batch,
+        finish=stamp_in_steps(parts, first_id),
     )
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import assert_never
 
-from metaq.broker.acks import Answerer, refuse_put, require_checksum
+from metaq.broker.acks import REFUSALS, Answerer, refuse_put, require_checksum
 from metaq.broker.context import BrokerContext
 from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
 from metaq.errors import (
-    ClosedError,
     ForbiddenError,
     RemoteProtocolError,
     ServerError,
-    StorageError,
     TransactionError,
     UnavailableError,
 )
@@ -162,7 +160,7 @@ def handle_transactional_put(
     try:
         require_checksum(checksum(payload), command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
-    except (ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
     record = encode_record(payload, id=message_id, flag=command.flag)
