@@ -60,7 +60,7 @@ counts."""
 REFUSALS: Final = (
     ForbiddenError, ServerError, SequenceError, StorageError, ClosedError
 )  # fmt: skip
-"""What a put is refused for, by `refuse_put`."""
+"""Errors that refuse a put, for `refuse_put`."""
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
@@ -76,11 +76,9 @@ class Answerer(Protocol):
     @property
     def in_flight_bytes(self) -> int:
         """Return what its commands in flight hold."""
-        ...
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
-        ...
 
     def answer(
         self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
@@ -89,11 +87,9 @@ class Answerer(Protocol):
 
         With `joins_next` they leave with the next ones, if more are due.
         """
-        ...
 
     def run_out(self) -> None:
         """Close the connection: there is no memory for its replies."""
-        ...
 
 
 class Receipts(NamedTuple):

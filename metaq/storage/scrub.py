@@ -121,7 +121,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class ScrubState:
-    """Where the scrub is, for operators. Snapshots are copies."""
+    """Progress of the scrub, for operators. Snapshots are copies."""
 
     is_enabled: bool
     passes: int = counter(

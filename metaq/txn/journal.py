@@ -84,11 +84,9 @@ class JournalTicket(Protocol):
 
     def on_journalled(self, position: int) -> None:
         """It is written from this byte of its file on, and synced if that was due."""
-        ...
 
     def on_refused(self, error: StorageError) -> None:
         """It is not in the journal; or, where that is offline, perhaps."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -18,11 +18,9 @@ class StoredTicket(Protocol):
 
     def on_stored(self) -> None:
         """The batch is stored as the durability mode of its partition promises."""
-        ...
 
     def on_failed(self, error: StorageError) -> None:
         """It is not acknowledged; after a disk error it may be stored nevertheless."""
-        ...
 
 
 class StoredBatches(Protocol):
@@ -33,14 +31,12 @@ class StoredBatches(Protocol):
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
-        ...
 
     def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
         """Return an offset at or before all messages of a time or later.
 
         0 where there is no such log.
         """
-        ...
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return bytes from an offset; fewer where the readable log or a segment ends.
@@ -51,14 +47,12 @@ class StoredBatches(Protocol):
                 not applied.
             StorageError: the partition or its disk cannot be read.
         """
-        ...
 
     def hold(self, log_id: LogId, offset: Offset) -> None:
         """Hide everything from an offset on, where a crash has cut the last append.
 
         Until an append `completes` it, other appends to the partition are refused.
         """
-        ...
 
 
 class StoringLog(Protocol):
@@ -70,7 +64,6 @@ class StoringLog(Protocol):
 
     def plan_append(self, size_bytes: int) -> Offset:
         """Return a bound: the next append will not get a lower offset."""
-        ...
 
     def append(
         self,
@@ -101,7 +94,6 @@ class StoringLog(Protocol):
             The offset of the batch: all of it is in one segment, without another record
             between its first byte and its last.
         """
-        ...
 
 
 FindLog: TypeAlias = Callable[[LogId], StoringLog]

@@ -40,15 +40,12 @@ class GetAnswerer(Answerer, Protocol):
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
         """Send a header and a range of a file."""
-        ...
 
     def finish_wait(self, waiter: Waiter) -> None:
         """Answer a get whose wait is over."""
-        ...
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
