@@ -15,15 +15,12 @@ class Clock(Protocol):
 
     def wall_ms(self) -> Millis:
         """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""
-        ...
 
     def monotonic_s(self) -> float:
         """Return seconds on a clock that never goes back; for deadlines and waits."""
-        ...
 
     def boot_s(self) -> float:
         """Return seconds on a clock that never goes back and runs while suspended."""
-        ...
 
 
 class SystemClock:

@@ -6,9 +6,8 @@ two cannot be seen here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition, no_items
 
 Counts = Mapping[str, Mapping[BrokerId, int]]
 """Topic → broker → number of partitions there; brokers ascending."""
@@ -30,16 +29,14 @@ class ClusterSnapshot:
 
     version: int = 0
     """Number of the snapshot; 0 before the first one."""
-    brokers: Mapping[BrokerId, BrokerCopies] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    brokers: Mapping[BrokerId, BrokerCopies] = field(default_factory=no_items)
     """Brokers of which at least one copy is there, ids ascending."""
-    puts: Counts = field(default_factory=lambda: MappingProxyType({}))
+    puts: Counts = field(default_factory=no_items)
     """Partitions that producers may put to, of watched topics that have any. Their
     leader may be unreachable at the moment."""
-    gets: Counts = field(default_factory=lambda: MappingProxyType({}))
+    gets: Counts = field(default_factory=no_items)
     """Partitions that consumers may read, from a leader or a follower."""
-    recorded: Counts = field(default_factory=lambda: MappingProxyType({}))
+    recorded: Counts = field(default_factory=no_items)
     """Partitions that there are, served or not, as far as brokers have recorded them;
     of watched topics. Java brokers record nothing."""
     silent: frozenset[BrokerAddress] = frozenset()

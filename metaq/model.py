@@ -5,8 +5,10 @@ functions (`Segment.position_of`, for example).
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NewType, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, NewType, TypeAlias
 
 Offset = NewType("Offset", int)
 """A byte address in a partition's whole history; the next put's is the log end."""
@@ -218,3 +220,8 @@ def printable(text: str) -> str:
         return text
     escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return "".join(escaped)
+
+
+def no_items() -> Mapping[Any, Any]:
+    """Return an empty mapping that stays empty, for fields of frozen values."""
+    return MappingProxyType({})

@@ -33,7 +33,6 @@ from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.texts import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
-from metaq.record.ids import id_after
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 
@@ -58,6 +57,11 @@ CAUSES: Final[dict[type[MetaqError], str]] = {
 """Reasons for refusing a put, one word each, for the metrics; the first match
 counts."""
 
+REFUSALS: Final = (
+    ForbiddenError, ServerError, SequenceError, StorageError, ClosedError
+)  # fmt: skip
+"""Errors that refuse a put, for `refuse_put`."""
+
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
     MayBeStoredError: IN_DOUBT,
@@ -72,11 +76,9 @@ class Answerer(Protocol):
     @property
     def in_flight_bytes(self) -> int:
         """Return what its commands in flight hold."""
-        ...
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
-        ...
 
     def answer(
         self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
@@ -85,11 +87,9 @@ class Answerer(Protocol):
 
         With `joins_next` they leave with the next ones, if more are due.
         """
-        ...
 
     def run_out(self) -> None:
         """Close the connection: there is no memory for its replies."""
-        ...
 
 
 class Receipts(NamedTuple):
@@ -106,7 +106,7 @@ class PutTicket:
 
     __slots__ = (
         "_answerer", "_appended_s", "_context", "_log", "_receipts", "_record_count",
-        "_size_bytes",
+        "_repeats", "_size_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +125,12 @@ class PutTicket:
         self._receipts = receipts
         self._record_count = record_count
         self._size_bytes = size_bytes
+        self._repeats: tuple[PutTicket, ...] = ()
         self._appended_s = context.clock.monotonic_s()
+
+    def join(self, repeat: "PutTicket") -> None:
+        """Answer a repeated batch together with this one."""
+        self._repeats = (*self._repeats, repeat)
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
@@ -140,6 +145,8 @@ class PutTicket:
         self._answerer.answer(
             replies, count=len(self._receipts.opaques), size_bytes=self._size_bytes
         )
+        for repeat in self._repeats:
+            repeat.on_stored()
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
         """Refuse every put of the run."""
@@ -158,6 +165,8 @@ class PutTicket:
             count=len(opaques),
             size_bytes=self._size_bytes,
         )
+        for repeat in self._repeats:
+            repeat.on_failed(error)
 
 
 def append_run(
@@ -170,12 +179,14 @@ def append_run(
     record_count: int,
     last_id: MessageId,
     receipts: Receipts,
+    batch: StoredBatch | None = None,
     finish: Iterable[None] = (),
 ) -> None:
-    """Append a run; its ticket answers the commands, at once if refused.
+    """Append a run or a batch; its ticket answers the commands, at once if refused.
 
     The chunks are the records in any split; they and the receipts belong to the log
-    from now on. For `finish` see `PartitionLog.append`.
+    from now on. The first offset is the log's next one. For `batch` and `finish` see
+    `PartitionLog.append`.
     """
     offset = receipts.offsets[0]
     assert offset == log.next_offset, f"{log.log_id}: {offset} {log.next_offset}"
@@ -197,6 +208,7 @@ def append_run(
             record_count=record_count,
             last_id=last_id,
             ticket=ticket,
+            batch=batch,
             finish=finish,
             is_light=is_light(answerer),
         )
@@ -263,69 +275,6 @@ def refuse_put(
     return ServerError(text)
 
 
-class BatchTicket:
-    """A batch that waits for the disk, and its repetitions.
-
-    Called once, on the loop's thread.
-    """
-
-    __slots__ = ("_tickets",)
-
-    def __init__(self, ticket: PutTicket) -> None:
-        self._tickets = [ticket]
-
-    def join(self, ticket: PutTicket) -> None:
-        """Answer a repeated batch together with this one."""
-        self._tickets.append(ticket)
-
-    def on_stored(self) -> None:
-        """Answer all with 200."""
-        for ticket in self._tickets:
-            ticket.on_stored()
-
-    def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Refuse all; the log has forgotten the batch."""
-        for ticket in self._tickets:
-            ticket.on_failed(error)
-
-
-def append_batch(
-    log: PartitionLog,
-    chunks: Sequence[Buffer],
-    batch: StoredBatch,
-    answerer: Answerer,
-    context: BrokerContext,
-    *,
-    opaque: int,
-    finish: Iterable[None],
-) -> None:
-    """Append a new batch; its ticket answers the command, at once if refused.
-
-    The log owns the chunks from now on. The batch's offset is the log's next one.
-    `finish` gives the records their ids; see `PartitionLog.append`.
-    """
-    assert batch.offset == log.next_offset, (batch, log.next_offset)
-    ticket = BatchTicket(
-        _hold(log, batch, answerer, context, opaque=opaque, size_bytes=batch.size_bytes)
-    )
-    try:
-        log.append(
-            chunks,
-            size_bytes=batch.size_bytes,
-            record_count=batch.count,
-            last_id=id_after(batch.first_id, batch.count - 1),
-            ticket=ticket,
-            batch=batch,
-            finish=finish,
-            is_light=is_light(answerer),
-        )
-    except (StorageError, ClosedError) as error:
-        ticket.on_failed(error)
-    except MemoryError:
-        answerer.answer(b"", count=1, size_bytes=batch.size_bytes + PUT_OVERHEAD_BYTES)
-        raise
-
-
 def answer_repeated(
     log: PartitionLog,
     batch: StoredBatch,
@@ -336,31 +285,17 @@ def answer_repeated(
 ) -> None:
     """Answer a batch that the log has, or is about to have; nothing is appended."""
     context.counters.batch_repeated += 1
-    ticket = _hold(log, batch, answerer, context, opaque=opaque, size_bytes=0)
-    in_flight = log.ticket_of(batch)
-    if isinstance(in_flight, BatchTicket):
-        in_flight.join(ticket)
-    else:
-        ticket.on_stored()
-
-
-def _hold(
-    log: PartitionLog,
-    batch: StoredBatch,
-    answerer: Answerer,
-    context: BrokerContext,
-    *,
-    opaque: int,
-    size_bytes: int,
-) -> PutTicket:
-    """Count a command as in flight; return the ticket that answers it."""
-    in_flight = size_bytes + PUT_OVERHEAD_BYTES
-    answerer.hold(count=1, size_bytes=in_flight)
-    return PutTicket(
+    answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
+    ticket = PutTicket(
         answerer,
         context,
         log=log,
         receipts=Receipts((b"%d" % opaque,), (batch.first_id,), (batch.offset,)),
         record_count=batch.count,
-        size_bytes=in_flight,
+        size_bytes=PUT_OVERHEAD_BYTES,
     )
+    in_flight = log.ticket_of(batch)
+    if isinstance(in_flight, PutTicket):
+        in_flight.join(ticket)
+    else:
+        ticket.on_stored()

@@ -79,7 +79,7 @@ class AdminServer(Service):
         """
         # The stop needs it too, when there may be no memory for another thread.
         self._helper.begin()
-        self.on_way_down("helper", self._stop_helper)
+        self.on_way_down("helper", self._helper.end)
         sock = await self._make_socket()
         server = await asyncio.start_unix_server(
             self._on_connection, sock=sock, limit=REQUEST_BYTES_MAX
@@ -93,9 +93,6 @@ class AdminServer(Service):
                 server.close()
 
         self.on_way_down("socket", close)
-
-    async def _stop_helper(self) -> None:
-        self._helper.shutdown(wait=False)
 
     async def _make_socket(self) -> socket.socket:
         binding = asyncio.wrap_future(self._helper.submit(self._bind))

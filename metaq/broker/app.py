@@ -63,7 +63,7 @@ from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
 from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
-from metaq.broker.transactions import TopicSink
+from metaq.broker.transactions import ServedLogs
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config.settings import BrokerConfig
@@ -350,12 +350,8 @@ class Broker(Service):
     def _begin_threads(self, name: str, count: int) -> HelperThreads:
         """Begin threads now: later there may be no memory for them."""
         threads = HelperThreads(count, f"metaq-{name}").begin()
-
-        async def stop() -> None:
-            # Nothing is called off: the logs count on a retention that was handed out.
-            threads.shutdown(wait=False)
-
-        self.on_way_down(name, stop)
+        # Nothing is called off: the logs count on a retention that was handed out.
+        self.on_way_down(name, threads.end)
         return threads
 
     def _listen(self) -> None:
@@ -421,7 +417,7 @@ class Broker(Service):
             self._fs,
             self._clock,
             self._journal,
-            TopicSink(topics),
+            ServedLogs(topics).find,
             TransactionLimits(
                 open_count_max=limits.tx_count_max,
                 held_bytes_max=limits.tx_bytes_max,

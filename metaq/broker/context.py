@@ -3,7 +3,7 @@
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any
 
 from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
@@ -17,32 +17,24 @@ from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 
-_COMMANDS: Final = "Commands of clients; each message of a batch counts as a put."
+
+def _commands(word: str) -> Any:
+    return counter(
+        "metaq_commands_total",
+        "Commands of clients; each message of a batch counts as a put.",
+        labels=("command",),
+        read=lambda count: {word: count},
+    )
 
 
 @dataclass(slots=True)
 class CommandStatistics:
     """Requests of clients since the start; only ever grows. Snapshots are copies."""
 
-    cmd_put: int = counter(
-        "metaq_commands_total",
-        _COMMANDS,
-        labels=("command",),
-        read=lambda count: {"put": count},
-    )
+    cmd_put: int = _commands("put")
     """Failed ones included."""
-    cmd_get: int = counter(
-        "metaq_commands_total",
-        _COMMANDS,
-        labels=("command",),
-        read=lambda count: {"get": count},
-    )
-    cmd_offset: int = counter(
-        "metaq_commands_total",
-        _COMMANDS,
-        labels=("command",),
-        read=lambda count: {"offset": count},
-    )
+    cmd_get: int = _commands("get")
+    cmd_offset: int = _commands("offset")
     """Offset queries, and gets that were answered with an offset."""
     rejections: Counter[str] = counter(
         "metaq_rejections_total",

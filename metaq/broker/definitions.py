@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.defined_topics import Found, Outcome, decide
@@ -62,6 +62,9 @@ OPERATION_TIMEOUT_S: Final = 5.0
 PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
 """Between passes that fail, or find that others have not done their part yet."""
 _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
+
+
+E = TypeVar("E", bound=Exception)
 
 
 class Definitions(Service):
@@ -191,7 +194,7 @@ class Definitions(Service):
         """Begin to watch, and to pass."""
         # Now: a later pass without memory for it would end the broker.
         self._writer.begin()
-        self.on_way_down("writer", self._stop_writer)
+        self.on_way_down("writer", self._writer.end)
         coordinator = self._coordinator
         if coordinator is not None:
             settler = Settler(coordinator, self._is_complete, self._wake.set)
@@ -205,9 +208,6 @@ class Definitions(Service):
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
-
-    async def _stop_writer(self) -> None:
-        self._writer.shutdown(wait=False)
 
     async def wait_read(self) -> None:
         """Wait until the definitions in ZooKeeper are in effect, or cannot be."""
@@ -294,9 +294,9 @@ class Definitions(Service):
         """Remove the data of a topic that is withdrawn."""
         transactions = self._context.transactions
         self._context.waiters.end_topic(topic)
-        error = await _outcome(partial(transactions.note_deletion, topic))
+        error = await outcome_of(partial(transactions.note_deletion, topic))
         if error is None:
-            error = await _outcome(partial(self._logs.delete_topic, topic))
+            error = await outcome_of(partial(self._logs.delete_topic, topic))
         if error is None:
             transactions.drop_topic(topic)
             self._held_up.pop(topic, None)
@@ -385,13 +385,13 @@ class Definitions(Service):
         return found
 
 
-async def _outcome(
-    begin: Callable[[Callable[[Exception | None], None]], None],
-) -> Exception | None:
+async def outcome_of(
+    begin: Callable[[Callable[[E | None], None]], None],
+) -> E | None:
     """Begin an operation, and return what it reports at the end."""
-    done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[E | None] = asyncio.get_running_loop().create_future()
 
-    def on_done(error: Exception | None) -> None:
+    def on_done(error: E | None) -> None:
         if not done.done():
             done.set_result(error)
 

@@ -21,7 +21,7 @@ from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.errors import StorageError
 from metaq.fs import LOCK_FILE, FileSystem
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
-from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.opening import find_logs
 from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
 from metaq.zk.definitions import (
     COPY_BYTES_MAX,
@@ -65,19 +65,9 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
         StorageError: the disk refused.
         PayloadError: the copy of the topic definitions is damaged.
     """
-    names = [name for name in fs.list_directory(directory) if name != LOCK_FILE]
-    logs = {
-        log_id.topic
-        for name in names
-        if (log_id := parse_log_directory_name(name)) is not None
-        and fs.is_directory(directory / name)
-    }
-    rest = [
-        name
-        for name in names
-        if parse_log_directory_name(name) is None
-        or not fs.is_directory(directory / name)
-    ]
+    logs = find_logs(fs, directory)
+    rest = sorted(set(fs.list_directory(directory)) - {LOCK_FILE, *logs})
+    held = {log_id.topic for log_id in logs.values()}
     topics: dict[str, TopicDefinition] = {}
     if COPY_NAME in rest:
         topics = decode_copy(fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX))
@@ -91,7 +81,7 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
             topic: definition
             for topic, definition in topics.items()
             if definition.state is TopicState.ACTIVE
-            and (definition.brokers is None or topic in logs)
+            and (definition.brokers is None or topic in held)
         },
     )
 

@@ -41,7 +41,7 @@ Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
-from metaq.broker.acks import Answerer, Receipts, append_batch, append_run, count_puts
+from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
 from metaq.broker.single_puts import (
     SINGLE_BYTES_MAX,
@@ -60,7 +60,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES, encode_records, record_sta
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put_head
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.transaction import BrokerTransaction, PutRun
 
 TAKEN_MAX: Final = 512
 """Most puts of one `take`, half a millisecond; then the session looks at the time."""
@@ -268,16 +268,19 @@ class HotPuts:
             self._context, log.log_id.topic, count=1, payload_bytes=payload_bytes
         )
         first_id, size_bytes = self._context.ids.reserve(1), SizeBytes(len(record))
-        append_batch(
+        offset = log.next_offset
+        append_run(
             log,
             (HEADER.pack(payload_bytes, crc, first_id, flag), payload),
-            StoredBatch(
-                writer, sequence, 1, checksum, first_id, log.next_offset, size_bytes
-            ),
             self._answerer,
             self._context,
-            opaque=opaque,
-            finish=(),
+            size_bytes=size_bytes,
+            record_count=1,
+            last_id=first_id,
+            receipts=Receipts((b"%d" % opaque,), (first_id,), (offset,)),
+            batch=StoredBatch(
+                writer, sequence, 1, checksum, first_id, offset, size_bytes
+            ),
         )
         return True
 
@@ -433,6 +436,7 @@ class HotPuts:
         offsets = record_starts(payloads, run.log.next_offset)
         count, size_bytes = len(payloads), offsets.pop() - run.log.next_offset
         records = encode_records(payloads, checksums, ids, flags)
+        last_id = MessageId(ids[-1])
         count_puts(
             self._context,
             run.log.log_id.topic,
@@ -447,7 +451,7 @@ class HotPuts:
                 self._context,
                 size_bytes=size_bytes,
                 record_count=count,
-                last_id=MessageId(ids[-1]),
+                last_id=last_id,
                 receipts=Receipts(opaques, ids, offsets),
             )
             return
@@ -461,15 +465,10 @@ class HotPuts:
         put_run(
             self._context.transactions,
             run.transaction,
-            run.log.log_id,
-            [records],
+            PutRun(run.log.log_id, [records], size_bytes, count, last_id, journalled),
             self._answerer,
             opaques=opaques,
             ids=ids,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=MessageId(ids[-1]),
-            journalled=journalled,
         )
 
 

@@ -24,7 +24,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -89,11 +89,9 @@ class _Entry:
     """A job and its results."""
 
     job: Job
+    status: JobStatus
     due_s: float = math.inf
     is_working: bool = False
-    run_count: int = 0
-    failure_count: int = 0
-    last_error: str = ""
 
 
 class Housekeeping(Service):
@@ -114,7 +112,7 @@ class Housekeeping(Service):
         super().__init__("housekeeping", stop_timeout_s=stop_timeout_s)
         self._clock = clock
         self._executor = executor
-        self._entries = [_Entry(job) for job in jobs]
+        self._entries = [_Entry(job, JobStatus(name=job.name)) for job in jobs]
         self._wakeup = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -149,15 +147,7 @@ class Housekeeping(Service):
 
     def statistics(self) -> tuple[JobStatus, ...]:
         """Return a snapshot of every job, in the order they were given."""
-        return tuple(
-            JobStatus(
-                name=entry.job.name,
-                run_count=entry.run_count,
-                failure_count=entry.failure_count,
-                last_error=entry.last_error,
-            )
-            for entry in self._entries
-        )
+        return tuple(replace(entry.status) for entry in self._entries)
 
     async def _run(self) -> None:
         while True:
@@ -197,9 +187,9 @@ class Housekeeping(Service):
         self._wakeup.set()
 
     def _end_turn(self, entry: _Entry, error: Exception | None) -> None:
-        entry.run_count += 1
+        entry.status.run_count += 1
         if error is not None:
-            entry.failure_count += 1
+            entry.status.failure_count += 1
         self._report(entry, error)
         self._plan(entry)
 
@@ -208,26 +198,26 @@ class Housekeeping(Service):
             delay_s = entry.job.delay_s()
         except Exception as error:  # noqa: BLE001  # one job must not stop the others
             delay_s = DELAY_AFTER_BUG_S
-            entry.failure_count += 1
+            entry.status.failure_count += 1
             self._report(entry, error)
         entry.due_s = self._clock.monotonic_s() + max(DELAY_S_MIN, delay_s)
 
     def _report(self, entry: _Entry, error: Exception | None) -> None:
         """Log a change in a job's outcome; a repeated error is only counted."""
-        before, entry.last_error = entry.last_error, _text_of(error)
+        before, entry.status.last_error = entry.status.last_error, _text_of(error)
         if error is None:
             if before:
                 _log.info(
                     "job works again: job=%s failures=%d",
                     entry.job.name,
-                    entry.failure_count,
+                    entry.status.failure_count,
                 )
-        elif entry.last_error != before:
+        elif entry.status.last_error != before:
             is_known = isinstance(error, MetaqError)
             _log.error(
                 "job failed: job=%s error=%s",
                 entry.job.name,
-                entry.last_error,
+                entry.status.last_error,
                 exc_info=None if is_known else error,
             )
 

@@ -21,6 +21,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -94,7 +95,8 @@ class HttpServer(Service):
             ConfigError: the address or port cannot be had.
         """
         self._renderer.begin()
-        self.on_way_down("renderer", self._stop_renderer)
+        stop = partial(self._renderer.end, cancel_futures=True)
+        self.on_way_down("renderer", stop)
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.router.add_get("/health", self._on_health)
         app.router.add_get("/metrics", self._on_metrics)
@@ -134,9 +136,6 @@ class HttpServer(Service):
         self.on_way_down("port", close)
         self.port = listening.sockets[0].getsockname()[1]
         _log.info("http listening: host=%s port=%d", self._host, self.port)
-
-    async def _stop_renderer(self) -> None:
-        self._renderer.shutdown(wait=False, cancel_futures=True)
 
     # -- connections
 

@@ -28,16 +28,13 @@ class Holder(Protocol):
     @property
     def peer(self) -> str:
         """Return `host:port` of its other side."""
-        ...
 
     @property
     def held_bytes(self) -> int:
         """Return what waits for its peer: half a frame, and replies not read."""
-        ...
 
     def drop(self, reason: str) -> None:
         """Close the connection and give its memory back."""
-        ...
 
 
 class Load:

@@ -8,15 +8,16 @@ one sentence.
 Keep in step: the table of commands in `docs/operations.md`.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.broker.control import Control
+from metaq.broker.definitions import outcome_of
 from metaq.broker.health import (
     Figures,
     describe_directories,
@@ -25,7 +26,7 @@ from metaq.broker.health import (
     describe_scrub,
 )
 from metaq.config.load import Reload
-from metaq.errors import AdminError, MetaqError
+from metaq.errors import AdminError
 from metaq.txn.state import HeuristicOutcome
 
 ENDS: Final = ("commit", "rollback", "complete", "forget")
@@ -101,17 +102,11 @@ async def _end_transaction(control: Control, request: Figures) -> Figures:
     key, word = request.get("key"), request.get("as")
     if not isinstance(key, str) or not isinstance(word, str) or word not in ENDS:
         raise AdminError(f"expected 'key', and 'as' one of {', '.join(ENDS)}")
-    done: asyncio.Future[MetaqError | None] = asyncio.Future()
-
-    def finish(error: MetaqError | None) -> None:
-        if not done.done():
-            done.set_result(error)
-
-    if word == "forget":
-        control.context.transactions.forget(key, finish)
-    else:
-        control.context.transactions.decide(key, HeuristicOutcome(word), finish)
-    error = await done
+    transactions = control.context.transactions
+    begin = partial(transactions.forget, key)
+    if word != "forget":
+        begin = partial(transactions.decide, key, HeuristicOutcome(word))
+    error = await outcome_of(begin)
     if error is not None:
         raise error
     _log.info("transaction ended by command: key=%s as=%s", key, word)

@@ -7,11 +7,11 @@ with a broker is judged from it in `health.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from metaq.broker.context import CommandStatistics
 from metaq.lifecycle import State
+from metaq.model import no_items
 from metaq.net.listener import ListenerStatistics
 from metaq.stats import (
     HistogramSnapshot,
@@ -91,9 +91,9 @@ def add_run(status: RetentionStatus, run: RetentionReport) -> RetentionStatus:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class JobStatus:
-    """One job of the housekeeping."""
+    """One job of the housekeeping. Snapshots are copies."""
 
     name: str
     """Constant, a word or two: a label of metrics."""
@@ -172,9 +172,7 @@ class BrokerStatus:
     """None: the broker runs without ZooKeeper."""
     host_problem: str = ""
     """Why clients elsewhere cannot reach the advertised address; "" if they can."""
-    closed_partitions: Mapping[str, tuple[int, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    closed_partitions: Mapping[str, tuple[int, ...]] = field(default_factory=no_items)
     """Partitions that were closed by an administrator, by topic."""
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""

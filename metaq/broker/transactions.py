@@ -1,6 +1,6 @@
 """Transactions between the wire, the coordinator and the partitions.
 
-`TopicSink` appends what is committed, to partitions that may have to be made first.
+`ServedLogs` finds partitions for what is committed; they may have to be made first.
 The puts of a session to one partition in one transaction and one pass are a run, as in
 `acks.py`: journalled as one piece, answered by one formatting operation. Errors of the
 coordinator become MetaQ's replies here.
@@ -9,21 +9,19 @@ Source: docs/metaq-1.4/broker.md 5.3 to 5.5.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
-from metaq.fs import Buffer
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
 from metaq.protocol.transaction_ids import LINE_END
-from metaq.storage.append_request import BeforeWrite
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator
-from metaq.txn.ports import StoredTicket
 from metaq.txn.state import TxState, XaCommandError
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.transaction import BrokerTransaction, PutRun
 
 NO_OFFSET = -1
 """In the reply to a put whose offset is not known before the commit."""
@@ -31,7 +29,7 @@ COMMITTED = b"0"
 """XA_OK, in the reply to a commit of several."""
 
 
-class TopicSink:
+class ServedLogs:
     """Logs that the coordinator appends to."""
 
     def __init__(self, topics: Topics) -> None:
@@ -40,34 +38,7 @@ class TopicSink:
         """Logs that were found under this version of the topics."""
         self._version = topics.version
 
-    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
-        """Return a bound for the next append; see `txn/ports.py`."""
-        return self._log(log_id).plan_append(size_bytes)
-
-    def append(
-        self,
-        log_id: LogId,
-        chunks: Sequence[Buffer],
-        *,
-        size_bytes: int,
-        record_count: int,
-        last_id: MessageId,
-        ticket: StoredTicket,
-        before_write: BeforeWrite,
-        completes: bool,
-    ) -> Offset:
-        """Append one batch; see `txn/ports.py`."""
-        return self._log(log_id).append(
-            chunks,
-            size_bytes=size_bytes,
-            record_count=record_count,
-            last_id=last_id,
-            ticket=ticket,
-            before_write=before_write,
-            completes=completes,
-        )
-
-    def _log(self, log_id: LogId) -> PartitionLog:
+    def find(self, log_id: LogId) -> PartitionLog:
         """Return a log of a topic that is served, also of a closed partition.
 
         Raises:
@@ -85,46 +56,36 @@ class TopicSink:
         return log
 
 
+@dataclass(slots=True, eq=False)
 class PutRunTicket:
     """Puts of one transaction to one partition that wait for the journal."""
 
-    __slots__ = (
-        "_answerer", "_ids", "_opaques", "_partition", "_size_bytes", "_transaction",
-    )  # fmt: skip
+    transaction: BrokerTransaction
+    answerer: Answerer
+    partition: int
+    opaques: Sequence[bytes]
+    """In decimal."""
+    ids: Sequence[int]
+    """Of each command's first record."""
+    size_bytes: int
 
-    def __init__(
-        self,
-        transaction: BrokerTransaction,
-        answerer: Answerer,
-        partition: int,
-        opaques: Sequence[bytes],
-        ids: Sequence[int],
-        size_bytes: int,
-    ) -> None:
-        """Hold the commands in flight.
-
-        Opaques are in decimal; ids are those of each command's first record.
-        """
-        self._transaction = transaction
-        self._answerer = answerer
-        self._partition = partition
-        self._opaques = opaques
-        self._ids = ids
-        self._size_bytes = size_bytes + len(ids) * PUT_OVERHEAD_BYTES
-        answerer.hold(count=len(ids), size_bytes=self._size_bytes)
+    def __post_init__(self) -> None:
+        """Hold the commands in flight."""
+        self.size_bytes += len(self.ids) * PUT_OVERHEAD_BYTES
+        self.answerer.hold(count=len(self.ids), size_bytes=self.size_bytes)
 
     def on_journalled(self, _position: int) -> None:
         """Answer 200; the offsets of the records are not known yet."""
         try:
-            offsets = [NO_OFFSET] * len(self._ids)
+            offsets = [NO_OFFSET] * len(self.ids)
             replies = encode_put_replies(
-                self._partition, self._opaques, self._ids, offsets
+                self.partition, self.opaques, self.ids, offsets
             )
         except MemoryError:
             # Do not raise: other tickets of this group still need replies.
-            self._answerer.run_out()
+            self.answerer.run_out()
             replies = b""
-        is_committing = self._transaction.state is TxState.COMMITTING
+        is_committing = self.transaction.state is TxState.COMMITTING
         self._answer(replies, joins_next=is_committing)
 
     def on_refused(self, error: StorageError) -> None:
@@ -136,7 +97,7 @@ class PutRunTicket:
         body = text.encode()
         replies = [
             encode_result(Status.SERVER_ERROR, body, int(opaque))
-            for opaque in self._opaques
+            for opaque in self.opaques
         ]
         self._answer(b"".join(replies))
 
@@ -145,10 +106,10 @@ class PutRunTicket:
         self._answer(b"")
 
     def _answer(self, replies: bytes, *, joins_next: bool = False) -> None:
-        self._answerer.answer(
+        self.answerer.answer(
             replies,
-            count=len(self._ids),
-            size_bytes=self._size_bytes,
+            count=len(self.ids),
+            size_bytes=self.size_bytes,
             joins_next=joins_next,
         )
 
@@ -156,41 +117,24 @@ class PutRunTicket:
 def put_run(
     transactions: TransactionCoordinator,
     transaction: BrokerTransaction,
-    log_id: LogId,
-    chunks: Sequence[Buffer],
+    puts: PutRun,
     answerer: Answerer,
     *,
     opaques: Sequence[bytes],
     ids: Sequence[int],
-    size_bytes: int,
-    record_count: int,
-    last_id: MessageId,
-    journalled: Sequence[bytes],
 ) -> None:
-    """Add puts to a transaction; they are answered when they are journalled.
-
-    The transaction owns the chunks from now on: records in any split. `journalled` are
-    the same puts as records of the journal.
-    """
+    """Add puts to a transaction; they are answered when they are journalled."""
+    size_bytes = puts.size_bytes
     ticket = PutRunTicket(
-        transaction, answerer, log_id.partition, opaques, ids, size_bytes
+        transaction, answerer, puts.log_id.partition, opaques, ids, size_bytes
     )
     try:
-        transactions.check_room(record_count, size_bytes)
+        transactions.check_room(puts.record_count, size_bytes)
     except TransactionError as error:
         ticket.refuse(str(error))
         return
     try:
-        transactions.put(
-            transaction,
-            log_id,
-            chunks,
-            size_bytes=size_bytes,
-            record_count=record_count,
-            last_id=last_id,
-            journalled=journalled,
-            ticket=ticket,
-        )
+        transactions.put(transaction, puts, ticket)
     except MemoryError:
         ticket.give_up()
         raise

@@ -12,10 +12,9 @@ import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
-from metaq.model import BrokerId
+from metaq.model import BrokerId, no_items
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -252,7 +251,7 @@ class TopicConfig:
     """Advertise it to producers."""
     accept_subscribe: bool = True
     """Advertise it to consumers."""
-    filters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    filters: Mapping[str, str] = field(default_factory=no_items)
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 
     @property
@@ -294,17 +293,13 @@ class BrokerConfig:
     """ZooKeeper of the cluster."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """Bounds of everything that could grow."""
-    topics: Mapping[str, TopicConfig] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    topics: Mapping[str, TopicConfig] = field(default_factory=no_items)
     """Configured topics and patterns by section name, in the order of the file."""
-    defined: Mapping[str, TopicConfig] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    defined: Mapping[str, TopicConfig] = field(default_factory=no_items)
     """Topics that were made by command, by exact name; a section of that name wins."""
     ignored_sections: tuple[str, ...] = ()
     """Unknown sections, in order: legal (legacy), but worth a warning."""
-    overrides: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    overrides: Mapping[str, str] = field(default_factory=no_items)
     """Overrides of the file (`--set`), key → value; already applied above."""
     shadowed: tuple[str, ...] = ()
     """A sentence for each of these that a topic's own section keeps from its topic."""

@@ -80,6 +80,10 @@ class HelperThreads(Executor):
             for thread in self._threads:
                 thread.join()
 
+    async def end(self, *, cancel_futures: bool = False) -> None:
+        """Shut down without waiting: a step of an owner's way down."""
+        self.shutdown(wait=False, cancel_futures=cancel_futures)
+
     def _begin_one(self) -> None:
         name = f"{self._name}_{len(self._threads)}"
         thread = Thread(target=self._run, name=name, daemon=True)

@@ -14,12 +14,10 @@ class FileRange(Protocol):
     @property
     def reader(self) -> Executor:
         """Return threads that may wait for its disk; there is always a free one."""
-        ...
 
     @property
     def is_open(self) -> bool:
         """Return whether there is a descriptor."""
-        ...
 
     def open(self) -> None:
         """Open the file unless it is open; blocks, on a thread of `reader`.
@@ -27,11 +25,9 @@ class FileRange(Protocol):
         Raises:
             Exception: it cannot be opened, or does not have the range.
         """
-        ...
 
     def fileno(self) -> int:
         """Return a descriptor open for reading, valid from `open` until `release`."""
-        ...
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
         """Return whether a part of the open file can be sent without its disk.
@@ -39,7 +35,6 @@ class FileRange(Protocol):
         `sendfile` of bytes that are not in memory blocks its thread until the disk has
         delivered them, also on a non-blocking socket: a loop asks first.
         """
-        ...
 
     def warm(self, position: int, size_bytes: int) -> None:
         """Have a part of the open file read in; blocks, on a thread of `reader`.
@@ -47,21 +42,17 @@ class FileRange(Protocol):
         Raises:
             Exception: the disk does not give it.
         """
-        ...
 
     @property
     def position(self) -> int:
         """Return where the range starts in the file."""
-        ...
 
     @property
     def size_bytes(self) -> int:
         """Return its length, 1 or more."""
-        ...
 
     def release(self) -> None:
         """Give the range back: it is no longer needed."""
-        ...
 
 
 class ShortRangeError(OSError):

@@ -19,7 +19,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from metaq.errors import MetaqError
@@ -43,9 +43,9 @@ class ListenError(MetaqError):
     """The port cannot be listened on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ListenerStatistics:
-    """A snapshot of a listener's counters."""
+    """A listener's counters. Snapshots are copies."""
 
     open_count: int = gauge("metaq_connections", "Connections that are open.")
     accepted_count: int = counter(
@@ -91,10 +91,7 @@ class Listener:
         self._sock: socket.socket | None = None
         self._resume: asyncio.TimerHandle | None = None
         self._hosts: Counter[str] = Counter()
-        self._open_count = 0
-        self._accepted_count = 0
-        self._refused_count = 0
-        self._exhausted_count = 0
+        self._counts = ListenerStatistics()
 
     def open(self, host: str, port: int) -> int:
         """Bind and listen; connections are accepted from now on.
@@ -136,19 +133,14 @@ class Listener:
 
     def forget(self, host: str) -> None:
         """Count a connection from `host` as closed."""
-        self._open_count -= 1
+        self._counts.open_count -= 1
         self._hosts[host] -= 1
         if not self._hosts[host]:
             del self._hosts[host]
 
     def statistics(self) -> ListenerStatistics:
         """Return a snapshot of the counters."""
-        return ListenerStatistics(
-            open_count=self._open_count,
-            accepted_count=self._accepted_count,
-            refused_count=self._refused_count,
-            exhausted_count=self._exhausted_count,
-        )
+        return replace(self._counts)
 
     def _on_acceptable(self) -> None:
         for _ in range(ACCEPT_BATCH_MAX):
@@ -172,11 +164,11 @@ class Listener:
             # Of a connection that ended in the backlog; the next may be fine.
             _log.warning("accept failed: error=%s", error)
             return
-        self._exhausted_count += 1
+        self._counts.exhausted_count += 1
         _log.error(
             "accept paused, no descriptors or memory left: error=%s open=%d pause_s=%s",
             error.strerror,
-            self._open_count,
+            self._counts.open_count,
             self._pause_s,
         )
         assert self._sock is not None
@@ -189,18 +181,18 @@ class Listener:
             self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
-        is_full = self._open_count >= self._count_max
+        is_full = self._counts.open_count >= self._count_max
         is_host_full = 0 < self._per_host_max <= self._hosts[host]
         if is_full or is_host_full:
-            self._refused_count += 1
-            if self._refused_count & (self._refused_count - 1) == 0:
+            self._counts.refused_count += 1
+            if self._counts.refused_count & (self._counts.refused_count - 1) == 0:
                 # Only every power of two is logged: a flood must not fill the disk.
                 _log.warning(
                     "connection refused: host=%s open=%d from_host=%d refused=%d",
                     host,
-                    self._open_count,
+                    self._counts.open_count,
                     self._hosts[host],
-                    self._refused_count,
+                    self._counts.refused_count,
                 )
             sock.close()
             return
@@ -210,8 +202,8 @@ class Listener:
         except OSError:
             sock.close()
             return
-        self._open_count += 1
-        self._accepted_count += 1
+        self._counts.open_count += 1
+        self._counts.accepted_count += 1
         self._hosts[host] += 1
         try:
             self._on_connection(sock, host)

@@ -24,11 +24,9 @@ class Readers(Protocol):
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> object:
         """Call back in each turn in which `fd` is readable; it is not watched yet."""
-        ...
 
     def remove_reader(self, fd: int, /) -> object:
         """Call back no more; `fd` is still open."""
-        ...
 
 
 class Poller:

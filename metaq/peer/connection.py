@@ -84,15 +84,12 @@ class PutListener(Protocol):
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of each frame; asked when a connection ends."""
-        ...
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
         """Puts are stored; `receipts` are in order of opaques."""
-        ...
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
         """One put has this reply, or many, ascending, have this error."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

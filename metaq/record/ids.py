@@ -34,7 +34,6 @@ class WallClock(Protocol):
 
     def wall_ms(self) -> Millis:
         """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""
-        ...
 
 
 def id_after(first: MessageId, k: int) -> MessageId:

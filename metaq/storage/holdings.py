@@ -29,11 +29,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metaq.errors import DataMissingError, StorageError
-from metaq.model import Millis, Offset, SizeBytes
+from metaq.model import Millis, Offset, SizeBytes, no_items
 from metaq.record.checksum import crc32
 from metaq.storage.segment import Damage
 
@@ -78,17 +77,13 @@ class Holdings:
     """Written by a clean stop, after the last change: starts and ends are exact."""
     is_accepted: bool = False
     """An operator accepts the contents found by the next start as complete."""
-    partitions: Mapping[str, Extent] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    partitions: Mapping[str, Extent] = field(default_factory=no_items)
     """Directory name → offsets, for partitions that have or had any byte."""
-    siblings: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
+    siblings: Mapping[str, Claim] = field(default_factory=no_items)
     """Path → claim about another data directory of the broker."""
     lost: Collection[str] = ()
     """Names in `partitions` that a start has stopped, for they hold less."""
-    refused_by: Mapping[str, Claim] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    refused_by: Mapping[str, Claim] = field(default_factory=no_items)
     """Witness → its claim about this directory, where the last start was refused for
     it. Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
 

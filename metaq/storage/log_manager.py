@@ -52,7 +52,7 @@ from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
 from metaq.storage.span_index import NO_ID
-from metaq.storage.span_queries import offset_for_time
+from metaq.storage.span_queries import SpanQueries
 
 FREE_SPACE_IDLE_S: Final = 30.0
 """Interval of free-space checks without writes."""
@@ -390,8 +390,8 @@ class LogManager:
         if log is None:
             return Offset(0)
         segments = (*log.segments.sealed, log.readable_active())
-        start = log.log_start_offset
-        return offset_for_time(self._fs, segments, time_ms, start=start)
+        queries = SpanQueries(self._fs, segments)
+        return queries.offset_for_time(time_ms, start=log.log_start_offset)
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return stored bytes; blocks on the disk.

@@ -97,6 +97,16 @@ def parse_log_directory_name(name: str) -> LogId | None:
     return log_id if str(log_id) == name else None
 
 
+def find_logs(fs: FileSystem, data_path: Path) -> dict[str, LogId]:
+    """Return the directories of partitions in a data directory, by name."""
+    return {
+        name: log_id
+        for name in fs.list_directory(data_path)
+        if (log_id := parse_log_directory_name(name)) is not None
+        and fs.is_directory(data_path / name)
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionLoader:
     """Makes the writers of partitions and recovers their directories. Thread-safe."""

@@ -168,15 +168,10 @@ def recover_log(
     if not names.segments:
         return _report(RecoveredLog((), None, NO_ID, 0, names.damage))
     *sealed, last = names.segments
-    active = _check_active(
-        fs,
-        last,
-        unsynced_bytes_max=unsynced_bytes_max,
-        span_bytes_min=span_bytes_min,
-        now_ms=now_ms,
-    )
+    check = _Check(fs, last, unsynced_bytes_max, span_bytes_min, now_ms)
+    active = check.run()
     if not active.damage:
-        active = _without_torn_batch(fs, last, active, noted, span_bytes_min)
+        active = check.without_torn_batch(active, noted)
     index, last_id = active.index, active.last_id
     if last_id == NO_ID and sealed:
         last_id = _last_id_of(fs, sealed[-1], span_bytes_min)
@@ -205,14 +200,9 @@ def find_extent(
     names = check_names(fs, directory)
     if names.bad_name or not names.segments:
         return None
-    active = _check_active(
-        fs,
-        names.segments[-1],
-        unsynced_bytes_max=unsynced_bytes_max,
-        span_bytes_min=WINDOW_BYTES,
-        now_ms=now_ms,
-    )
-    return Extent(names.segments[0].base_offset, active.end)
+    first, last = names.segments[0], names.segments[-1]
+    check = _Check(fs, last, unsynced_bytes_max, WINDOW_BYTES, now_ms)
+    return Extent(first.base_offset, check.run().end)
 
 
 # -- pass 2: clear the way ------------------------------------------------------------
@@ -239,83 +229,79 @@ def _moved_aside(fs: FileSystem, path: Path) -> bool:
 # -- pass 3: the active segment -------------------------------------------------------
 
 
-def _check_active(
-    fs: FileSystem,
-    segment: Segment,
-    *,
-    unsynced_bytes_max: SizeBytes | None,
-    span_bytes_min: int,
-    now_ms: Millis,
-) -> _Active:
-    """Verify the spans, walk the bytes after them, and classify what is wrong."""
-    believed = try_read_index(fs, segment.path, segment.base_offset)
-    index = believed or SpanIndex(segment.base_offset)
-    with fs.open_read(segment.path) as file:
-        damage = damage_in_spans(file, segment, index.spans)
-        last_id = max(index.last_id_before, _newest_id(file, segment, index))
-        if index.end_offset > segment.end_offset:
-            # The last range is that of the bytes that are gone.
-            end = damage[-1].offset
-            return _Active(index, believed, end, last_id, damage, None)
-        tail = check_tail(
-            file,
-            segment,
-            index.end_offset,
-            unsynced_bytes_max=unsynced_bytes_max,
-            span_bytes_min=span_bytes_min,
-            time_ms=min(Millis(file.mtime_ms() + MTIME_LAG_MS), now_ms),
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The active segment, and what `recover_log` is to believe of it."""
+
+    fs: FileSystem
+    segment: Segment
+    unsynced_bytes_max: SizeBytes | None
+    span_bytes_min: int
+    now_ms: Millis
+
+    def run(self) -> _Active:
+        """Verify the spans, walk the bytes after them, and classify what is wrong."""
+        segment = self.segment
+        believed = try_read_index(self.fs, segment.path, segment.base_offset)
+        index = believed or SpanIndex(segment.base_offset)
+        with self.fs.open_read(segment.path) as file:
+            damage = damage_in_spans(file, segment, index.spans)
+            last_id = max(index.last_id_before, _newest_id(file, segment, index))
+            if index.end_offset > segment.end_offset:
+                # The last range is that of the bytes that are gone.
+                end = damage[-1].offset
+                return _Active(index, believed, end, last_id, damage, None)
+            tail = check_tail(
+                file,
+                segment,
+                index.end_offset,
+                unsynced_bytes_max=self.unsynced_bytes_max,
+                span_bytes_min=self.span_bytes_min,
+                time_ms=min(Millis(file.mtime_ms() + MTIME_LAG_MS), self.now_ms),
+            )
+        return _Active(
+            replace(index, spans=index.spans + tail.spans),
+            believed,
+            tail.end,
+            max(last_id, tail.last_id),
+            damage + tail.damage,
+            tail.flaw,
         )
-    return _Active(
-        replace(index, spans=index.spans + tail.spans),
-        believed,
-        tail.end,
-        max(last_id, tail.last_id),
-        damage + tail.damage,
-        tail.flaw,
-    )
 
-
-def _without_torn_batch(
-    fs: FileSystem,
-    segment: Segment,
-    active: _Active,
-    noted: Sequence[StoredBatch],
-    span_bytes_min: int,
-) -> _Active:
-    """End the log before a batch of which it has only the first records."""
-    believed = active.believed or SpanIndex(segment.base_offset)
-    batch = torn_batch(
-        fs, segment, noted, covered_end=believed.end_offset, end=active.end
-    )
-    if batch is None:
-        return active
-    size_bytes = SizeBytes(batch.offset - segment.base_offset)
-    whole = replace(segment, size_bytes=size_bytes)
-    walk = walk_segment(fs, whole, believed.end_offset, span_bytes_min)
-    flaw = f"batch: expected {batch.size_bytes} bytes, got {active.end - batch.offset}"
-    return replace(
-        active,
-        index=replace(active.index, spans=believed.spans + walk.spans),
-        end=batch.offset,
-        flaw=flaw,
-    )
+    def without_torn_batch(
+        self, active: _Active, noted: Sequence[StoredBatch]
+    ) -> _Active:
+        """End the log before a batch of which it has only the first records."""
+        fs, segment, end = self.fs, self.segment, active.end
+        believed = active.believed or SpanIndex(segment.base_offset)
+        covered_end = believed.end_offset
+        batch = torn_batch(fs, segment, noted, covered_end=covered_end, end=end)
+        if batch is None:
+            return active
+        size_bytes = SizeBytes(batch.offset - segment.base_offset)
+        whole = replace(segment, size_bytes=size_bytes)
+        walk = walk_segment(fs, whole, covered_end, self.span_bytes_min)
+        return replace(
+            active,
+            index=replace(active.index, spans=believed.spans + walk.spans),
+            end=batch.offset,
+            flaw=f"batch: expected {batch.size_bytes} bytes, got {end - batch.offset}",
+        )
 
 
 def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
     """Return the largest id of the last covered span; -1 where none can be read."""
-    spans = [s for s in index.spans[-1:] if s.base_offset < segment.end_offset]
-    last_id = NO_ID
-    for span in spans:
-        walk = walk_records(
-            file,
-            segment.base_offset,
-            segment.position_of(span.base_offset),
-            segment.position_of(min(span.end_offset, segment.end_offset)),
-            span_bytes_min=span.size_bytes,
-            time_ms=span.append_time_ms,
-        )
-        last_id = max(last_id, walk.last_id)
-    return last_id
+    span = index.spans[-1] if index.spans else None
+    if span is None or span.base_offset >= segment.end_offset:
+        return NO_ID
+    return walk_records(
+        file,
+        segment.base_offset,
+        segment.position_of(span.base_offset),
+        segment.position_of(min(span.end_offset, segment.end_offset)),
+        span_bytes_min=span.size_bytes,
+        time_ms=span.append_time_ms,
+    ).last_id
 
 
 def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:

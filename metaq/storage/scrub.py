@@ -119,9 +119,9 @@ class StepResult:
     made: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScrubState:
-    """A snapshot for operators."""
+    """Progress of the scrub, for operators. Snapshots are copies."""
 
     is_enabled: bool
     passes: int = counter(
@@ -129,11 +129,11 @@ class ScrubState:
     )
     log_id: LogId | None = None
     offset: Offset | None = None
-    checked_bytes: SizeBytes = gauge(
+    checked_bytes: int = gauge(
         "metaq_scrub_checked_bytes", "Bytes verified in the present pass."
     )
     """Between passes, those of the last one."""
-    total_bytes: SizeBytes = gauge("metaq_scrub_pass_bytes", "Bytes of a whole pass.")
+    total_bytes: int = gauge("metaq_scrub_pass_bytes", "Bytes of a whole pass.")
     """As of the beginning of the pass."""
     damage_count: int = gauge(
         "metaq_scrub_damaged_ranges",
@@ -175,10 +175,7 @@ class Scrub:
         self._next: ScrubStep | None = None
         """Position in the segment at hand; None: the one after `_done` is next."""
         self._done: _Key | None = None
-        self._passes = 0
-        self._checked_bytes = 0
-        self._total_bytes = 0
-        self._damage_count = 0
+        self._state = ScrubState(is_enabled=bytes_per_s > 0)
 
     def take_step(self, source: ScrubSource, monotonic_s: float) -> ScrubStep | None:
         """Return the next step when it is due, or None.
@@ -208,8 +205,8 @@ class Scrub:
     ) -> None:
         """Take in the result of a step; call `on_damage` for damage found."""
         self._due_s = monotonic_s + result.checked_bytes / self._bytes_per_s
-        self._checked_bytes += result.checked_bytes
-        self._damage_count += len(result.damage)
+        self._state.checked_bytes += result.checked_bytes
+        self._state.damage_count += len(result.damage)
         self._next = replace(
             step,
             start=result.end,
@@ -225,14 +222,10 @@ class Scrub:
     def state(self) -> ScrubState:
         """Return where the scrub is."""
         at = self._next
-        return ScrubState(
-            is_enabled=self._bytes_per_s > 0,
-            passes=self._passes,
+        return replace(
+            self._state,
             log_id=None if at is None else at.target.log_id,
             offset=None if at is None else at.start,
-            checked_bytes=SizeBytes(self._checked_bytes),
-            total_bytes=SizeBytes(self._total_bytes),
-            damage_count=self._damage_count,
         )
 
     def _begin_pass(self, source: ScrubSource, monotonic_s: float) -> None:
@@ -248,18 +241,18 @@ class Scrub:
         self._log_count = len(log_ids)
         self._next, self._done = None, None
         self._pass_began_s = monotonic_s
-        self._checked_bytes = 0
-        self._total_bytes = sum(sizes.values())
+        self._state.checked_bytes = 0
+        self._state.total_bytes = sum(sizes.values())
 
     def _end_pass(self) -> None:
         assert self._pass_began_s is not None
         self._due_s = max(self._due_s, self._pass_began_s + PASS_S_MIN)
         self._origin = None
-        self._passes += 1
+        self._state.passes += 1
         _log.info(
             "scrub pass complete: checked_bytes=%d damage_count=%d",
-            self._checked_bytes,
-            self._damage_count,
+            self._state.checked_bytes,
+            self._state.damage_count,
         )
 
     def _find_target(self, source: ScrubSource) -> ScrubTarget | None:

@@ -16,7 +16,7 @@ from typing import Final
 from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Millis
-from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.opening import find_logs
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +38,8 @@ def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> N
     Raises:
         StorageError: the disk refuses; some partitions may be moved.
     """
-    names = [
-        name
-        for name in fs.list_directory(data_path)
-        if (log_id := parse_log_directory_name(name)) is not None
-        and log_id.topic == topic
-        and fs.is_directory(data_path / name)
-    ]
+    logs = find_logs(fs, data_path)
+    names = [name for name, log_id in logs.items() if log_id.topic == topic]
     if not names:
         return
     fs.make_directory(data_path / DELETED_DIRECTORY)

@@ -1,16 +1,17 @@
 """Questions about a whole log that the span indexes answer: counts, times, boundaries.
 
-All functions block: they read indexes, and records where an index does not reach or a
+All questions block: they read indexes, and records where an index does not reach or a
 span is cut by the question. A segment without an index is walked, so the answers are
 the same, only slower. They are asked about durable bytes in which no damage is known:
 an index is believed here without reading the bytes it covers. Damage elsewhere, before
-or after those bytes, is handed in as `damage`, and no walk crosses it. Damage that is
+or after those bytes, is given as `damage`, and no walk crosses it. Damage that is
 not known yet may be crossed: after a broken length, up to the next span, records are
 missed, and other bytes may be taken for records, until it is known.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
 from metaq.fs import FileSystem
@@ -25,282 +26,230 @@ SPLIT_WALK_BYTES_MAX: Final = 16 << 20
 within one of them."""
 
 
-def is_boundary(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    offset: Offset,
-    *,
-    made: MadeIndexes | None = None,
-    damage: Sequence[Damage] = (),
-) -> bool:
-    """Return whether a record begins, or the log or known damage ends, at `offset`.
+@dataclass(frozen=True, slots=True)
+class SpanQueries:
+    """Questions about one log as it was at one moment."""
 
-    Damage begins where a record should: its offset is a boundary, too.
+    fs: FileSystem
+    segments: Sequence[Segment]
+    """The log, in order, one or more; sizes say how far it is durable."""
+    made: MadeIndexes | None = None
+    """Indexes for sealed segments that have none; None walks them each time."""
+    damage: Sequence[Damage] = ()
+    """The damage that is known of the log."""
 
-    Args:
-        fs: The disk.
-        segments: The log, in order; sizes say how far it is durable.
-        offset: Any offset that is not inside known damage.
-        made: Indexes for sealed segments that have none; None walks them each time.
-        damage: The damage that is known of the log.
-    """
-    if offset == segments[-1].end_offset:
-        return True
-    if any(offset in {one.offset, one.next_good_offset} for one in damage):
-        return True
-    for segment in _within(segments, offset, Offset(offset + 1)):
-        if offset == segment.base_offset:
+    def is_boundary(self, offset: Offset) -> bool:
+        """Return whether a record begins, or the log or known damage ends, at `offset`.
+
+        Damage begins where a record should: its offset is a boundary, too.
+
+        Args:
+            offset: Any offset that is not inside known damage.
+        """
+        if offset == self.segments[-1].end_offset:
             return True
-        with _spans_of(fs, segment, segments, made, damage) as spans:
-            first = next(spans.pieces(offset, Offset(offset + 1))).base_offset
-        if first == offset:
+        if any(offset in {one.offset, one.next_good_offset} for one in self.damage):
             return True
-        return any(
-            at == offset
-            for at, _size, _id in walk_headers(fs, segment, first, offset + 1)
-        )
-    return False
+        for segment in self._within(offset, Offset(offset + 1)):
+            if offset == segment.base_offset:
+                return True
+            with self._spans_of(segment) as spans:
+                first = next(spans.pieces(offset, Offset(offset + 1))).base_offset
+            if first == offset:
+                return True
+            return any(
+                at == offset
+                for at, _size, _id in walk_headers(self.fs, segment, first, offset + 1)
+            )
+        return False
 
+    def count_records(self, start: Offset, end: Offset) -> int:
+        """Return how many records begin within [start, end): the lag in messages.
 
-def count_records(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    start: Offset,
-    end: Offset,
-    *,
-    made: MadeIndexes | None = None,
-    damage: Sequence[Damage] = (),
-) -> int:
-    """Return how many records begin within [start, end): the lag in messages.
+        Args:
+            start: Any offset; inside a record, that record is not counted.
+            end: Any offset, with no known damage between; 0 for one at or before
+                `start`.
+        """
+        total = 0
+        for segment in self._within(start, end):
+            low = max(start, segment.base_offset)
+            high = min(end, segment.end_offset)
+            with self._spans_of(segment) as spans:
+                whole = spans.record_count
+                if whole is None or 2 * (high - low) < segment.size_bytes:
+                    total += self._count_pieces(segment, spans, low, high)
+                else:
+                    # The rest is less to count.
+                    total += whole
+                    for ends in (
+                        (segment.base_offset, low),
+                        (high, segment.end_offset),
+                    ):
+                        total -= self._count_pieces(segment, spans, *ends)
+        return total
 
-    Args:
-        fs: The disk.
-        segments: The log, in order; sizes say how far it is durable.
-        start: Any offset; inside a record, that record is not counted.
-        end: Any offset; 0 for one at or before `start`.
-        made: As for `is_boundary`.
-        damage: As for `is_boundary`; none of it in the range.
-    """
-    total = 0
-    for segment in _within(segments, start, end):
-        low = max(start, segment.base_offset)
-        high = min(end, segment.end_offset)
-        with _spans_of(fs, segment, segments, made, damage) as spans:
-            whole = spans.record_count
-            if whole is None or 2 * (high - low) < segment.size_bytes:
-                total += _count_pieces(fs, segment, spans, low, high)
+    def offset_for_time(
+        self,
+        time_ms: Millis,
+        *,
+        start: Offset = Offset(0),  # noqa: B008  # a NewType is its number
+    ) -> Offset:
+        """Return where to begin to see all that was appended at `time_ms` or later.
+
+        A record's time is the one in its id, but at most that of its span; where ids
+        carry none (a Java broker's) it is that of the span, and a reader that begins at
+        the answer may see a little that is older. After the end of an index the file's
+        time counts.
+
+        Args:
+            time_ms: Wall clock, milliseconds since 1970.
+            start: Nothing before this offset is looked at; no damage is known after it.
+
+        Returns:
+            A record boundary at `start` or after it; the log end when everything there
+            is older.
+        """
+        end = self.segments[-1].end_offset
+        for segment in self._within(start, end):
+            low = max(start, segment.base_offset)
+            with open_spans(self.fs, segment, damage=self.damage) as spans:
+                # The times need not be in order, because clocks jump: the first span
+                # that is new enough is right for any order.
+                span = self._first_span_since(segment, spans, low, time_ms)
+            if span is not None:
+                return self._first_since(segment, span, start, time_ms)
+        return end
+
+    def split_range(
+        self,
+        start: Offset,
+        end: Offset,
+        count_max: int,
+        *,
+        walk_bytes_max: int = SPLIT_WALK_BYTES_MAX,
+    ) -> tuple[Offset, ...]:
+        """Return record boundaries that divide [start, end) into ranges of like size.
+
+        Args:
+            start: A record boundary of the log.
+            end: A record boundary at `start` or after it, with no known damage between.
+            count_max: Most offsets wanted, 2 or more.
+            walk_bytes_max: Longest range that is cut at records, not at spans.
+
+        Returns:
+            Growing offsets, the first `start` and the last `end`; `start` alone for an
+            empty range. Fewer than wanted where records, or spans of a range of more
+            than `walk_bytes_max` that is in several of them, are longer than a part.
+        """
+        size, parts = end - start, count_max - 1
+        wanted = [Offset(start + size * part // parts) for part in range(1, parts)]
+        if not wanted:
+            return tuple(dict.fromkeys((start, end)))
+        found: tuple[Offset, ...] = ()
+        if size > walk_bytes_max:
+            found = _within_range(self._split_at_spans(wanted, end), start, end)
+        if not found:
+            split = self._split_at_records(wanted, start, end)
+            found = _within_range(split, start, end)
+        return tuple(dict.fromkeys((start, *found, end)))
+
+    def _split_at_records(
+        self, wanted: Sequence[Offset], start: Offset, end: Offset
+    ) -> Iterator[Offset]:
+        """Yield the first record boundary at each wanted offset or after it.
+
+        Only the spans that hold them are walked, and gaps of an index; each once.
+        """
+        left = iter(wanted)
+        target = next(left, None)
+        for segment in self._within(wanted[0], end):
+            high = min(end, segment.end_offset)
+            with self._spans_of(segment) as spans:
+                while target is not None and target < high:
+                    piece = next(spans.pieces(target, high, is_merged=False))
+                    after = min(high, piece.end_offset)
+                    first = max(start, piece.base_offset)
+                    walk = walk_headers(self.fs, segment, first, after)
+                    while target is not None and target < after:
+                        wish = target
+                        found = next((at for at, *_ in walk if at >= wish), after)
+                        yield found
+                        while target is not None and target <= found:
+                            target = next(left, None)
+
+    def _split_at_spans(
+        self, wanted: Sequence[Offset], end: Offset
+    ) -> Iterator[Offset]:
+        """Yield the end of a span, or of a segment, that is nearest to each offset."""
+        left = iter(wanted)
+        target = next(left, None)
+        for segment in self._within(wanted[0], end):
+            high = segment.end_offset
+            with self._spans_of(segment) as spans:
+                while target is not None and target < high:
+                    piece = next(spans.pieces(target, high, is_merged=False))
+                    before, after = piece.base_offset, min(high, piece.end_offset)
+                    yield before if target - before <= after - target else after
+                    target = next(left, None)
+
+    def _within(self, start: Offset, end: Offset) -> Iterator[Segment]:
+        """Yield the segments that have bytes within [start, end)."""
+        for segment in self.segments:
+            if segment.end_offset > start and segment.base_offset < end:
+                yield segment
+
+    def _spans_of(self, segment: Segment) -> AbstractContextManager[SpanLookup]:
+        """Look at the index of a segment; none is made for the last one: it changes."""
+        made = None if segment is self.segments[-1] else self.made
+        return open_spans(self.fs, segment, made, self.damage)
+
+    def _first_span_since(
+        self, segment: Segment, spans: SpanLookup, start: Offset, time_ms: Millis
+    ) -> Span | None:
+        """Return the first span that ends after `start` and is new enough.
+
+        A gap of the index is one that has the file's time, as late as that may be.
+        """
+        for piece in spans.pieces(start, segment.end_offset):
+            if not piece.record_count:
+                latest_ms = Millis(self.fs.mtime_ms(segment.path) + MTIME_LAG_MS)
+                piece = piece._replace(append_time_ms=latest_ms)
+            if piece.append_time_ms < time_ms:
+                continue
+            each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)
+            return next((one for one in each if one.append_time_ms >= time_ms), piece)
+        return None
+
+    def _first_since(
+        self, segment: Segment, span: Span, start: Offset, time_ms: Millis
+    ) -> Offset:
+        """Return the first record of a span that is new enough, or the span's end."""
+        end = min(span.end_offset, segment.end_offset)
+        walk = walk_headers(self.fs, segment, span.base_offset, end)
+        for at, _size, message_id in walk:
+            if at < start:
+                continue
+            if estimated_time_ms(message_id, span.append_time_ms) >= time_ms:
+                return at
+        return end
+
+    def _count_pieces(
+        self, segment: Segment, spans: SpanLookup, start: Offset, end: Offset
+    ) -> int:
+        """Count the records of one segment that begin within [start, end)."""
+        total = 0
+        for piece in spans.pieces(start, end) if start < end else ():
+            first, after = piece.base_offset, min(end, piece.end_offset)
+            if piece.record_count and start <= first and piece.end_offset <= end:
+                total += piece.record_count
             else:
-                # The rest is less to count.
-                total += whole
-                total -= _count_pieces(fs, segment, spans, segment.base_offset, low)
-                total -= _count_pieces(fs, segment, spans, high, segment.end_offset)
-    return total
-
-
-def offset_for_time(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    time_ms: Millis,
-    *,
-    start: Offset = Offset(0),  # noqa: B008  # a NewType is its number
-    damage: Sequence[Damage] = (),
-) -> Offset:
-    """Return where to begin to see all that was appended at `time_ms` or later.
-
-    A record's time is the one in its id, but at most that of its span; where ids carry
-    none (a Java broker's) it is that of the span, and a reader that begins at the
-    answer may see a little that is older. Behind an index the file's time counts.
-
-    Args:
-        fs: The disk.
-        segments: The log, in order, one or more; sizes say how far it is durable.
-        time_ms: Wall clock, milliseconds since 1970.
-        start: Nothing before this offset is looked at.
-        damage: As for `is_boundary`; none of it after `start`.
-
-    Returns:
-        A record boundary at `start` or after it; the log end when everything there is
-        older.
-    """
-    end = segments[-1].end_offset
-    for segment in _within(segments, start, end):
-        low = max(start, segment.base_offset)
-        with open_spans(fs, segment, damage=damage) as spans:
-            # The times need not be in order, because clocks jump: the first span that
-            # is new enough is right for any order.
-            span = _first_span_since(fs, segment, spans, low, time_ms)
-        if span is not None:
-            return _first_since(fs, segment, span, start, time_ms)
-    return end
-
-
-def split_range(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    start: Offset,
-    end: Offset,
-    count_max: int,
-    *,
-    made: MadeIndexes | None = None,
-    damage: Sequence[Damage] = (),
-    walk_bytes_max: int = SPLIT_WALK_BYTES_MAX,
-) -> tuple[Offset, ...]:
-    """Return record boundaries that divide [start, end) into about equal byte ranges.
-
-    Args:
-        fs: The disk.
-        segments: The log, in order; sizes say how far it is durable.
-        start: A record boundary of the log.
-        end: A record boundary at `start` or after it.
-        count_max: Most offsets wanted, 2 or more.
-        made: As for `is_boundary`.
-        damage: As for `is_boundary`; none of it in the range.
-        walk_bytes_max: Longest range that is cut at records, not at spans.
-
-    Returns:
-        Growing offsets, the first `start` and the last `end`; `start` alone for an
-        empty range. Fewer than wanted where records, or spans of a range of more than
-        `walk_bytes_max` that is in several of them, are longer than a part.
-    """
-    size, parts = end - start, count_max - 1
-    wanted = [Offset(start + size * part // parts) for part in range(1, parts)]
-    if not wanted:
-        return tuple(dict.fromkeys((start, end)))
-    found: tuple[Offset, ...] = ()
-    if size > walk_bytes_max:
-        found = _within_range(
-            _split_at_spans(fs, segments, wanted, end, made, damage), start, end
-        )
-    if not found:
-        split = _split_at_records(fs, segments, wanted, start, end, made, damage)
-        found = _within_range(split, start, end)
-    return tuple(dict.fromkeys((start, *found, end)))
+                walk = walk_headers(self.fs, segment, first, after)
+                total += sum(at >= start for at, _size, _id in walk)
+        return total
 
 
 def _within_range(
     found: Iterable[Offset], start: Offset, end: Offset
 ) -> tuple[Offset, ...]:
     return tuple(at for at in found if start < at < end)
-
-
-def _split_at_records(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    wanted: Sequence[Offset],
-    start: Offset,
-    end: Offset,
-    made: MadeIndexes | None,
-    damage: Sequence[Damage],
-) -> Iterator[Offset]:
-    """Yield the first record boundary at each wanted offset or after it.
-
-    Only the spans that hold them are walked, and gaps of an index; each once.
-    """
-    left = iter(wanted)
-    target = next(left, None)
-    for segment in _within(segments, wanted[0], end):
-        high = min(end, segment.end_offset)
-        with _spans_of(fs, segment, segments, made, damage) as spans:
-            while target is not None and target < high:
-                piece = next(spans.pieces(target, high, is_merged=False))
-                after = min(high, piece.end_offset)
-                first = max(start, piece.base_offset)
-                walk = walk_headers(fs, segment, first, after)
-                while target is not None and target < after:
-                    wish = target
-                    found = next((at for at, _size, _id in walk if at >= wish), after)
-                    yield found
-                    while target is not None and target <= found:
-                        target = next(left, None)
-
-
-def _split_at_spans(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    wanted: Sequence[Offset],
-    end: Offset,
-    made: MadeIndexes | None,
-    damage: Sequence[Damage],
-) -> Iterator[Offset]:
-    """Yield the end of a span, or of a segment, that is nearest to each offset."""
-    left = iter(wanted)
-    target = next(left, None)
-    for segment in _within(segments, wanted[0], end):
-        high = segment.end_offset
-        with _spans_of(fs, segment, segments, made, damage) as spans:
-            while target is not None and target < high:
-                piece = next(spans.pieces(target, high, is_merged=False))
-                before, after = piece.base_offset, min(high, piece.end_offset)
-                yield before if target - before <= after - target else after
-                target = next(left, None)
-
-
-def _within(
-    segments: Sequence[Segment], start: Offset, end: Offset
-) -> Iterator[Segment]:
-    """Yield the segments that have bytes within [start, end)."""
-    for segment in segments:
-        if segment.end_offset > start and segment.base_offset < end:
-            yield segment
-
-
-def _spans_of(
-    fs: FileSystem,
-    segment: Segment,
-    segments: Sequence[Segment],
-    made: MadeIndexes | None,
-    damage: Sequence[Damage],
-) -> AbstractContextManager[SpanLookup]:
-    """Look at the index of a segment; none is made for the last one: it changes."""
-    is_last = segment is segments[-1]
-    return open_spans(fs, segment, None if is_last else made, damage)
-
-
-def _first_span_since(
-    fs: FileSystem,
-    segment: Segment,
-    spans: SpanLookup,
-    start: Offset,
-    time_ms: Millis,
-) -> Span | None:
-    """Return the first span that ends after `start` and is new enough.
-
-    A gap of the index is one that has the file's time, as late as that may be.
-    """
-    for piece in spans.pieces(start, segment.end_offset):
-        if not piece.record_count:
-            latest_ms = Millis(fs.mtime_ms(segment.path) + MTIME_LAG_MS)
-            piece = piece._replace(append_time_ms=latest_ms)
-        if piece.append_time_ms < time_ms:
-            continue
-        each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)
-        return next((one for one in each if one.append_time_ms >= time_ms), piece)
-    return None
-
-
-def _first_since(
-    fs: FileSystem, segment: Segment, span: Span, start: Offset, time_ms: Millis
-) -> Offset:
-    """Return the first record of a span that is new enough, or the end of the span."""
-    end = min(span.end_offset, segment.end_offset)
-    for at, _size, message_id in walk_headers(fs, segment, span.base_offset, end):
-        if at < start:
-            continue
-        if estimated_time_ms(message_id, span.append_time_ms) >= time_ms:
-            return at
-    return end
-
-
-def _count_pieces(
-    fs: FileSystem, segment: Segment, spans: SpanLookup, start: Offset, end: Offset
-) -> int:
-    """Count the records of one segment that begin within [start, end)."""
-    total = 0
-    for piece in spans.pieces(start, end) if start < end else ():
-        first, after = piece.base_offset, min(end, piece.end_offset)
-        if piece.record_count and start <= first and piece.end_offset <= end:
-            total += piece.record_count
-        else:
-            walk = walk_headers(fs, segment, first, after)
-            total += sum(at >= start for at, _size, _id in walk)
-    return total

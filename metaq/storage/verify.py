@@ -16,7 +16,8 @@ a fault in a partition has to be there at a second look too.
 
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ from metaq.storage.inventory import (
 from metaq.storage.listing import check_names
 from metaq.storage.opening import (
     extent_of,
+    find_logs,
     listed_extents,
     parse_log_directory_name,
     partition_names,
@@ -148,11 +150,10 @@ def verify_directory(
     record = read_holdings(fs, root)
     looks: dict[LogId, _Look] = {}
     for log_id, path in list_logs(fs, directory):
-        look = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
-        look.run(on_progress, checked_bytes)
+        start = partial(_Look, fs, log_id, path, in_use, unsynced_bytes_max)
+        look = start(on_progress, checked_bytes).run()
         if in_use and look.findings:
-            again = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
-            again.run(lambda _progress: None, 0)
+            again = start().run()
             again.keep({each.key for each in look.findings})
             look = again
         looks[log_id] = look
@@ -216,15 +217,12 @@ def _damage_finding(log_id: LogId, found: Damage) -> Finding:
 
 def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
     """Yield the partition directories of a data directory, by name."""
-    names = fs.list_directory(directory)
-    itself = _partition_of(directory, names)
+    itself = _partition_of(directory, fs.list_directory(directory))
     if itself is not None:
         yield itself, directory
         return
-    for name in names:
-        log_id = parse_log_directory_name(name)
-        if log_id is not None and fs.is_directory(directory / name):
-            yield log_id, directory / name
+    for name, log_id in find_logs(fs, directory).items():
+        yield log_id, directory / name
 
 
 def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:
@@ -233,38 +231,35 @@ def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:
     return parse_log_directory_name(directory.name) if has_segment else None
 
 
+@dataclass(slots=True, eq=False)
 class _Look:
     """One look at a partition directory; collects its findings."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        log_id: LogId,
-        directory: Path,
-        in_use: bool,
-        unsynced_bytes_max: SizeBytes,
-    ) -> None:
-        self._fs = fs
-        self._log_id = log_id
-        self._directory = directory
-        self._in_use = in_use
-        self._unsynced_bytes_max = unsynced_bytes_max
-        self._damage: list[Damage] = []
-        self._others: list[Finding] = []
-        self.damage: tuple[Damage, ...] = ()
-        """Damaged ranges, apart and in order."""
-        self.extent: Extent | None = None
-        """Offsets that a start would find; None without a segment."""
-        self.is_refused = False
-        """Nothing of the partition can be read, and `findings` say why."""
-        self.segment_count = 0
-        self.record_count = 0
-        self.checked_bytes = 0
+    fs: FileSystem
+    log_id: LogId
+    directory: Path
+    in_use: bool
+    unsynced_bytes_max: SizeBytes
+    on_progress: Callable[[CheckProgress], None] = lambda _progress: None
+    """Called after every part."""
+    before_bytes: int = 0
+    """Checked in other partitions."""
+    damage: tuple[Damage, ...] = ()
+    """Damaged ranges, apart and in order."""
+    extent: Extent | None = None
+    """Offsets that a start would find; None without a segment."""
+    is_refused: bool = False
+    """Nothing of the partition can be read, and `findings` say why."""
+    segment_count: int = 0
+    record_count: int = 0
+    checked_bytes: int = 0
+    _damage: list[Damage] = field(default_factory=list)
+    _others: list[Finding] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
         """Everything that is wrong."""
-        damage = [_damage_finding(self._log_id, each) for each in self.damage]
+        damage = [_damage_finding(self.log_id, each) for each in self.damage]
         return self._others + damage
 
     def keep(self, keys: Collection[object]) -> None:
@@ -273,31 +268,23 @@ class _Look:
         self.damage = tuple(
             each
             for each in self.damage
-            if _damage_finding(self._log_id, each).key in keys
+            if _damage_finding(self.log_id, each).key in keys
         )
 
-    def run(
-        self, on_progress: Callable[[CheckProgress], None], before_bytes: int
-    ) -> None:
-        """Look at names and sizes, and then at every byte; call once.
-
-        Args:
-            on_progress: Called after every part.
-            before_bytes: Checked in other partitions.
-        """
-        self._on_progress, self._before_bytes = on_progress, before_bytes
-        names = check_names(self._fs, self._directory, in_use=self._in_use)
+    def run(self) -> "_Look":
+        """Look at names and sizes, and then at every byte; call once."""
+        names = check_names(self.fs, self.directory, in_use=self.in_use)
         if names.bad_name:
             self.is_refused = True
-            self._add(FindingKind.NAME, self._directory, names.bad_name)
-            return
+            self._add(FindingKind.NAME, self.directory, names.bad_name)
+            return self
         self._damage += names.damage
         self.is_refused = bool(names.damage) and not names.segments
         self.extent = extent_of(names.segments)
-        if not self._in_use:
-            flaw = read_notes(self._fs, self._directory).flaw
+        if not self.in_use:
+            flaw = read_notes(self.fs, self.directory).flaw
             if flaw:
-                path = self._directory / PRODUCERS_NAME
+                path = self.directory / PRODUCERS_NAME
                 self._add(FindingKind.PRODUCERS, path, flaw)
         for segment in names.segments:
             try:
@@ -307,13 +294,14 @@ class _Look:
                     # Name it, and go on with the readable rest.
                     start, end = segment.base_offset, segment.end_offset
                     self._damage.append(Damage(segment.path, start, end, str(error)))
-                elif not (self._in_use and error.errno_name == "ENOENT"):
+                elif not (self.in_use and error.errno_name == "ENOENT"):
                     raise
         self.damage = apart(self._damage)
+        return self
 
     def _check_segment(self, segment: Segment, *, is_active: bool) -> None:
-        index = self._read_index(segment, is_settled=not (self._in_use and is_active))
-        with self._fs.open_read(segment.path) as file:
+        index = self._read_index(segment, is_settled=not (self.in_use and is_active))
+        with self.fs.open_read(segment.path) as file:
             if is_active:
                 # Asked now: if the index grew since the listing, so did the file.
                 segment = replace(segment, size_bytes=file.size())
@@ -345,14 +333,14 @@ class _Look:
             file,
             segment,
             start,
-            unsynced_bytes_max=self._unsynced_bytes_max,
+            unsynced_bytes_max=self.unsynced_bytes_max,
             span_bytes_min=WINDOW_BYTES,
             time_ms=file.mtime_ms(),
         )
         self._damage += tail.damage
         assert self.extent is not None, segment
         self.extent = self.extent._replace(end=tail.end)
-        if self._in_use:
+        if self.in_use:
             return
         if tail.flaw is not None:
             cut = segment.end_offset - tail.end
@@ -366,7 +354,7 @@ class _Look:
         """Return the valid part of an index; a settled file must have no more."""
         nothing = SpanIndex(segment.base_offset)
         try:
-            index = read_index(self._fs, segment.path, segment.base_offset)
+            index = read_index(self.fs, segment.path, segment.base_offset)
             if is_settled:
                 self._check_index(segment, index)
         except DiskError as error:
@@ -380,12 +368,12 @@ class _Look:
     def _check_index(self, segment: Segment, index: SpanIndex | None) -> None:
         """Compare the valid part of an index with its file."""
         path = spans_path(segment.path, segment.base_offset)
-        if not self._fs.exists(path):
+        if not self.fs.exists(path):
             return
         if index is None:
             self._add(FindingKind.INDEX, path, "header is damaged")
             return
-        data = self._fs.read_file(path, INDEX_BYTES_MAX)
+        data = self.fs.read_file(path, INDEX_BYTES_MAX)
         good = encode_index(index)
         if data not in (good, encode_index(index, is_sealed=True)):
             size, believed = len(data), len(good)
@@ -395,10 +383,10 @@ class _Look:
             self._add(FindingKind.INDEX, path, text)
 
     def _tell(self, path: Path) -> None:
-        checked = SizeBytes(self._before_bytes + self.checked_bytes)
-        self._on_progress(CheckProgress(self._log_id, path, checked))
+        checked = SizeBytes(self.before_bytes + self.checked_bytes)
+        self.on_progress(CheckProgress(self.log_id, path, checked))
 
     def _add(
         self, kind: FindingKind, path: Path, text: str, offset: Offset | None = None
     ) -> None:
-        self._others.append(Finding(kind, self._log_id, path, offset, None, text))
+        self._others.append(Finding(kind, self.log_id, path, offset, None, text))

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 from metaq.errors import ClosedError, MetaqError, StorageError
 from metaq.model import LogId, Offset
 from metaq.txn.journal import Journal
-from metaq.txn.ports import MessageSink
+from metaq.txn.ports import FindLog
 from metaq.txn.state import UNAVAILABLE, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
 
@@ -42,11 +42,11 @@ class Applier:
 
     def __init__(
         self,
-        sink: MessageSink,
+        find_log: FindLog,
         journal: Journal,
         on_applied: Callable[[BrokerTransaction], None],
     ) -> None:
-        self._sink = sink
+        self._find_log = find_log
         self._journal = journal
         self._on_applied = on_applied
         self._on_settled: Callable[[], None] | None = None
@@ -112,8 +112,7 @@ class Applier:
         for _tx, batch in joined:
             batch.is_in_flight = True
         try:
-            self._sink.append(
-                log_id,
+            self._find_log(log_id).append(
                 [chunk for _tx, batch in joined for chunk in batch.chunks],
                 size_bytes=sum([batch.size_bytes for _tx, batch in joined]),
                 record_count=sum([batch.put_count for _tx, batch in joined]),

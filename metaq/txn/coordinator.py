@@ -45,13 +45,13 @@ from metaq.errors import (
     StorageError,
     TransactionError,
 )
-from metaq.fs import Buffer, FileSystem
-from metaq.model import LogId, MessageId
+from metaq.fs import FileSystem
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
 from metaq.txn.decisions import (
     CommitRecords,
     DecisionTicket,
+    HeuristicOutcomes,
     Outcomes,
     UnendedTransactions,
     submit_rollback,
@@ -65,8 +65,7 @@ from metaq.txn.figures import (
 from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.open_transactions import OpenTransactions
 from metaq.txn.opening import OpenedJournal, tidy
-from metaq.txn.outcomes import HeuristicOutcomes
-from metaq.txn.ports import MessageSink
+from metaq.txn.ports import FindLog
 from metaq.txn.records import RedoOperation, encode_operation
 from metaq.txn.state import (
     OPEN_STATES,
@@ -90,6 +89,7 @@ from metaq.txn.transaction import (
     PUT_OVERHEAD_BYTES,
     BrokerTransaction,
     OnDone,
+    PutRun,
     restore_transaction,
     view_transactions,
 )
@@ -110,7 +110,7 @@ class TransactionCoordinator:
         fs: FileSystem,
         clock: Clock,
         journal: Journal,
-        sink: MessageSink,
+        find_log: FindLog,
         limits: TransactionLimits,
     ) -> None:
         """Begin without a transaction; `restore` or `disable` comes next.
@@ -124,8 +124,8 @@ class TransactionCoordinator:
         self.counters = TransactionCounters()
         self._open = OpenTransactions(clock, limits, self.counters)
         self._outcomes = HeuristicOutcomes(fs, clock, journal)
-        self._records = CommitRecords(fs, journal, sink)
-        self._applier = Applier(sink, journal, self._on_applied)
+        self._records = CommitRecords(fs, journal, find_log)
+        self._applier = Applier(find_log, journal, self._on_applied)
         self._unended = UnendedTransactions(journal)
         self._disabled: StorageError | None = None
         self._notes: tuple[str, ...] = ()
@@ -246,54 +246,24 @@ class TransactionCoordinator:
                 f" {limits.journal_bytes_max} bytes, got {journal_bytes}"
             )
 
-    def put(
-        self,
-        tx: BrokerTransaction,
-        log_id: LogId,
-        chunks: Sequence[Buffer],
-        *,
-        size_bytes: int,
-        record_count: int,
-        last_id: MessageId,
-        journalled: Sequence[bytes],
-        ticket: JournalTicket,
-    ) -> None:
+    def put(self, tx: BrokerTransaction, puts: PutRun, ticket: JournalTicket) -> None:
         """Add puts to one partition, and journal them; never blocks.
 
         Args:
             tx: from `find_for_put`, in the same turn of the loop.
-            log_id: the partition; it takes puts.
-            chunks: their records in segment format, in any split; owned from now on.
-            size_bytes: length of the chunks.
-            record_count: records in them.
-            last_id: id of the last one.
-            journalled: their records in the journal's format, in any split.
+            puts: one or more.
             ticket: called when they are journalled.
         """
         if tx.state is not TxState.IN_USE:
             tx.state = advance(tx.key, tx.state, TxEvent.PUT)
-        tx.add(
-            log_id,
-            chunks,
-            size_bytes=size_bytes,
-            record_count=record_count,
-            last_id=last_id,
-        )
-        self.counters.put_count += record_count
-        payload_bytes = size_bytes - HEADER_BYTES * record_count
-        held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * record_count
+        tx.add(puts)
+        count = puts.record_count
+        self.counters.put_count += count
+        payload_bytes = puts.size_bytes - HEADER_BYTES * count
+        held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * count
         tx.held_bytes += held_bytes
         self._open.held_bytes += held_bytes
-        self._journal.submit(
-            JournalEntry(
-                tx.slot,
-                journalled,
-                sum(map(len, journalled)),
-                is_decision=False,
-                is_last=False,
-                ticket=ticket,
-            )
-        )
+        self._journal.submit(JournalEntry(tx.slot, puts.journalled, ticket))
 
     def prepare(
         self,
@@ -337,9 +307,7 @@ class TransactionCoordinator:
                 batch.seal()
         data = encode_operation(RedoOperation.XA_PREPARE, key)
         ticket = DecisionTicket(journalled, refused)
-        self._journal.submit(
-            JournalEntry(tx.slot, (data,), len(data), True, False, ticket)
-        )
+        self._journal.submit(JournalEntry(tx.slot, (data,), ticket, is_decision=True))
 
     def commit(
         self, key: str, owner: object, on_done: OnDone, *, is_two_phase: bool

@@ -1,4 +1,4 @@
-"""Decisions on their way to the journal: commits, and rollbacks without free space.
+"""Decisions on their way to the journal: commits, late rollbacks, those of operators.
 
 A commit begins with its record; `applier.py` does the rest.
 
@@ -14,6 +14,10 @@ those of the next transaction of that key: what was rolled back would be prepare
 committed with it. So the key stays in use until the rollback is journalled, in the file
 of the puts. It is retried until it succeeds; these count as open transactions, so their
 number has that bound.
+
+The outcome that an operator decides is written before it is carried out, and stays
+until the coordinator of the transaction forgets it; until then every command of that
+coordinator is answered with the outcome's code. Source: docs/metaq-1.4/broker.md 5.8.
 """
 
 from collections import Counter
@@ -21,19 +25,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from metaq.clock import Clock
 from metaq.errors import MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId
 from metaq.txn.journal import Gate, Journal, JournalEntry, Slot
-from metaq.txn.ports import MessageSink
+from metaq.txn.ports import FindLog
 from metaq.txn.records import (
     BatchLocation,
     bounds_of,
     encode_operation,
     ending_of,
 )
-from metaq.txn.side_files import TOGETHER
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.side_files import OUTCOMES, TOGETHER, KeptOutcome
+from metaq.txn.state import HeuristicOutcome, outcome_error
+from metaq.txn.transaction import BrokerTransaction, OnDone
 
 TRIED_AT_ONCE: Final = 100
 """Rollbacks tried together: a full disk refuses them all."""
@@ -57,16 +63,17 @@ def submit_rollback(
     """Journal the rollback of the transaction that has a slot."""
     operation = ending_of(key, is_commit=False)
     data = encode_operation(operation, key, was_prepared=was_prepared)
-    journal.submit(JournalEntry(slot, (data,), len(data), True, True, ticket))
+    entry = JournalEntry(slot, (data,), ticket, is_decision=True, is_last=True)
+    journal.submit(entry)
 
 
 class CommitRecords:
     """Journals commits. Owner: the coordinator."""
 
-    def __init__(self, fs: FileSystem, journal: Journal, sink: MessageSink) -> None:
+    def __init__(self, fs: FileSystem, journal: Journal, find_log: FindLog) -> None:
         self._fs = fs
         self._journal = journal
-        self._sink = sink
+        self._find_log = find_log
         self._groups: list[dict[BrokerTransaction, None]] = []
 
     def submit(
@@ -122,14 +129,15 @@ class CommitRecords:
             for batch in tx.batches.values():
                 sizes[batch.log_id] += batch.size_bytes
         for log_id, size_bytes in sizes.items():
-            self._sink.plan_append(log_id, size_bytes)
+            self._find_log(log_id).plan_append(size_bytes)
 
     def _plan(self, tx: BrokerTransaction) -> list[BatchLocation]:
         """Return the locations for the commit record, which are bounds."""
         locations = []
         for batch in tx.batches.values():
             size = batch.size_bytes
-            batch.offset_written = bound = self._sink.plan_append(batch.log_id, size)
+            bound = self._find_log(batch.log_id).plan_append(size)
+            batch.offset_written = bound
             locations.append(BatchLocation(batch.log_id, bound, size, batch.seal()))
         return locations
 
@@ -156,10 +164,8 @@ class CommitRecords:
             JournalEntry(
                 tx.slot,
                 (record,),
-                len(record),
+                DecisionTicket(journalled, on_settled),
                 is_decision=True,
-                is_last=False,
-                ticket=DecisionTicket(journalled, on_settled),
                 # A power cut that takes the record and leaves batches would leave a
                 # half, or, of what stays prepared, a second copy. A single message is
                 # neither.
@@ -228,3 +234,53 @@ class UnendedTransactions:
 
     def _on_refused(self, _error: StorageError) -> None:
         self._tried_count -= 1
+
+
+class HeuristicOutcomes:
+    """Outcomes that no coordinator has forgotten. Owner: the coordinator."""
+
+    def __init__(self, fs: FileSystem, clock: Clock, journal: Journal) -> None:
+        self._fs = fs
+        self._clock = clock
+        self._journal = journal
+        self.by_key: dict[str, KeptOutcome] = {}
+
+    def require_none(self, key: str) -> None:
+        """Raise the error of a transaction that an operator has ended."""
+        kept = self.by_key.get(key)
+        if kept is not None:
+            raise outcome_error(key, kept.outcome)
+
+    def keep(self, key: str, outcome: HeuristicOutcome, on_done: OnDone) -> None:
+        """Write an outcome; `on_done` carries it out, or hears why it is not kept."""
+        self.by_key[key] = KeptOutcome(outcome, self._clock.wall_ms())
+
+        def written(error: MetaqError | None) -> None:
+            if error is not None:
+                self.by_key.pop(key, None)
+            on_done(error)
+
+        self._write(written)
+
+    def forget(self, key: str, on_done: OnDone) -> None:
+        """Forget an outcome; an unknown one is forgotten already."""
+        kept = self.by_key.pop(key, None)
+        if kept is None:
+            on_done(None)
+            return
+
+        def written(error: MetaqError | None) -> None:
+            self.by_key |= {} if error is None else {key: kept}
+            on_done(error)
+
+        self._write(written)
+
+    def _write(self, on_done: OnDone) -> None:
+        outcomes = dict(self.by_key)
+
+        def write() -> None:
+            # An outcome must not outlive the prepare that it is about.
+            self._journal.sync_now()
+            OUTCOMES.write(self._fs, self._journal.directory, outcomes)
+
+        self._journal.call(write, on_done)

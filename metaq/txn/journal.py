@@ -84,11 +84,9 @@ class JournalTicket(Protocol):
 
     def on_journalled(self, position: int) -> None:
         """It is written from this byte of its file on, and synced if that was due."""
-        ...
 
     def on_refused(self, error: StorageError) -> None:
         """It is not in the journal; or, where that is offline, perhaps."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -119,12 +117,11 @@ class JournalEntry(NamedTuple):
     slot: Slot
     chunks: Sequence[bytes]
     """Whole records, in any split."""
-    size_bytes: int
-    is_decision: bool
-    """To be synced, by the mode."""
-    is_last: bool
-    """Nothing of this transaction is needed any more."""
     ticket: JournalTicket
+    is_decision: bool = False
+    """To be synced, by the mode."""
+    is_last: bool = False
+    """Nothing of this transaction is needed any more."""
     is_ahead: bool = False
     """To be synced in every mode: partitions may get it only after that."""
     bounds: Bounds = ()
@@ -506,8 +503,8 @@ class Journal:
             self._sync(file)
         elif has_decision:
             file.is_dirty = True
-        *starts, end = accumulate((entry.size_bytes for entry in group), initial=0)
-        assert end == len(data), (end, len(data))
+        sizes = (sum(map(len, entry.chunks)) for entry in group)
+        *starts, _end = accumulate(sizes, initial=0)
         placed = list(zip(group, starts, strict=True))
         commits = [(entry, start) for entry, start in placed if entry.bounds]
         position = file.end

@@ -1,11 +1,12 @@
 """Interfaces that transactions use; they are given these, and import none.
 
-Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
-`broker/transactions.py` a `MessageSink`.
+Keep in step: `storage/log_manager.py` is a `StoredBatches`, the log of
+`storage/partition_log.py` a `StoringLog`, and `ServedLogs.find` in
+`broker/transactions.py` a `FindLog`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from metaq.errors import StorageError
 from metaq.model import LogId, MessageId, Millis, Offset
@@ -17,11 +18,9 @@ class StoredTicket(Protocol):
 
     def on_stored(self) -> None:
         """The batch is stored as the durability mode of its partition promises."""
-        ...
 
     def on_failed(self, error: StorageError) -> None:
         """It is not acknowledged; after a disk error it may be stored nevertheless."""
-        ...
 
 
 class StoredBatches(Protocol):
@@ -32,14 +31,12 @@ class StoredBatches(Protocol):
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
-        ...
 
     def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
         """Return an offset at or before all messages of a time or later.
 
         0 where there is no such log.
         """
-        ...
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return bytes from an offset; fewer where the readable log or a segment ends.
@@ -50,30 +47,26 @@ class StoredBatches(Protocol):
                 not applied.
             StorageError: the partition or its disk cannot be read.
         """
-        ...
 
     def hold(self, log_id: LogId, offset: Offset) -> None:
         """Hide everything from an offset on, where a crash has cut the last append.
 
         Until an append `completes` it, other appends to the partition are refused.
         """
-        ...
 
 
-class MessageSink(Protocol):
-    """Logs that take the puts of a committed transaction.
+class StoringLog(Protocol):
+    """A partition that takes the puts of committed transactions.
 
-    Partitions are made when they do not exist. Raises StorageError when a partition
-    does not take a batch now, and ClosedError when the logs are closed.
+    Raises StorageError when it does not take a batch now, and ClosedError when the logs
+    are closed.
     """
 
-    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
+    def plan_append(self, size_bytes: int) -> Offset:
         """Return a bound: the next append will not get a lower offset."""
-        ...
 
     def append(
         self,
-        log_id: LogId,
         chunks: Sequence[BytesLike],
         *,
         size_bytes: int,
@@ -83,10 +76,9 @@ class MessageSink(Protocol):
         before_write: Callable[[Offset], Iterable[Callable[[], None]]],
         completes: bool,
     ) -> Offset:
-        """Append one contiguous batch to one partition; never blocks.
+        """Append one contiguous batch; never blocks.
 
         Args:
-            log_id: the partition.
             chunks: whole records in segment format, ids stamped; ownership passes.
             size_bytes: sum of the lengths of the chunks, 1 or more.
             record_count: records in the batch, 1 or more.
@@ -102,4 +94,9 @@ class MessageSink(Protocol):
             The offset of the batch: all of it is in one segment, without another record
             between its first byte and its last.
         """
-        ...
+
+
+FindLog: TypeAlias = Callable[[LogId], StoringLog]
+"""Finds the log of a partition, which is made when it does not exist. Raises
+StorageError when the partition is not served, and ClosedError when the logs are
+closed."""

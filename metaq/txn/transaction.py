@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from metaq.errors import MetaqError
 from metaq.fs import Buffer
@@ -28,6 +28,23 @@ NO_OWNER: Final = object()
 
 OnDone: TypeAlias = Callable[[MetaqError | None], None]
 """Called with the error, or None; once, on the loop's thread."""
+
+
+class PutRun(NamedTuple):
+    """Puts of one transaction to one partition, added together."""
+
+    log_id: LogId
+    """The partition; it takes puts."""
+    chunks: Sequence[Buffer]
+    """Their records in segment format, in any split; the transaction owns them."""
+    size_bytes: int
+    """Length of the chunks."""
+    record_count: int
+    last_id: MessageId
+    """Id of the last record."""
+    journalled: Sequence[bytes] = ()
+    """Their records in the journal's format, in any split; empty when they are in the
+    journal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,25 +121,17 @@ class BrokerTransaction:
         """Whether a part of a batch is in its partition."""
         return any(each.is_cut for each in self.batches.values())
 
-    def add(
-        self,
-        log_id: LogId,
-        chunks: Sequence[Buffer],
-        *,
-        size_bytes: int,
-        record_count: int,
-        last_id: MessageId,
-    ) -> None:
+    def add(self, puts: PutRun) -> None:
         """Add the records of puts to one partition."""
-        batch = self.batches.get(log_id)
+        batch = self.batches.get(puts.log_id)
         if batch is None:
-            batch = self.batches[log_id] = PendingBatch(log_id)
-        batch.chunks += chunks
-        batch.size_bytes += size_bytes
-        batch.whole_bytes += size_bytes
-        batch.put_count += record_count
-        batch.last_id = last_id
-        self.put_count += record_count
+            batch = self.batches[puts.log_id] = PendingBatch(puts.log_id)
+        batch.chunks += puts.chunks
+        batch.size_bytes += puts.size_bytes
+        batch.whole_bytes += puts.size_bytes
+        batch.put_count += puts.record_count
+        batch.last_id = puts.last_id
+        self.put_count += puts.record_count
 
     def leave_group(self) -> None:
         """Leave the transactions that one command commits."""
@@ -194,13 +203,7 @@ def restore_transaction(
         applied = replayed.applied_bytes.get(made.log_id, 0)
         left = made.ids[_records_in(made.data[:applied]) :]
         data = made.data[applied:]
-        tx.add(
-            made.log_id,
-            (data,),
-            size_bytes=len(data),
-            record_count=len(left),
-            last_id=made.ids[-1],
-        )
+        tx.add(PutRun(made.log_id, (data,), len(data), len(left), made.ids[-1]))
         batch = tx.batches[made.log_id]
         batch.whole_bytes = len(made.data)
         at, batch.offset_written = known.get(made.log_id, (-1, Offset(-1)))

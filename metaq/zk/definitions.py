@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Final
 
 from metaq.config.keys import BROKER_ID_MAX, PARTITION_COUNT_MAX
-from metaq.model import BrokerId, SizeBytes
+from metaq.model import BrokerId, SizeBytes, no_items
 from metaq.zk.errors import PayloadError
 
 COPY_NAME: Final = "topics.json"
@@ -56,10 +56,10 @@ class TopicDefinition:
     """Partitions on each of its brokers, 1 or more."""
     brokers: tuple[BrokerId, ...] | None = None
     """Brokers that serve it, ascending; None: every broker."""
-    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, str] = field(default_factory=no_items)
     """Keys of a topic section of `server.ini`, in their spelling, and their text."""
     state: TopicState = TopicState.ACTIVE
-    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    others: Mapping[str, object] = field(default_factory=no_items)
     """Properties that are not known here, ready for JSON."""
 
     def names(self, broker_id: BrokerId) -> bool:

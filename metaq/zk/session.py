@@ -185,7 +185,6 @@ class Coordinator(Protocol):
     @property
     def status(self) -> SessionStatus:
         """The present snapshot of the session."""
-        ...
 
     def add_listener(self, callback: StatusCallback) -> Cancel:
         """Call `callback` on the loop with each new status, in order.
@@ -193,11 +192,9 @@ class Coordinator(Protocol):
         Returns:
             A function that ends it; calling it twice is harmless.
         """
-        ...
 
     def start(self) -> None:
         """Begin to connect, and go on trying until `stop`."""
-        ...
 
     async def stop(self, *, deadline_s: float) -> None:
         """Close the session, which removes its ephemeral nodes; never raises.
@@ -205,19 +202,15 @@ class Coordinator(Protocol):
         Returns at the deadline at the latest; a session that could not be closed in
         time ends by itself after its session time-out.
         """
-        ...
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""
-        ...
 
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
-        ...
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
         """Return the sorted names of a node's children, or None without the node."""
-        ...
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
@@ -227,14 +220,12 @@ class Coordinator(Protocol):
         Raises:
             NodeExistsError: it exists already.
         """
-        ...
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed.
 
         An existing node keeps its kind: an ephemeral one stays ephemeral.
         """
-        ...
 
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
@@ -251,7 +242,6 @@ class Coordinator(Protocol):
         Raises:
             NodeChangedError: it has another version, is gone, or has come up.
         """
-        ...
 
     async def delete(
         self, path: str, *, version: int | None = None, deadline_s: float
@@ -270,7 +260,6 @@ class Coordinator(Protocol):
             NodeNotEmptyError: it has children.
             NodeChangedError: it has another version.
         """
-        ...
 
     async def transact(
         self, operations: Sequence[Operation], *, deadline_s: float
@@ -287,7 +276,6 @@ class Coordinator(Protocol):
             NoNodeError: likewise, a node to create has no parent.
             NodeNotEmptyError: likewise, a node to delete has children.
         """
-        ...
 
     def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
         """Call `callback` on the loop with the node's children, now and on change.
@@ -299,11 +287,9 @@ class Coordinator(Protocol):
         Returns:
             A function that ends it; nothing is delivered after it was called.
         """
-        ...
 
     def watch_data(self, path: str, callback: DataCallback) -> Cancel:
         """Call `callback` on the loop with the node's payload, now and on change.
 
         As `watch_children`, with the payload in place of the names.
         """
-        ...

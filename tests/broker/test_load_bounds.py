@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from metaq.broker import acks
-from metaq.broker.acks import LIGHT_BYTES, append_batch
+from metaq.broker.acks import LIGHT_BYTES, Receipts, append_run
 from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S, Turns, call_after_sockets
 from metaq.broker.waiters import Waiter, Waiters
@@ -381,14 +381,18 @@ def test_no_memory_to_append_a_batch_leaves_nothing_in_flight(data_dir: Path) ->
             records = encode_record(b"x", id=MessageId(0))
             size = SizeBytes(len(records))
             with pytest.raises(MemoryError):
-                append_batch(
+                append_run(
                     log,
                     [records],
-                    StoredBatch("p", 0, 1, -1, MessageId(1), log.next_offset, size),
                     peer.session,
                     broker.context,
-                    opaque=1,
-                    finish=(),
+                    size_bytes=size,
+                    record_count=1,
+                    last_id=MessageId(1),
+                    receipts=Receipts((b"1",), (1,), (log.next_offset,)),
+                    batch=StoredBatch(
+                        "p", 0, 1, -1, MessageId(1), log.next_offset, size
+                    ),
                 )
             assert not peer.session.unanswered_count
             assert not broker.context.load.in_flight_bytes

@@ -76,10 +76,10 @@ def test_a_bug_at_the_end_of_a_wait_is_a_500_with_a_traceback(
 ) -> None:
     """The waiting client hears of it; it is counted, and the connection goes on."""
 
-    def fail(*_args: object) -> None:
+    def fail(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(session, "finish_get", fail)
+    monkeypatch.setattr(session, "handle_get", fail)
 
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:

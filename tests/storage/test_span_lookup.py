@@ -19,12 +19,7 @@ from metaq.storage.span_index import (
     write_index,
 )
 from metaq.storage.span_lookup import BLOCK_ENTRIES, BLOCKS_MAX, SpanLookup, open_spans
-from metaq.storage.span_queries import (
-    count_records,
-    is_boundary,
-    offset_for_time,
-    split_range,
-)
+from metaq.storage.span_queries import SpanQueries
 from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import examples
 from tests.storage.logs import disk_with_directory, put_file
@@ -76,7 +71,7 @@ def test_a_boundary_costs_a_bisection_and_one_span() -> None:
     """However long the log is."""
     disk, segments, _spans = LONG
     since = disk.calls
-    assert is_boundary(disk, segments, Offset(MIDDLE))
+    assert SpanQueries(disk, segments).is_boundary(Offset(MIDDLE))
     of_index, of_records = work(disk, since)
     assert of_index <= FEW
     assert of_records <= ONE_SPAN
@@ -87,7 +82,7 @@ def test_the_count_of_a_few_records_costs_as_little() -> None:
     disk, segments, _spans = LONG
     since = disk.calls
     end = Offset(MIDDLE + 10 * RECORD)
-    assert count_records(disk, segments, Offset(MIDDLE), end) == 10
+    assert SpanQueries(disk, segments).count_records(Offset(MIDDLE), end) == 10
     of_index, of_records = work(disk, since)
     assert of_index <= FEW
     assert of_records <= 2 * ONE_SPAN
@@ -97,7 +92,9 @@ def test_the_count_of_nearly_all_of_a_sealed_segment_is_that_of_the_rest() -> No
     """Its seal knows how many there are."""
     disk, segments, _spans = LONG
     since = disk.calls
-    count = count_records(disk, segments, Offset(RECORD), Offset(END - RECORD))
+    count = SpanQueries(disk, segments).count_records(
+        Offset(RECORD), Offset(END - RECORD)
+    )
     assert count == COUNT * EACH - 2
     of_index, of_records = work(disk, since)
     assert of_index <= 2 * FEW
@@ -110,7 +107,9 @@ def test_a_few_cuts_cost_a_few_spans(bytes_max: int) -> None:
     disk, segments, _spans = LONG
     start, end = Offset(MIDDLE), Offset(MIDDLE + 16 * 101 * RECORD)
     since = disk.calls
-    found = split_range(disk, segments, start, end, 17, walk_bytes_max=bytes_max)
+    found = SpanQueries(disk, segments).split_range(
+        start, end, 17, walk_bytes_max=bytes_max
+    )
     assert len(found) == 17
     if bytes_max:
         assert [b - a for a, b in pairwise(found)] == [101 * RECORD] * 16
@@ -124,7 +123,7 @@ def test_many_cuts_read_an_index_once_and_no_record_twice() -> None:
     """The most that can be asked for costs no more than a look at everything."""
     disk, segments, _spans = LONG
     since = disk.calls
-    split_range(disk, segments, Offset(0), Offset(END), 10_000)
+    SpanQueries(disk, segments).split_range(Offset(0), Offset(END), 10_000)
     of_index, of_records = work(disk, since)
     assert of_index <= 22 * BLOCK_BYTES
     assert of_records <= END + COUNT * HEADER_BYTES
@@ -134,7 +133,9 @@ def test_a_time_costs_the_index_before_it_and_one_span() -> None:
     """Clocks jump, so all times before count; they are looked at in bulk."""
     disk, segments, spans = LONG
     since = disk.calls
-    found = offset_for_time(disk, segments, spans[COUNT // 2].append_time_ms)
+    found = SpanQueries(disk, segments).offset_for_time(
+        spans[COUNT // 2].append_time_ms
+    )
     assert found == spans[COUNT // 2].base_offset
     of_index, of_records = work(disk, since)
     assert of_index <= COUNT * ENTRY_BYTES + FEW
@@ -209,16 +210,22 @@ def test_answers_are_right_whatever_is_damaged(
     with damaged(is_sealed, bits) as (disk, segments, spans):
         size = segments[0].size_bytes
         start, end = Offset(min(start, size)), Offset(min(end, size))
-        assert is_boundary(disk, segments, start)
-        assert not is_boundary(disk, segments, Offset(start + 1))
-        assert count_records(disk, segments, start, end) == (end - start) // RECORD
-        found = split_range(disk, segments, start, end, count)
+        assert SpanQueries(disk, segments).is_boundary(start)
+        assert not SpanQueries(disk, segments).is_boundary(Offset(start + 1))
+        assert (
+            SpanQueries(disk, segments).count_records(start, end)
+            == (end - start) // RECORD
+        )
+        found = SpanQueries(disk, segments).split_range(start, end, count)
         assert all(at % RECORD == 0 for at in found)
         assert (found[0], found[-1]) == (start, end)
         if not bits:
             number = min(start // SPAN_BYTES, len(spans) - 1)
             time_ms = spans[number].append_time_ms
-            assert offset_for_time(disk, segments, time_ms) == number * SPAN_BYTES
+            assert (
+                SpanQueries(disk, segments).offset_for_time(time_ms)
+                == number * SPAN_BYTES
+            )
 
 
 @settings(max_examples=examples(100), deadline=None)

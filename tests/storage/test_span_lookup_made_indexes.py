@@ -11,7 +11,7 @@ from metaq.model import Offset, SizeBytes
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import ENTRY_BYTES, decode_index
 from metaq.storage.span_lookup import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
-from metaq.storage.span_queries import count_records, is_boundary, split_range
+from metaq.storage.span_queries import SpanQueries
 from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import examples
 from tests.storage.logs import disk_with_directory, put_file, record
@@ -51,13 +51,18 @@ def test_the_first_question_walks_and_the_next_ones_look_up() -> None:
     whole = segments[0].size_bytes
     middle = Offset(LENGTH * (COUNT // 2) + LENGTH)
     since = disk.calls
-    assert count_records(disk, segments, middle, Offset(whole), made=made) == 999
+    assert (
+        SpanQueries(disk, segments, made=made).count_records(middle, Offset(whole))
+        == 999
+    )
     assert whole <= read_of_records(disk, since) <= whole + 20 * LENGTH
     since = disk.calls
-    assert count_records(disk, segments, Offset(0), middle, made=made) == 1001
-    assert is_boundary(disk, segments, middle, made=made)
-    assert not is_boundary(disk, segments, Offset(middle + 1), made=made)
-    found = split_range(disk, segments, Offset(0), middle, 4, made=made)
+    assert (
+        SpanQueries(disk, segments, made=made).count_records(Offset(0), middle) == 1001
+    )
+    assert SpanQueries(disk, segments, made=made).is_boundary(middle)
+    assert not SpanQueries(disk, segments, made=made).is_boundary(Offset(middle + 1))
+    found = SpanQueries(disk, segments, made=made).split_range(Offset(0), middle, 4)
     assert len(found) == 4
     assert read_of_records(disk, since) <= 100 * LENGTH
     assert made.made_count == 1
@@ -67,7 +72,9 @@ def test_the_active_segment_has_none() -> None:
     """It grows, and recovery has made its index."""
     disk, segments = bare_log(1)
     made = SmallSpans()
-    count = count_records(disk, segments[:1], Offset(0), Offset(LENGTH), made=made)
+    count = SpanQueries(disk, segments[:1], made=made).count_records(
+        Offset(0), Offset(LENGTH)
+    )
     assert (count, made.made_count) == (1, 0)
 
 
@@ -80,7 +87,7 @@ def test_a_file_that_changed_is_walked_again() -> None:
     disk.unlink(segments[0].path)
     put_file(disk, segments[0].path.name, record(0, 10 + LENGTH) * (COUNT // 2))
     end = segments[0].end_offset
-    count = count_records(disk, segments, Offset(0), end, made=made)
+    count = SpanQueries(disk, segments, made=made).count_records(Offset(0), end)
     assert (count, made.made_count) == (COUNT // 2, 2)
 
 
@@ -133,11 +140,11 @@ def test_answers_are_those_of_a_walk(a_log, start, end, count) -> None:
     disk, segments = a_log
     start, end = Offset(min(start, end)), Offset(max(start, end))
     made = SmallSpans()
-    expected = count_records(disk, segments, start, end)
-    assert count_records(disk, segments, start, end, made=made) == expected
-    found = split_range(disk, segments, start, end, count, made=made)
-    assert found == split_range(disk, segments, start, end, count)
+    expected = SpanQueries(disk, segments).count_records(start, end)
+    assert SpanQueries(disk, segments, made=made).count_records(start, end) == expected
+    found = SpanQueries(disk, segments, made=made).split_range(start, end, count)
+    assert found == SpanQueries(disk, segments).split_range(start, end, count)
     assert all(a < b for a, b in pairwise(found))
-    assert is_boundary(disk, segments, start, made=made)
-    assert not is_boundary(disk, segments, Offset(start + 1), made=made)
+    assert SpanQueries(disk, segments, made=made).is_boundary(start)
+    assert not SpanQueries(disk, segments, made=made).is_boundary(Offset(start + 1))
     assert disk.open_paths() == []

@@ -1,6 +1,5 @@
 """Counts, times and boundaries of a whole log, with and without indexes."""
 
-from functools import partial
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
@@ -12,13 +11,7 @@ from metaq.record.layout import encode_record
 from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.span_index import Span, SpanIndex, write_index
 from metaq.storage.span_lookup import MadeIndexes
-from metaq.storage.span_queries import (
-    SPLIT_WALK_BYTES_MAX,
-    count_records,
-    is_boundary,
-    offset_for_time,
-    split_range,
-)
+from metaq.storage.span_queries import SPLIT_WALK_BYTES_MAX, SpanQueries
 from metaq.storage.walk import MTIME_LAG_MS
 from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import examples
@@ -67,7 +60,7 @@ LOGS = [
 def test_records_between_two_offsets_are_counted_exactly(a_log, start, end) -> None:
     """Whatever the indexes cover, and wherever the offsets fall."""
     disk, segments = a_log
-    count = count_records(disk, segments, Offset(start), Offset(end))
+    count = SpanQueries(disk, segments).count_records(Offset(start), Offset(end))
     assert count == sum(start <= offset < end for offset in STARTS)
     assert disk.open_paths() == []
 
@@ -75,7 +68,11 @@ def test_records_between_two_offsets_are_counted_exactly(a_log, start, end) -> N
 def test_a_boundary_is_the_start_of_a_record_or_the_log_end() -> None:
     """Whatever the indexes cover."""
     for disk, segments in LOGS:
-        found = {at for at in range(END + 2) if is_boundary(disk, segments, Offset(at))}
+        found = {
+            at
+            for at in range(END + 2)
+            if SpanQueries(disk, segments).is_boundary(Offset(at))
+        }
         assert found == {*STARTS, END}
         assert disk.open_paths() == []
 
@@ -93,8 +90,8 @@ def test_a_range_is_split_at_starts_of_records(a_log, start, end, count, is_long
     disk, segments = a_log
     end = max(start, end)
     bound = -1 if is_long else SPLIT_WALK_BYTES_MAX
-    found = split_range(
-        disk, segments, Offset(start), Offset(end), count, walk_bytes_max=bound
+    found = SpanQueries(disk, segments).split_range(
+        Offset(start), Offset(end), count, walk_bytes_max=bound
     )
     assert list(found) == sorted(set(found))
     assert set(found) <= {*STARTS, END}
@@ -109,7 +106,9 @@ def test_a_range_is_split_at_starts_of_records(a_log, start, end, count, is_long
 def test_a_long_range_is_split_at_its_spans() -> None:
     """Finer than segments, without a look at the records."""
     disk, segments = LOGS[0]
-    found = split_range(disk, segments, Offset(0), Offset(END), 6, walk_bytes_max=0)
+    found = SpanQueries(disk, segments).split_range(
+        Offset(0), Offset(END), 6, walk_bytes_max=0
+    )
     assert len(found) > 4
     assert max(b - a for a, b in pairwise(found)) <= END / 5 + 2 * LONGEST
 
@@ -118,7 +117,9 @@ def test_a_long_range_within_one_span_is_split_at_its_records() -> None:
     """There is always a cut where there is a record: limits are met by it."""
     disk, segments = LOGS[0]
     start = Offset(STARTS[10])
-    found = split_range(disk, segments, start, Offset(END), 3, walk_bytes_max=0)
+    found = SpanQueries(disk, segments).split_range(
+        start, Offset(END), 3, walk_bytes_max=0
+    )
     assert found == (STARTS[10], STARTS[11], END)
 
 
@@ -130,15 +131,23 @@ def test_a_time_gives_the_first_span_that_is_not_older(time: int, number: int) -
     """A span has the time of its newest commit; after the index the file's counts."""
     disk, segments = LOGS[0]
     expected = [*STARTS, END][number]
-    assert offset_for_time(disk, segments, Millis(time)) == expected
+    assert SpanQueries(disk, segments).offset_for_time(Millis(time)) == expected
 
 
 def test_without_an_index_a_segment_is_as_new_as_its_file() -> None:
     """Nothing that is new enough is left out."""
     disk, segments = LOGS[-1]
-    assert offset_for_time(disk, segments, Millis(200 + MTIME_LAG_MS)) == STARTS[0]
-    assert offset_for_time(disk, segments, Millis(201 + MTIME_LAG_MS)) == STARTS[4]
-    assert offset_for_time(disk, segments, Millis(401 + MTIME_LAG_MS)) == END
+    assert (
+        SpanQueries(disk, segments).offset_for_time(Millis(200 + MTIME_LAG_MS))
+        == STARTS[0]
+    )
+    assert (
+        SpanQueries(disk, segments).offset_for_time(Millis(201 + MTIME_LAG_MS))
+        == STARTS[4]
+    )
+    assert (
+        SpanQueries(disk, segments).offset_for_time(Millis(401 + MTIME_LAG_MS)) == END
+    )
 
 
 def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
@@ -149,7 +158,7 @@ def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
     name = segment_file_name(Offset(0))
     put_file(disk, name, b"".join(data))
     segment = Segment(DIRECTORY / name, Offset(0), SizeBytes(2 * len(data[0])))
-    assert offset_for_time(disk, [segment], Millis(stamped)) == len(data[0])
+    assert SpanQueries(disk, [segment]).offset_for_time(Millis(stamped)) == len(data[0])
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -177,8 +186,8 @@ def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipp
     segment = Segment(DIRECTORY / name, Offset(0), SizeBytes(end))
     write_index(disk, segment.path, SpanIndex(Offset(0), spans=tuple(spans)))
     start = [*(at for at, _time in records), end][min(skipped, len(records))]
-    found = offset_for_time(
-        disk, [segment], Millis(ID_ZERO_MS + wanted), start=Offset(start)
+    found = SpanQueries(disk, [segment]).offset_for_time(
+        Millis(ID_ZERO_MS + wanted), start=Offset(start)
     )
     new = [at for at, time in records if time >= wanted and at >= start]
     assert found == (new[0] if new else end)
@@ -190,7 +199,10 @@ def test_a_broken_chain_ends_the_count() -> None:
     for position, bit in [(0, 7), (0, 0)]:
         trial = disk.snapshot()
         trial.flip_bit(segments[0].path, 8 * position + bit)
-        assert count_records(trial, segments, Offset(0), Offset(STARTS[4])) <= 4
+        assert (
+            SpanQueries(trial, segments).count_records(Offset(0), Offset(STARTS[4]))
+            <= 4
+        )
 
 
 @pytest.mark.sampled(30)
@@ -215,10 +227,9 @@ def test_no_walk_crosses_known_damage(per_span: int, bit: int, broken: int) -> N
     bad, good = starts[broken], starts[broken + 1]
     damage = [Damage(path, bad, good, "broken length")]
     made = MadeIndexes(span_bytes=40)
-    is_start = partial(is_boundary, disk, segments, made=made, damage=damage)
-    count = partial(count_records, disk, segments, made=made, damage=damage)
-    split = partial(split_range, disk, segments, made=made, damage=damage)
-    since = partial(offset_for_time, disk, segments, damage=damage)
+    queries = SpanQueries(disk, segments, made, damage)
+    is_start, count = queries.is_boundary, queries.count_records
+    split, since = queries.split_range, queries.offset_for_time
     apart = [Offset(at) for at in range(end + 1) if not bad < at < good]
     found = [at for at in apart if is_start(at)]
     assert found == [*starts, end]

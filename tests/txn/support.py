@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaq.broker.topics import Topics
-from metaq.broker.transactions import TopicSink
+from metaq.broker.transactions import ServedLogs
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
 from metaq.errors import MetaqError, StorageError
 from metaq.fs.group_thread import RunRequests
@@ -21,6 +21,7 @@ from metaq.txn.journal import Journal, JournalRequest
 from metaq.txn.opening import JournalOpening, OpenedJournal
 from metaq.txn.records import encode_put
 from metaq.txn.state import HeuristicOutcome
+from metaq.txn.transaction import PutRun
 from tests.rigs.fs import FaultyFileSystem, keep_all
 from tests.rigs.storage import StepWorker, StorageBench, Ticket
 
@@ -112,7 +113,7 @@ class TransactionBench:
             fs,
             self.clock,
             self.journal,
-            TopicSink(self.topics),
+            ServedLogs(self.topics).find,
             limits
             or TransactionLimits(
                 open_count_max=100_000,
@@ -198,13 +199,15 @@ class TransactionBench:
         record = encode_record(payload, id=message_id)
         self.coordinator.put(
             tx,
-            log_id,
-            (record,),
-            size_bytes=len(record),
-            record_count=1,
-            last_id=message_id,
-            journalled=(encode_put(message_id, command),),
-            ticket=ticket,
+            PutRun(
+                log_id,
+                (record,),
+                len(record),
+                1,
+                message_id,
+                (encode_put(message_id, command),),
+            ),
+            ticket,
         )
         return ticket
 

@@ -132,7 +132,7 @@ def test_a_bug_behind_one_outcome_leaves_the_others_told(
     bench.begin(LOCAL)
     slot = Slot()
     for ticket in (DecisionTicket(fail, fail), behind := PutTicket()):
-        entry = JournalEntry(slot, (b"x",), 1, False, is_last=False, ticket=ticket)
+        entry = JournalEntry(slot, (b"x",), ticket)
         bench.journal.submit(entry)
     if is_refused:
         bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from metaq.broker.topics import Topics
-from metaq.broker.transactions import TopicSink
+from metaq.broker.transactions import ServedLogs
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.model import BrokerId, LogId, MessageId, Millis, Offset
 from metaq.record.ids import IdGenerator
 from metaq.record.layout import encode_record
 from metaq.testing.clock import ManualClock
-from metaq.txn.ports import MessageSink, StoredBatches
+from metaq.txn.ports import FindLog, StoredBatches
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import LOG, config, log_of, opened
@@ -26,21 +26,20 @@ def reader_of(bench: StorageBench) -> StoredBatches:
     return bench.manager
 
 
-def sink_of(bench: StorageBench) -> MessageSink:
+def logs_of(bench: StorageBench) -> FindLog:
     topic = replace(bench.config.topic(LOG.topic), partition_count=LOG.partition + 1)
     config = replace(bench.config, topics={LOG.topic: topic})
-    return TopicSink(Topics(config, bench.manager, choose=lambda _count: 0))
+    return ServedLogs(Topics(config, bench.manager, choose=lambda _count: 0)).find
 
 
 def append(
-    sink: MessageSink,
+    find_log: FindLog,
     log_id: LogId,
     chunks: list[bytes],
     before_write: Callable[[Offset], list[Callable[[], None]]] = lambda _offset: [],
 ) -> tuple[Offset, Ticket]:
     ticket = Ticket()
-    offset = sink.append(
-        log_id,
+    offset = find_log(log_id).append(
         chunks,
         size_bytes=sum(map(len, chunks)),
         record_count=len(chunks),
@@ -57,10 +56,10 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
     did not exist before.
     """
     bench = opened(FaultyFileSystem(), segment_bytes_max=100)
-    sink, reader = sink_of(bench), reader_of(bench)
+    find_log, reader = logs_of(bench), reader_of(bench)
     first = batch(b"one", b"two" * 100)
     second = batch(b"three")
-    places = [append(sink, LOG, first), append(sink, LOG, second)]
+    places = [append(find_log, LOG, first), append(find_log, LOG, second)]
     bench.run()
     assert all(ticket.is_stored for _offset, ticket in places)
     for (offset, _ticket), chunks in zip(places, (first, second), strict=True):
@@ -74,7 +73,7 @@ def test_the_offset_is_told_before_a_byte_is_written() -> None:
     returned for many is done once, after them.
     """
     bench = opened(FaultyFileSystem())
-    sink = sink_of(bench)
+    find_log = logs_of(bench)
     told: list[tuple[Offset, int]] = []
 
     def before_write(offset: Offset) -> list[Callable[[], None]]:
@@ -85,12 +84,12 @@ def test_the_offset_is_told_before_a_byte_is_written() -> None:
         told.append((Offset(-1), log_of(bench).writer.end))
 
     for payload in (b"one", b"two"):
-        append(sink, LOG, batch(payload), before_write)
+        append(find_log, LOG, batch(payload), before_write)
     bench.run()
-    append(sink, LOG, batch(b"three"), before_write)
+    append(find_log, LOG, batch(b"three"), before_write)
     bench.fs.set_capacity(0)  # type: ignore[attr-defined]
     bench.run()
-    append(sink, LOG, batch(b"void"), before_write)
+    append(find_log, LOG, batch(b"void"), before_write)
     bench.fs.set_capacity(1 << 40)  # type: ignore[attr-defined]
     bench.run()
     first = [(0, 0), (23, 0), (-1, 0)]
@@ -103,14 +102,14 @@ def test_a_time_is_a_bound_for_all_that_came_later() -> None:
     clock, fs = ManualClock(), FaultyFileSystem()
     bench = StorageBench(fs, config(segment_bytes_max=50), clock)
     bench.open()
-    sink, reader = sink_of(bench), reader_of(bench)
+    find_log, reader = logs_of(bench), reader_of(bench)
     ids = IdGenerator(clock, BrokerId(0), MessageId(-1))
     came: list[tuple[Millis, Offset]] = []
     for payload in (b"one" * 20, b"two", b"three"):
         clock.advance_s(60)
         fs.set_wall_ms(clock.wall_ms())
         record = encode_record(payload, id=ids.reserve(1))
-        offset, _ticket = append(sink, LOG, [record])
+        offset, _ticket = append(find_log, LOG, [record])
         bench.run()
         came.append((clock.wall_ms(), offset))
     for time_ms, offset in came:
@@ -123,13 +122,13 @@ def test_a_time_is_a_bound_for_all_that_came_later() -> None:
 def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
     """The bounds in the error are what the replay check decides by."""
     bench = opened(FaultyFileSystem(), segment_bytes_max=10)
-    sink, reader = sink_of(bench), reader_of(bench)
+    find_log, reader = logs_of(bench), reader_of(bench)
     with pytest.raises(OffsetOutOfRangeError) as caught:
         reader.read_back(LOG, Offset(0), 10)
     assert caught.value.high_watermark == 0
     assert reader.readable_range(LOG) == (0, 0)
-    assert sink.plan_append(LOG, 10) == 0
-    offset, _ticket = append(sink, LOG, batch(b"x"))
+    assert find_log(LOG).plan_append(10) == 0
+    offset, _ticket = append(find_log, LOG, batch(b"x"))
     bench.run()
     with pytest.raises(OffsetOutOfRangeError) as caught:
         reader.read_back(LOG, Offset(21), 10)
@@ -145,8 +144,8 @@ def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
 def test_a_batch_that_is_cut_by_the_end_is_returned_short() -> None:
     """Fewer bytes than asked for: the batch at that offset is another one."""
     bench = opened(FaultyFileSystem())
-    sink, reader = sink_of(bench), reader_of(bench)
-    append(sink, LOG, batch(b"x"))
+    find_log, reader = logs_of(bench), reader_of(bench)
+    append(find_log, LOG, batch(b"x"))
     bench.run()
     assert len(reader.read_back(LOG, Offset(0), 1000)) == 21
     bench.close()
@@ -158,8 +157,7 @@ def test_a_closed_sink_takes_nothing() -> None:
     bench.close()
     ticket = Ticket()
     with pytest.raises(ClosedError):
-        sink_of(bench).append(
-            LOG,
+        logs_of(bench)(LOG).append(
             [b"x"],
             size_bytes=1,
             record_count=1,
@@ -175,6 +173,6 @@ def test_a_topic_that_is_not_served_takes_nothing() -> None:
     """Deleted between put and commit: no log is made for it."""
     bench = opened(FaultyFileSystem())
     with pytest.raises(StorageError, match="nosuch-0 is not served any more"):
-        append(sink_of(bench), LogId("nosuch", 0), batch(b"x"))
+        append(logs_of(bench), LogId("nosuch", 0), batch(b"x"))
     assert not bench.manager.logs()
     bench.close()

@@ -4,7 +4,7 @@ from metaq.model import LogId, MessageId, Millis
 from metaq.record.checksum import checksum
 from metaq.txn.side_files import KeptOutcome
 from metaq.txn.state import HeuristicOutcome
-from metaq.txn.transaction import BrokerTransaction, view_transactions
+from metaq.txn.transaction import BrokerTransaction, PutRun, view_transactions
 
 A, B = LogId("test", 0), LogId("test", 1)
 
@@ -14,7 +14,7 @@ def test_puts_to_one_partition_are_one_batch() -> None:
     tx = BrokerTransaction("TX:s:1", None, Millis(0))
     for log_id, number in ((A, 1), (B, 2), (A, 3)):
         chunk = b"%d" % number
-        tx.add(log_id, [chunk], size_bytes=1, record_count=1, last_id=MessageId(number))
+        tx.add(PutRun(log_id, [chunk], 1, 1, MessageId(number)))
     batch = tx.batches[A]
     assert batch.seal() == checksum(b"13") == batch.seal()
     assert (batch.chunks, batch.size_bytes, batch.put_count) == ([b"13"], 2, 2)

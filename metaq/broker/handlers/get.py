@@ -40,15 +40,12 @@ class GetAnswerer(Answerer, Protocol):
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
         """Send a header and a range of a file."""
-        ...
 
     def finish_wait(self, waiter: Waiter) -> None:
         """Answer a get whose wait is over."""
-        ...
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +58,18 @@ class _End:
     """The answer without a wait."""
 
 
-def handle_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
-    """Answer with bytes of the log, or wait for some.
+def handle_get(
+    command: Get,
+    answerer: GetAnswerer,
+    context: BrokerContext,
+    *,
+    has_waited: bool = False,
+) -> None:
+    """Answer with bytes of the log, or wait for some, unless that wait is over.
 
     Raises:
         WireError: no bytes; the text is the answer.
     """
-    _answer(command, answerer, context, has_waited=False)
-
-
-def finish_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
-    """Answer a get whose wait is over; like `handle_get`, but it never waits."""
-    _answer(command, answerer, context, has_waited=True)
-
-
-def _answer(
-    command: Get, answerer: GetAnswerer, context: BrokerContext, *, has_waited: bool
-) -> None:
     found = _find(command, context)
     if isinstance(found, _End):
         if not has_waited and _wait(command, found, answerer, context):

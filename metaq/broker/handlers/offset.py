@@ -17,7 +17,6 @@ from typing import Final, assert_never
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.errors import DiskError, NotFoundError, ServerError, StorageError, WireError
-from metaq.fs import FileSystem
 from metaq.model import Millis, Offset
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
@@ -31,14 +30,8 @@ from metaq.protocol.commands import (
 )
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.segment import Damage, DamagedSegmentError, Segment
-from metaq.storage.span_lookup import MadeIndexes
-from metaq.storage.span_queries import (
-    count_records,
-    is_boundary,
-    offset_for_time,
-    split_range,
-)
+from metaq.storage.segment import DamagedSegmentError
+from metaq.storage.span_queries import SpanQueries
 
 BOUNDARIES_MAX: Final = 10_000
 """Most offsets in one answer."""
@@ -54,8 +47,7 @@ class _Asked:
     """A question, and the log as it was when it came."""
 
     name: str
-    segments: tuple[Segment, ...]
-    damage: tuple[Damage, ...]
+    queries: SpanQueries
     start: Offset
     end: Offset
     question: Question
@@ -96,8 +88,7 @@ def _begin_answer(
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
     """
-    asked = _ask(command, question, log)
-    work = partial(_answer, context.fs, context.made_indexes, asked)
+    work = partial(_answer, _ask(command, question, log, context))
     future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
 
@@ -109,7 +100,9 @@ def _begin_answer(
     future.add_done_callback(send)
 
 
-def _ask(command: OffsetQuery, question: Question, log: PartitionLog) -> _Asked:
+def _ask(
+    command: OffsetQuery, question: Question, log: PartitionLog, context: BrokerContext
+) -> _Asked:
     """Write down the log as it is now, and the range that is asked about."""
     if log.state in {LogState.OFFLINE, LogState.CLOSED}:
         state = log.state.value
@@ -127,43 +120,35 @@ def _ask(command: OffsetQuery, question: Question, log: PartitionLog) -> _Asked:
             )
             raise ServerError(text)
     segments = (*log.segments.sealed, log.readable_active())
-    return _Asked(str(log.log_id), segments, log.damage, start, end, question)
+    queries = SpanQueries(context.fs, segments, context.made_indexes, log.damage)
+    return _Asked(str(log.log_id), queries, start, end, question)
 
 
-def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
+def _answer(asked: _Asked) -> str:
     """Return the body of the answer; blocks.
 
     Raises:
         ServerError: an end of the range is not where a record starts.
         StorageError: the disk refused a read.
     """
-    segments, damage = asked.segments, asked.damage
-    start, end = asked.start, asked.end
+    queries, start, end = asked.queries, asked.start, asked.end
     match asked.question:
         case TimeQuestion(time_ms):
-            found = offset_for_time(
-                fs, segments, Millis(time_ms), start=start, damage=damage
-            )
-            return str(found)
+            return str(queries.offset_for_time(Millis(time_ms), start=start))
         case CountQuestion():
-            _require_boundaries(fs, made, asked)
-            return str(
-                count_records(fs, segments, start, end, made=made, damage=damage)
-            )
+            _require_boundaries(asked)
+            return str(queries.count_records(start, end))
         case SplitQuestion(count_max=count_max):
-            _require_boundaries(fs, made, asked)
+            _require_boundaries(asked)
             count_max = max(2, min(count_max, BOUNDARIES_MAX))
-            offsets = split_range(
-                fs, segments, start, end, count_max, made=made, damage=damage
-            )
-            return " ".join(map(str, offsets))
+            return " ".join(map(str, queries.split_range(start, end, count_max)))
         case _:  # pragma: no cover
             assert_never(asked.question)
 
 
-def _require_boundaries(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> None:
+def _require_boundaries(asked: _Asked) -> None:
     for offset in (asked.start, asked.end):
-        if not is_boundary(fs, asked.segments, offset, made=made, damage=asked.damage):
+        if not asked.queries.is_boundary(offset):
             raise ServerError(texts.no_record_starts(asked.name, offset))
 
 

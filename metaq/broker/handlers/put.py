@@ -26,10 +26,10 @@ from dataclasses import replace
 from typing import Final
 
 from metaq.broker.acks import (
+    REFUSALS,
     Answerer,
     Receipts,
     answer_repeated,
-    append_batch,
     append_run,
     count_puts,
     refuse_put,
@@ -39,11 +39,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
 from metaq.errors import (
-    ClosedError,
-    ForbiddenError,
-    SequenceError,
     ServerError,
-    StorageError,
 )
 from metaq.model import SizeBytes
 from metaq.protocol.commands import Mput, Put
@@ -62,6 +58,7 @@ from metaq.record.pieces import checksum_in_steps, join_in_steps
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_batch
+from metaq.txn.transaction import PutRun
 
 JOURNAL_STEP_COUNT: Final = 512
 """Messages of a batch that one step makes records of the journal of: half a
@@ -112,7 +109,7 @@ def _append_put(
         partition = context.topics.resolve_put(topic, partition)
         require_checksum(found, command.checksum)
         log = context.topics.log_for_put(topic, partition)
-    except (ForbiddenError, ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
     append_run(
@@ -161,13 +158,7 @@ def handle_mput(
         if _answer_if_repeated(command, partition, answerer, context):
             return
         log = context.topics.log_for_put(topic, partition)
-    except (
-        ForbiddenError,
-        ServerError,
-        SequenceError,
-        StorageError,
-        ClosedError,
-    ) as error:
+    except REFUSALS as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
@@ -190,7 +181,7 @@ def _put_in_transaction(
     try:
         parts = yield from _check(command, pieces, context)
         log_id = context.topics.log_for_put(topic, partition).log_id
-    except (ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
@@ -199,25 +190,21 @@ def _put_in_transaction(
     yield from stamp_in_steps(parts, first_id)
     assert command.transaction is not None, "of a transaction"
     key, journalled = format_key(command.transaction).encode(), list[bytes]()
-    for records, positions in parts:
+    for data, positions in parts:
         for start in range(0, len(positions), JOURNAL_STEP_COUNT):
             some = positions[start : start + JOURNAL_STEP_COUNT]
-            journalled += encode_batch(log_id, key, command.opaque, records, some)
+            journalled += encode_batch(log_id, key, command.opaque, data, some)
             yield
     # Another connection may have ended it since, or closed the partition.
     transaction = find_transaction(command, answerer, context, count=count)
+    records, last_id = [part.records for part in parts], id_after(first_id, count - 1)
     put_run(
         context.transactions,
         transaction,
-        log_id,
-        [part.records for part in parts],
+        PutRun(log_id, records, sum(map(len, pieces)), count, last_id, journalled),
         answerer,
         opaques=(b"%d" % command.opaque,),
         ids=(first_id,),
-        size_bytes=sum(map(len, pieces)),
-        record_count=count,
-        last_id=id_after(first_id, count - 1),
-        journalled=journalled,
     )
 
 
@@ -253,31 +240,28 @@ def _append_mput(
     count, offset = command.count, log.next_offset
     first_id = context.ids.reserve(count)
     records = [part.records for part in parts]
-    finish = stamp_in_steps(parts, first_id)
-    if command.producer is None:
-        append_run(
-            log,
-            records,
-            answerer,
-            context,
-            size_bytes=size_bytes,
-            record_count=count,
-            last_id=id_after(first_id, count - 1),
-            receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
-            finish=finish,
+    batch = None
+    if command.producer is not None:
+        batch = StoredBatch(
+            command.producer,
+            command.sequence,
+            count,
+            command.checksum,
+            first_id,
+            offset,
+            SizeBytes(size_bytes),
         )
-        return
-    batch = StoredBatch(
-        command.producer,
-        command.sequence,
-        count,
-        command.checksum,
-        first_id,
-        offset,
-        SizeBytes(size_bytes),
-    )
-    append_batch(
-        log, records, batch, answerer, context, opaque=command.opaque, finish=finish
+    append_run(
+        log,
+        records,
+        answerer,
+        context,
+        size_bytes=size_bytes,
+        record_count=count,
+        last_id=id_after(first_id, count - 1),
+        receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
+        batch=batch,
+        finish=stamp_in_steps(parts, first_id),
     )
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import assert_never
 
-from metaq.broker.acks import Answerer, refuse_put, require_checksum
+from metaq.broker.acks import REFUSALS, Answerer, refuse_put, require_checksum
 from metaq.broker.context import BrokerContext
 from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
 from metaq.errors import (
-    ClosedError,
     ForbiddenError,
     RemoteProtocolError,
     ServerError,
-    StorageError,
     TransactionError,
     UnavailableError,
 )
@@ -38,7 +36,7 @@ from metaq.protocol.transaction_ids import decode_keys, format_key
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
-from metaq.txn.transaction import BrokerTransaction
+from metaq.txn.transaction import BrokerTransaction, PutRun
 
 
 def handle_transaction(
@@ -162,22 +160,18 @@ def handle_transactional_put(
     try:
         require_checksum(checksum(payload), command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
-    except (ServerError, StorageError, ClosedError) as error:
+    except REFUSALS as error:
         raise refuse_put(context, error, topic=topic, partition=partition) from error
     message_id = context.ids.reserve(1)
     record = encode_record(payload, id=message_id, flag=command.flag)
+    journalled = (encode_put(message_id, encode(command)),)
     put_run(
         context.transactions,
         tx,
-        log_id,
-        (record,),
+        PutRun(log_id, (record,), len(record), 1, message_id, journalled),
         answerer,
         opaques=(b"%d" % command.opaque,),
         ids=(message_id,),
-        size_bytes=len(record),
-        record_count=1,
-        last_id=message_id,
-        journalled=(encode_put(message_id, encode(command)),),
     )
 
 
