@@ -9,27 +9,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from metaq.client.offsets.committer import Commit, Failures
-from metaq.client.offsets.named_offsets import NamedOffsets
+from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.errors import ClosedError, MetaqError
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOrder:
-    """Offsets that a caller wants committed."""
-
-    named: NamedOffsets | None
-    """None: what is handled."""
-    lost: MetaqError | None = None
-    """Error of the message being handled; the others are committed."""
-
-    def error(self, failed: Failures) -> MetaqError | None:
-        """Return the error for the caller; None when all is committed."""
-        return next(iter(failed.values()), self.lost)
-
 
 AnyFuture: TypeAlias = asyncio.Future[None] | Future[None]
 
@@ -79,7 +62,7 @@ class CommitOrders:
         last: CommitOrder | None = None
         try:
             for order, _future in waiting:
-                is_same = last is not None and not (last.named or order.named)
+                is_same = last is not None and last.named is order.named is None
                 begun.append(begun[-1] if is_same else self._begin(order))
                 last = order
             for (order, future), commit in zip(waiting, begun, strict=True):

@@ -7,10 +7,10 @@ commit({partition: offset})  this offset, which may be before the committed one
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from metaq.client.names import as_partition
+from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.client.validation import check_offset
 from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
@@ -31,17 +31,8 @@ Committable: TypeAlias = (
 """Argument of a commit; see the top of this file."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedOffsets:
-    """Offsets that a commit names."""
-
-    offsets: dict[TopicPartition, GroupOffset]
-    may_go_back: bool
-    """Whether an offset may be before the committed one."""
-
-
-def read_committable(what: Committable, topics: Collection[str]) -> NamedOffsets:
-    """Return the offsets that a commit names.
+def read_committable(what: Committable, topics: Collection[str]) -> CommitOrder:
+    """Return a commit of the offsets that its argument names.
 
     Args:
         what: argument of the commit.
@@ -55,7 +46,7 @@ def read_committable(what: Committable, topics: Collection[str]) -> NamedOffsets
         for offset in what.values():
             check_offset("offset", offset)
         named = {as_partition(one, topics): offset for one, offset in what.items()}
-        return NamedOffsets(_with_ids(named, {}), may_go_back=True)
+        return CommitOrder(_with_ids(named, {}), may_go_back=True)
     # A message is a tuple, too, and a batch is a sequence.
     messages = [what] if isinstance(what, Message) else what
     ids: dict[TopicPartition, MessageId] = {}
@@ -69,7 +60,7 @@ def read_committable(what: Committable, topics: Collection[str]) -> NamedOffsets
             ends[one.partition], ids[one.partition] = one.next_offset, one.id
     if isinstance(what, HasOffsets):
         ends |= what.offsets
-    return NamedOffsets(_with_ids(ends, ids), may_go_back=False)
+    return CommitOrder(_with_ids(ends, ids))
 
 
 def _with_ids(
