@@ -178,15 +178,15 @@ class SqlOffsets:
     def _load(
         self, group: str, partition: TopicPartition, deadline_s: float
     ) -> GroupOffset | None:
-        query = self._table.select().where(*self._is_row(group, partition))
+        key = _key(group, partition)
+        query = self._table.select().filter_by(**key)
         row = self._transact(lambda link: link.execute(query).first(), deadline_s)
         if row is None:
             return None
         *found, offset, message_id = row
-        wanted = [partition.topic, partition.name, group]
-        if found != wanted:
+        if found != list(key.values()):
             raise OffsetStoreError(
-                f"{self._name}: expected the row of {wanted}, got that of {found}: the"
+                f"{self._name}: expected the row of {list(key.values())}, got that of {found}: the"
                 " names need a collation that tells them apart"
             )
         # Tables that others made may have columns of decimals.
@@ -209,7 +209,7 @@ class SqlOffsets:
         def store(connection: sa.Connection) -> None:
             # In one order everywhere: rows that two members lock never cross.
             for partition in sorted(offsets):
-                self._upsert(connection, group, partition, offsets[partition])
+                self._upsert(connection, _key(group, partition), offsets[partition])
 
         self._transact(store, deadline_s)
 
@@ -232,41 +232,21 @@ class SqlOffsets:
             Event().wait(pause_s)
 
     def _upsert(
-        self,
-        connection: sa.Connection,
-        group: str,
-        partition: TopicPartition,
-        offset: GroupOffset,
+        self, connection: sa.Connection, key: Mapping[str, str], offset: GroupOffset
     ) -> None:
         message_id = NO_MESSAGE if offset.message_id is None else offset.message_id
         values = {"offset": offset.offset, "msg_id": message_id}
-        is_row = self._is_row(group, partition)
-        update = self._table.update().where(*is_row).values(values)
+        update = self._table.update().filter_by(**key).values(values)
 
         # Some count only what became different, some do not count at all.
         if connection.execute(update).rowcount > 0:
             return
-        question = sa.select(self._table.c.offset).where(*is_row)
+        question = self._table.select().filter_by(**key)
         if connection.execute(question).first() is not None:
             # It was there, or came in between.
             connection.execute(update)
             return
-        names = {
-            "topic": partition.topic,
-            "partition": partition.name,
-            "group_id": group,
-        }
-        connection.execute(self._table.insert().values(names | values))
-
-    def _is_row(
-        self, group: str, partition: TopicPartition
-    ) -> tuple[sa.ColumnElement[bool], ...]:
-        columns = self._table.c
-        return (
-            columns.topic == partition.topic,
-            columns.partition == partition.name,
-            columns.group_id == group,
-        )
+        connection.execute(self._table.insert().values({**key, **values}))
 
     def _create_if_due(self) -> None:
         if not self._is_creation_due:
@@ -285,3 +265,8 @@ class SqlOffsets:
         else:
             cause = repr(error)
         return OffsetStoreError(f"{self._name}: {cause}")
+
+
+def _key(group: str, partition: TopicPartition) -> dict[str, str]:
+    """Return the columns that name a row, in the order of the table."""
+    return {"topic": partition.topic, "partition": partition.name, "group_id": group}

@@ -38,12 +38,7 @@ from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import require_loop, within
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import (
-    ClosedError,
-    CoordinationError,
-    MetaqError,
-    RequestTimeoutError,
-)
+from metaq.errors import ClosedError, CoordinationError, MetaqError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals

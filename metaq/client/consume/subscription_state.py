@@ -272,7 +272,8 @@ class SubscriptionState:
         handled = self._handled()
         if self._duplicates is not None:
             before = dict.fromkeys(handled, NO_OFFSET)
-            self._duplicates.acknowledge(handled if named is None else before | named)
+            stored = handled if named is None else {**before, **named}
+            self._duplicates.acknowledge(stored)
         return handled
 
     async def run_commits(self, interval_s: float) -> None:
