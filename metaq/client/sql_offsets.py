@@ -30,6 +30,7 @@ from metaq.client.errors import OffsetStoreError
 from metaq.client.group.assignments import Fence
 from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.offset_store import Failures, Offsets
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import MAX_OFFSET, GroupOffset, MessageId, Offset, TopicPartition
@@ -142,13 +143,8 @@ class SqlOffsets:
         return await self._off_loop.run(work, deadline_s=deadline_s)
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Store all of them or none, in one transaction.
 
         Raises:
@@ -184,9 +180,10 @@ class SqlOffsets:
         if row is None:
             return None
         *found, offset, message_id = row
-        if found != list(key.values()):
+        wanted = list(key.values())
+        if found != wanted:
             raise OffsetStoreError(
-                f"{self._name}: expected the row of {list(key.values())}, got that of {found}: the"
+                f"{self._name}: expected the row of {wanted}, got that of {found}: the"
                 " names need a collation that tells them apart"
             )
         # Tables that others made may have columns of decimals.
@@ -200,12 +197,7 @@ class SqlOffsets:
             NO_MESSAGE if message_id is None else MessageId(int(message_id)),
         )
 
-    def _commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        deadline_s: float,
-    ) -> None:
+    def _commit(self, group: str, offsets: Offsets, deadline_s: float) -> None:
         def store(connection: sa.Connection) -> None:
             # In one order everywhere: rows that two members lock never cross.
             for partition in sorted(offsets):

@@ -22,8 +22,8 @@ from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.group.hooks import commits_inside
 from metaq.client.names import as_partition
+from metaq.client.offsets.commit_orders import Committable, read_committable
 from metaq.client.offsets.committer import CommitOrder
-from metaq.client.offsets.named_offsets import Committable, read_committable
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.client.options import ProducerOptions, check_callable

@@ -33,9 +33,9 @@ from metaq.client.decisions.member import MemberDecisions
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.group.hooks import Hooks
-from metaq.client.offsets.committer import Commit, CommitOrder, Committer, Offsets
+from metaq.client.offsets.committer import Commit, CommitOrder, Committer
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
-from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.offsets.offset_store import Offsets, OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import MetaqError

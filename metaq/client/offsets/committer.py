@@ -23,11 +23,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from metaq.client.group.assignments import Fence
-from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
+from metaq.client.offsets.offset_store import (
+    STORE_SLACK_S,
+    Failures,
+    Offsets,
+    OffsetStore,
+)
 from metaq.client.timeouts import within
 from metaq.clock import Clock
 from metaq.errors import (
@@ -39,9 +44,6 @@ from metaq.errors import (
 from metaq.model import GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
-
-Offsets = Mapping[TopicPartition, GroupOffset]
-Failures = Mapping[TopicPartition, MetaqError]
 
 
 @dataclass(frozen=True, slots=True)

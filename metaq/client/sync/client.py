@@ -28,7 +28,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.names import Topics
-from metaq.client.offsets.named_offsets import Committable
+from metaq.client.offsets.commit_orders import Committable
 from metaq.client.offsets.offset_reset import Goal
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
@@ -280,11 +280,8 @@ class Client(SyncObject[AsyncClient]):
 
         taking: set[asyncio.Task[list[Message] | None]] = set()
 
-        async def next_batch() -> list[Message] | None:
-            return await anext(batches, None)
-
         async def take() -> list[Message] | None:
-            task = asyncio.ensure_future(next_batch())
+            task = asyncio.ensure_future(anext(batches, None))
             taking.add(task)
             task.add_done_callback(taking.discard)
             return await task

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from metaq.client.offsets.commit_orders import read_committable
 from metaq.client.offsets.committer import CommitOrder
-from metaq.client.offsets.named_offsets import read_committable
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.errors import ConfigError
 from metaq.model import (
