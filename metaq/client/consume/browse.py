@@ -434,47 +434,41 @@ class _Reading:
         )
         return begin.offset
 
-    def _read(
+    async def _read(
         self, partition: TopicPartition, begin: Offset, end: Offset
     ) -> AsyncGenerator[list[Message], None]:
-        cursor = PartitionCursor(partition, begin, end=end)
-        return _read_ahead(self.context, cursor, self.timeout)
+        """Yield the messages from `begin` to `end`; one get is ahead of the caller.
 
+        It is a task: its reply is decoded while the caller blocks. Its error is raised
+        when the caller asks for its messages. If the error is retriable the get is sent
+        again first, since the outage may be over by then.
+        """
+        context, cursor = self.context, PartitionCursor(partition, begin, end=end)
+        gets = LogGets(partition, partial(connect, context, partition))
 
-async def _read_ahead(
-    context: ClientContext, cursor: PartitionCursor, timeout: float | None
-) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages before the cursor's end; one get is ahead of the caller.
+        def ask() -> asyncio.Task[_Step]:
+            step = _step(context, gets, cursor, context.deadline_s(self.timeout))
+            return asyncio.create_task(step, name="metaq-browse")
 
-    It is a task: its reply is decoded while the caller blocks. Its error is raised when
-    the caller asks for its messages. If the error is retriable the get is sent again
-    first, since the outage may be over by then.
-    """
-    gets = LogGets(cursor.partition, partial(connect, context, cursor.partition))
-
-    def begin() -> asyncio.Task[_Step]:
-        step = _step(context, gets, cursor, context.deadline_s(timeout))
-        return asyncio.create_task(step, name="metaq-browse")
-
-    ahead: asyncio.Task[_Step] | None = None
-    try:
-        while ahead is not None or not cursor.is_done:
-            was_ahead, step = ahead is not None, ahead or begin()
-            ahead = step
-            try:
-                _outcome, messages = await step
-            except MetaqError as error:
-                ahead = None
-                if was_ahead and error.retriable:
-                    continue
-                raise
-            ahead = None if cursor.is_done else begin()
-            if messages:
-                yield messages
-    finally:
-        # Do not wait: the end of an event loop closes all generators at once.
-        if ahead is not None and not ahead.cancel() and not ahead.cancelled():
-            ahead.exception()
+        ahead: asyncio.Task[_Step] | None = None
+        try:
+            while ahead is not None or not cursor.is_done:
+                was_ahead, step = ahead is not None, ahead or ask()
+                ahead = step
+                try:
+                    _outcome, messages = await step
+                except MetaqError as error:
+                    ahead = None
+                    if was_ahead and error.retriable:
+                        continue
+                    raise
+                ahead = None if cursor.is_done else ask()
+                if messages:
+                    yield messages
+        finally:
+            # Do not wait: the end of an event loop closes all generators at once.
+            if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+                ahead.exception()
 
 
 async def _follow(

@@ -60,7 +60,7 @@ class CommitOrder:
     """Offsets that a user wants committed."""
 
     named: Offsets | None = None
-    """What he names; None: what is handled."""
+    """Offsets that are named; None: those of what is handled."""
     may_go_back: bool = False
     """Whether a named offset may be before the committed one."""
     lost: MetaqError | None = None
