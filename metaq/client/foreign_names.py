@@ -7,75 +7,65 @@ the same thing is called here, or that it is not needed.
 from types import MappingProxyType
 from typing import Final
 
-_DATA: Final = "'data'"
 _BROKERS: Final = "'zookeeper', its address, or 'brokers', a list of host:port"
-_HANDLED: Final = "not needed: a message is handled when the next is asked for"
 _SEND_TIME: Final = "'timeout_s', the time of a send with all its retries, in seconds"
 
-OURS: Final = MappingProxyType(
-    {
-        # to connect
-        "bootstrap_servers": _BROKERS,
-        "servers": _BROKERS,
-        "hosts": _BROKERS,
-        "client_id": "'consumer_id' of a consumer",
-        "session_timeout_ms": "'session_timeout_s' of the client, in seconds",
-        "heartbeat_interval_ms": "'heartbeat_s' of the client, in seconds",
-        "request_timeout_ms": "'request_timeout_s' of the client, in seconds",
-        "metadata_max_age_ms": "'metadata_s' of the client, in seconds",
-        "reconnect_backoff_ms": "'reconnect_first_s' of the client, in seconds",
-        "reconnect_backoff_max_ms": "'reconnect_max_s' of the client, in seconds",
-        "security_protocol": "not there: brokers know no login",
-        # to consume
-        "group_id": "'group'",
-        "durable": "'group'",
-        "group_instance_id": "'consumer_id'",
-        "subject": "'topic'",
-        "stream": "'topic'",
-        "auto_offset_reset": "'start'",
-        "deliver_policy": "'start'",
-        "enable_auto_commit": "'commit_interval_s'; None: only commit() commits",
-        "auto_commit_interval_ms": "'commit_interval_s', in seconds",
-        "enable_auto_offset_store": _HANDLED,
-        "max_poll_records": "'max_count' of batches, 'count_max' of receive_many",
-        "max_poll_interval_ms": "'revoke_timeout_s', in seconds",
-        "consumer_timeout_ms": "'timeout' of receive, in seconds",
-        "prefetch_count": "'buffer_count_max'",
-        "max_partition_fetch_bytes": "'fetch_bytes'",
-        "fetch_max_bytes": "'fetch_bytes_max'",
-        "fetch_max_wait_ms": "'wait_s', in seconds",
-        "fetch_min_bytes": "not needed: what is there is given at once",
-        "partition_assignment_strategy": "'strategy'",
-        "value_deserializer": "not needed: 'message.data' is bytes, decode those",
-        "key_deserializer": "not needed: 'message.key' is bytes, decode those",
-        "isolation_level": "not needed: what is not committed is never read",
-        # to produce
-        "value": _DATA,
-        "msg": _DATA,
-        "payload": _DATA,
-        "body": _DATA,
-        "callback": "'add_done_callback' of the future of send_nowait",
-        "on_delivery": "'add_done_callback' of the future of send_nowait",
-        "timestamp_ms": "not there: the broker stamps messages",
-        "acks": "not needed: a message is acknowledged when it is on disk",
-        "enable_idempotence": "not needed: a repeated batch is stored once",
-        "transactional_id": "'qualifier' of client.xa",
-        "linger_ms": "'linger_s', in seconds",
-        "batch_size": "'batch_bytes_max'",
-        "buffer_memory": "'buffer_bytes_max'",
-        "max_request_size": "'batch_bytes_max'",
-        "max_in_flight_requests_per_connection": "'in_flight_batches_max'",
-        "max_block_ms": _SEND_TIME,
-        "delivery_timeout_ms": _SEND_TIME,
-        "retries": _SEND_TIME,
-        "retry_backoff_ms": "'retry_first_s', in seconds",
-        "retry_backoff_max_ms": "'retry_max_s', in seconds",
-        "message_timeout_ms": _SEND_TIME,
-        "queue_buffering_max_messages": "'buffer_count_max'",
-        "compression_type": "not there: compress the data",
-        "partitioner": "'selector'",
-        "value_serializer": "not needed: 'data' is bytes, encode it",
-        "key_serializer": "not needed: 'key' is text or bytes",
-    }
+_NAMES: Final = (
+    # to connect
+    ("bootstrap_servers servers hosts", _BROKERS),
+    ("client_id", "'consumer_id' of a consumer"),
+    ("session_timeout_ms", "'session_timeout_s' of the client, in seconds"),
+    ("heartbeat_interval_ms", "'heartbeat_s' of the client, in seconds"),
+    ("request_timeout_ms", "'request_timeout_s' of the client, in seconds"),
+    ("metadata_max_age_ms", "'metadata_s' of the client, in seconds"),
+    ("reconnect_backoff_ms", "'reconnect_first_s' of the client, in seconds"),
+    ("reconnect_backoff_max_ms", "'reconnect_max_s' of the client, in seconds"),
+    ("security_protocol", "not there: brokers know no login"),
+    # to consume
+    ("group_id durable", "'group'"),
+    ("group_instance_id", "'consumer_id'"),
+    ("subject stream", "'topic'"),
+    ("auto_offset_reset deliver_policy", "'start'"),
+    ("enable_auto_commit", "'commit_interval_s'; None: only commit() commits"),
+    ("auto_commit_interval_ms", "'commit_interval_s', in seconds"),
+    (
+        "enable_auto_offset_store",
+        "not needed: a message is handled when the next is asked for",
+    ),
+    ("max_poll_records", "'max_count' of batches, 'count_max' of receive_many"),
+    ("max_poll_interval_ms", "'revoke_timeout_s', in seconds"),
+    ("consumer_timeout_ms", "'timeout' of receive, in seconds"),
+    ("prefetch_count queue_buffering_max_messages", "'buffer_count_max'"),
+    ("max_partition_fetch_bytes", "'fetch_bytes'"),
+    ("fetch_max_bytes", "'fetch_bytes_max'"),
+    ("fetch_max_wait_ms", "'wait_s', in seconds"),
+    ("fetch_min_bytes", "not needed: what is there is given at once"),
+    ("partition_assignment_strategy", "'strategy'"),
+    ("value_deserializer", "not needed: 'message.data' is bytes, decode those"),
+    ("key_deserializer", "not needed: 'message.key' is bytes, decode those"),
+    ("isolation_level", "not needed: what is not committed is never read"),
+    # to produce
+    ("value msg payload body", "'data'"),
+    ("callback on_delivery", "'add_done_callback' of the future of send_nowait"),
+    ("timestamp_ms", "not there: the broker stamps messages"),
+    ("acks", "not needed: a message is acknowledged when it is on disk"),
+    ("enable_idempotence", "not needed: a repeated batch is stored once"),
+    ("transactional_id", "'qualifier' of client.xa"),
+    ("linger_ms", "'linger_s', in seconds"),
+    ("batch_size max_request_size", "'batch_bytes_max'"),
+    ("buffer_memory", "'buffer_bytes_max'"),
+    ("max_in_flight_requests_per_connection", "'in_flight_batches_max'"),
+    ("max_block_ms delivery_timeout_ms retries message_timeout_ms", _SEND_TIME),
+    ("retry_backoff_ms", "'retry_first_s', in seconds"),
+    ("retry_backoff_max_ms", "'retry_max_s', in seconds"),
+    ("compression_type", "not there: compress the data"),
+    ("partitioner", "'selector'"),
+    ("value_serializer", "not needed: 'data' is bytes, encode it"),
+    ("key_serializer", "not needed: 'key' is text or bytes"),
 )
-"""Their name, with `_` for dots → ours."""
+"""Their names, with `_` for dots, and ours for the same."""
+
+OURS: Final = MappingProxyType(
+    {theirs: ours for names, ours in _NAMES for theirs in names.split()}
+)
+"""Their name → ours."""

@@ -327,11 +327,7 @@ def check_plain_function(name: str, value: object) -> None:
         )
 
 
-def _check_types(
-    options: "ClientOptions | ProducerOptions | ConsumerOptions",
-    *,
-    zero: Collection[str],
-) -> None:
+def _check_types(options: Any, *, zero: Collection[str]) -> None:
     """Refuse values of another type, and numbers not above 0; `zero` may be 0."""
     for field in fields(options):
         value, name = getattr(options, field.name), field.name
@@ -350,11 +346,7 @@ def _check_types(
 
 
 def _check_order(
-    options: "ClientOptions | ProducerOptions | ConsumerOptions",
-    low: str,
-    high: str,
-    *,
-    may_be_equal: bool = True,
+    options: object, low: str, high: str, *, may_be_equal: bool = True
 ) -> None:
     """Refuse two numbers that contradict each other."""
     one, other = getattr(options, low), getattr(options, high)

@@ -688,18 +688,15 @@ def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
         ConfigError: in a file below the user's home, and there is none.
     """
     if is_broadcast:
-        return FileOffsets(_broadcast_file(), clock=context.clock)
+        try:
+            path = Path(BROADCAST_FILE).expanduser()
+        except RuntimeError as error:
+            # A container's user without a name, say.
+            raise ConfigError(
+                f"broadcast: offsets are kept in {BROADCAST_FILE}, and this user has no"
+                " home directory; name another place with offsets=FileOffsets(...)"
+            ) from error
+        return FileOffsets(path, clock=context.clock)
     if context.coordinator is None:
         return MemoryOffsets()
     return ZooKeeperOffsets(context.coordinator, context.paths)
-
-
-def _broadcast_file() -> Path:
-    try:
-        return Path(BROADCAST_FILE).expanduser()
-    except RuntimeError as error:
-        # A container's user without a name, say.
-        raise ConfigError(
-            f"broadcast: offsets are kept in {BROADCAST_FILE}, and this user has no"
-            " home directory; name another place with offsets=FileOffsets(...)"
-        ) from error

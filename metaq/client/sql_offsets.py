@@ -30,6 +30,7 @@ from metaq.client.errors import OffsetStoreError
 from metaq.client.group.assignments import Fence
 from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.offset_store import Failures, Offsets
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import MAX_OFFSET, GroupOffset, MessageId, Offset, TopicPartition
@@ -142,13 +143,8 @@ class SqlOffsets:
         return await self._off_loop.run(work, deadline_s=deadline_s)
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Store all of them or none, in one transaction.
 
         Raises:
@@ -178,12 +174,13 @@ class SqlOffsets:
     def _load(
         self, group: str, partition: TopicPartition, deadline_s: float
     ) -> GroupOffset | None:
-        query = self._table.select().where(*self._is_row(group, partition))
+        key = _key(group, partition)
+        query = self._table.select().filter_by(**key)
         row = self._transact(lambda link: link.execute(query).first(), deadline_s)
         if row is None:
             return None
         *found, offset, message_id = row
-        wanted = [partition.topic, partition.name, group]
+        wanted = list(key.values())
         if found != wanted:
             raise OffsetStoreError(
                 f"{self._name}: expected the row of {wanted}, got that of {found}: the"
@@ -200,16 +197,11 @@ class SqlOffsets:
             NO_MESSAGE if message_id is None else MessageId(int(message_id)),
         )
 
-    def _commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        deadline_s: float,
-    ) -> None:
+    def _commit(self, group: str, offsets: Offsets, deadline_s: float) -> None:
         def store(connection: sa.Connection) -> None:
             # In one order everywhere: rows that two members lock never cross.
             for partition in sorted(offsets):
-                self._upsert(connection, group, partition, offsets[partition])
+                self._upsert(connection, _key(group, partition), offsets[partition])
 
         self._transact(store, deadline_s)
 
@@ -232,41 +224,21 @@ class SqlOffsets:
             Event().wait(pause_s)
 
     def _upsert(
-        self,
-        connection: sa.Connection,
-        group: str,
-        partition: TopicPartition,
-        offset: GroupOffset,
+        self, connection: sa.Connection, key: Mapping[str, str], offset: GroupOffset
     ) -> None:
         message_id = NO_MESSAGE if offset.message_id is None else offset.message_id
         values = {"offset": offset.offset, "msg_id": message_id}
-        is_row = self._is_row(group, partition)
-        update = self._table.update().where(*is_row).values(values)
+        update = self._table.update().filter_by(**key).values(values)
 
         # Some count only what became different, some do not count at all.
         if connection.execute(update).rowcount > 0:
             return
-        question = sa.select(self._table.c.offset).where(*is_row)
+        question = self._table.select().filter_by(**key)
         if connection.execute(question).first() is not None:
             # It was there, or came in between.
             connection.execute(update)
             return
-        names = {
-            "topic": partition.topic,
-            "partition": partition.name,
-            "group_id": group,
-        }
-        connection.execute(self._table.insert().values(names | values))
-
-    def _is_row(
-        self, group: str, partition: TopicPartition
-    ) -> tuple[sa.ColumnElement[bool], ...]:
-        columns = self._table.c
-        return (
-            columns.topic == partition.topic,
-            columns.partition == partition.name,
-            columns.group_id == group,
-        )
+        connection.execute(self._table.insert().values({**key, **values}))
 
     def _create_if_due(self) -> None:
         if not self._is_creation_due:
@@ -285,3 +257,8 @@ class SqlOffsets:
         else:
             cause = repr(error)
         return OffsetStoreError(f"{self._name}: {cause}")
+
+
+def _key(group: str, partition: TopicPartition) -> dict[str, str]:
+    """Return the columns that name a row, in the order of the table."""
+    return {"topic": partition.topic, "partition": partition.name, "group_id": group}

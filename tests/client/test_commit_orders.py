@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
-from metaq.client.offsets.committer import Commit, Committer
-from metaq.client.offsets.named_offsets import NamedOffsets
+from metaq.client.offsets.commit_orders import CommitOrders
+from metaq.client.offsets.committer import Commit, CommitOrder, Committer
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, OwnershipLostError
@@ -18,12 +17,12 @@ from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition
 
 P0 = TopicPartition("t", BrokerId(0), 0)
-HANDLED = CommitOrder(None)
+HANDLED = CommitOrder()
 PATIENCE_S = 30.0
 
 
 def named(offset: int) -> CommitOrder:
-    return CommitOrder(NamedOffsets({P0: GroupOffset(Offset(offset))}, False))
+    return CommitOrder({P0: GroupOffset(Offset(offset))})
 
 
 class Rig:
@@ -45,9 +44,7 @@ class Rig:
     def begin(self, order: CommitOrder) -> Commit:
         self.begun.append(order)
         if order.named is not None:
-            return self.committer.request_named(
-                order.named.offsets, {}, may_go_back=False
-            )
+            return self.committer.request({}, order)
         self.handled += 1
         return self.committer.request({P0: GroupOffset(Offset(self.handled))})
 
@@ -80,7 +77,7 @@ def test_the_message_that_was_lost_is_the_error_of_its_own_order() -> None:
     async def scenario() -> None:
         rig = Rig()
         lost = OwnershipLostError("t/0-0: lost")
-        one, other = rig.add(CommitOrder(None, lost)), rig.add(HANDLED)
+        one, other = rig.add(CommitOrder(lost=lost)), rig.add(HANDLED)
         with pytest.raises(OwnershipLostError, match="lost"):
             await one
         assert await other is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client.group.assignments import Fence
-from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.committer import CommitOrder, Committer
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import (
     ClosedError,
@@ -70,15 +70,15 @@ class Rig:
             self.committer.admit(partition)
 
     def handled(self, *, is_asked: bool = False, **offsets: int) -> "Asked":
-        request = self.committer.request(at(**offsets), is_asked=is_asked)
+        order = CommitOrder() if is_asked else None
+        request = self.committer.request(at(**offsets), order)
         return asyncio.ensure_future(request.wait())
 
     def named(
         self, *, handled: int = 0, may_go_back: bool = False, **offsets: int
     ) -> "Asked":
-        request = self.committer.request_named(
-            at(**offsets), at(p0=handled, p1=handled), may_go_back=may_go_back
-        )
+        order = CommitOrder(at(**offsets), may_go_back)
+        request = self.committer.request(at(p0=handled, p1=handled), order)
         return asyncio.ensure_future(request.wait())
 
     async def stored(self) -> int | None:

@@ -6,6 +6,7 @@ run, and `walk(seed, steps)` the walk.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -59,10 +60,13 @@ def commits_in_manual_mode(revoke: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-def commits_one_too_far(request_named: Callable[..., Any]) -> Callable[..., Any]:
-    def broken(self: Any, offsets: Any, handled: Any, **more: Any) -> Any:
-        far = {p: GroupOffset(Offset(at.offset + STEP)) for p, at in offsets.items()}
-        return request_named(self, far, handled, **more)
+def commits_one_too_far(request: Callable[..., Any]) -> Callable[..., Any]:
+    def broken(self: Any, handled: Any, order: Any = None, **more: Any) -> Any:
+        if order is not None and order.named is not None:
+            far = {p: Offset(at.offset + STEP) for p, at in order.named.items()}
+            named = {p: GroupOffset(offset) for p, offset in far.items()}
+            order = replace(order, named=named)
+        return request(self, handled, order, **more)
 
     return broken
 
@@ -172,7 +176,7 @@ def hands_out_before_the_hook(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 BROKEN: Final[list[tuple[Any, str, Callable[..., Any], str]]] = [
     (SubscriptionState, "revoke", commits_in_manual_mode, "nobody called commit"),
-    (Committer, "request_named", commits_one_too_far, "and handled is|no boundary"),
+    (Committer, "request", commits_one_too_far, "and handled is|no boundary"),
     (FetchBuffer, "set_paused", drops_what_is_fetched, "next is"),
     (FetchBuffer, "set_paused", ignores_pauses, "which has paused it"),
     (SubscriptionState, "move", keeps_what_is_fetched, "next is"),

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, NoBrokerError, PartitionsAwayError
-from metaq.client.admin.broker_admin import (
-    BrokerDescription,
-    brokers,
-    forget_broker,
-)
+from metaq.client.admin.broker_admin import BrokerDescription
 from metaq.client.admin.cluster_admin import describe_group
 from metaq.client.consume.progress import UNKNOWN_LAG
 from metaq.client.errors import BrokerRegisteredError
@@ -202,7 +198,8 @@ def ask(broker: AnyBroker, work: Callable[[AsyncClient, float], Any]) -> Any:
 
 
 async def look(client: AsyncClient, deadline_s: float) -> Any:
-    return await brokers(parts_of(client), deadline_s=deadline_s)
+    del deadline_s
+    return await client.admin().brokers(30)
 
 
 def test_brokers_are_told_that_are_there_and_that_are_missing(
@@ -227,7 +224,8 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
     first, second = pair
 
     async def forget(client: AsyncClient, deadline_s: float) -> Any:
-        return await forget_broker(parts_of(client), BrokerId(1), deadline_s=deadline_s)
+        del deadline_s
+        return await client.admin().forget_broker(1, timeout=30)
 
     with pytest.raises(BrokerRegisteredError, match="broker 1 is registered at"):
         ask(first, forget)

@@ -10,7 +10,7 @@ Source: docs/metaq-1.4/client.md 4 and 14.
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,6 +29,7 @@ from metaq.client.errors import BrokerRegisteredError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.names import near_topics, require_names
 from metaq.client.validation import check_whole
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, ConfigError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.peer.replies import parse_stats
@@ -128,8 +129,7 @@ class AsyncBrokerAdmin:
             NoBrokerError: nothing is known of the cluster.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        deadline_s = await self._context.reach(timeout)
-        return await brokers(self._context, deadline_s=deadline_s)
+        return await _brokers(self._context, await self._context.reach(timeout))
 
     async def forget_broker(
         self, broker_id: int, *, plan: bool = False, timeout: float | None = None
@@ -138,8 +138,10 @@ class AsyncBrokerAdmin:
 
         The offsets that groups have committed in its partitions are deleted too. From
         then on nothing says that its partitions are away, and no deletion of a topic
-        waits for it. Its data is not touched: if it comes back it registers, and is
-        recorded, again.
+        waits for it, and the contents of its data directories are unknown. Its data is
+        not touched: if it comes back it registers, and is recorded, again.
+
+        Durability: on return ZooKeeper has it on a majority of its disks.
 
         Args:
             broker_id: which one.
@@ -156,9 +158,11 @@ class AsyncBrokerAdmin:
         Cancellation: some of it may be removed.
         """
         check_whole("broker_id", broker_id, 0)
-        work = plan_forget if plan else forget_broker
-        deadline_s = await self._context.reach(timeout)
-        return await work(self._context, BrokerId(broker_id), deadline_s=deadline_s)
+        context, deadline_s = self._context, await self._context.reach(timeout)
+        broker = await _require_gone(context, BrokerId(broker_id), deadline_s)
+        if not plan:
+            await _forget_broker(context, BrokerId(broker_id), deadline_s)
+        return broker
 
     async def broker_stats(
         self, broker_id: int, item: str = "", timeout: float | None = None
@@ -211,8 +215,36 @@ class AsyncBrokerAdmin:
         context, deadline_s = self._context, await self._context.reach(timeout)
         if topics is not None:
             require_names("topics", topics)
-        return await describe_partitions(
-            context, topics, with_logs=with_logs, deadline_s=deadline_s
+        wanted = topics
+        if wanted is None:
+            wanted = await known_topics(context, deadline_s=deadline_s)
+        snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+        partitions: list[TopicPartition] = []
+        for topic in wanted:
+            found = await known_partitions(context, topic, deadline_s=deadline_s)
+            if not found and topics is not None:
+                known = await known_topics(context, deadline_s=deadline_s)
+                raise nobody_serves(topic, known)
+            partitions += found
+        addresses = {p.broker_id: context.address_of(p.broker_id) for p in partitions}
+        asked = [p for p in partitions if with_logs and addresses[p.broker_id]]
+
+        async def closed_at(address: BrokerAddress) -> frozenset[str] | None:
+            text = await stats_text(context, address, "", deadline_s=deadline_s)
+            return read_closed(parse_stats(text))
+
+        async with asyncio.TaskGroup() as both:
+            end_of = partial(log_range, context, deadline_s=deadline_s)
+            asking = both.create_task(for_each(end_of, asked))
+            there = {each for each in addresses.values() if each and with_logs}
+            closing = both.create_task(for_each(closed_at, there))
+        ends, closed = asking.result(), closing.result()
+
+        return tuple(
+            _describe_partition(
+                one, snapshot, addresses[one.broker_id], ends.get(one), closed
+            )
+            for one in partitions
         )
 
     async def wait_until_there(
@@ -234,64 +266,35 @@ class AsyncBrokerAdmin:
         await read_whole(self._context, topics, deadline_s=deadline_s)
 
 
-# -- partitions -----------------------------------------------------------------------
+# -- partitions and brokers ------------------------------------------------------------
 
 
-async def describe_partitions(
-    context: ClientContext,
-    topics: Collection[str] | None,
-    *,
-    with_logs: bool,
-    deadline_s: float,
-) -> tuple[PartitionDescription, ...]:
-    """Return the partitions of topics; see `AsyncBrokerAdmin.describe_partitions`."""
-    wanted = topics
-    if wanted is None:
-        wanted = await known_topics(context, deadline_s=deadline_s)
-    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
-    partitions: list[TopicPartition] = []
-    for topic in wanted:
-        found = await known_partitions(context, topic, deadline_s=deadline_s)
-        if not found and topics is not None:
-            known = await known_topics(context, deadline_s=deadline_s)
-            raise nobody_serves(topic, known)
-        partitions += found
-    addresses = {p.broker_id: context.address_of(p.broker_id) for p in partitions}
-    asked = [p for p in partitions if with_logs and addresses[p.broker_id]]
-
-    async def closed_at(address: BrokerAddress) -> frozenset[str] | None:
-        text = await stats_text(context, address, "", deadline_s=deadline_s)
-        return read_closed(parse_stats(text))
-
-    async with asyncio.TaskGroup() as both:
-        end_of = partial(log_range, context, deadline_s=deadline_s)
-        asking = both.create_task(for_each(end_of, asked))
-        there = {each for each in addresses.values() if each and with_logs}
-        closing = both.create_task(for_each(closed_at, there))
-    ends, closed = asking.result(), closing.result()
-
-    def describe(one: TopicPartition) -> PartitionDescription:
-        topic, address, log = one.topic, addresses[one.broker_id], ends.get(one)
-        start, end = log if isinstance(log, tuple) else (None, None)
-        # An error there is the same broker's, and the same sentence.
-        names = closed.get(address) if address else None
-        return PartitionDescription(
-            partition=one,
-            address=address,
-            takes_puts=one in snapshot.put_partitions(topic),
-            gives_gets=one in snapshot.get_partitions(topic),
-            is_away=not snapshot.is_served(one),
-            log_start=start,
-            log_end=end,
-            is_closed=(
-                f"{topic}-{one.partition}" in names
-                if isinstance(names, frozenset)
-                else None
-            ),
-            problem=str(log) if isinstance(log, MetaqError) else "",
-        )
-
-    return tuple(map(describe, partitions))
+def _describe_partition(
+    partition: TopicPartition,
+    snapshot: ClusterSnapshot,
+    address: BrokerAddress | None,
+    log: tuple[Offset, Offset] | MetaqError | None,
+    closed: Mapping[BrokerAddress, frozenset[str] | MetaqError | None],
+) -> PartitionDescription:
+    topic = partition.topic
+    start, end = log if isinstance(log, tuple) else (None, None)
+    # An error there is the same broker's, and the same sentence.
+    names = closed.get(address) if address else None
+    return PartitionDescription(
+        partition=partition,
+        address=address,
+        takes_puts=partition in snapshot.put_partitions(topic),
+        gives_gets=partition in snapshot.get_partitions(topic),
+        is_away=not snapshot.is_served(partition),
+        log_start=start,
+        log_end=end,
+        is_closed=(
+            f"{topic}-{partition.partition}" in names
+            if isinstance(names, frozenset)
+            else None
+        ),
+        problem=str(log) if isinstance(log, MetaqError) else "",
+    )
 
 
 def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
@@ -306,23 +309,11 @@ def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
     )
 
 
-# -- brokers --------------------------------------------------------------------------
-
-
-async def brokers(
-    context: ClientContext, *, deadline_s: float
+async def _brokers(
+    context: ClientContext, deadline_s: float
 ) -> tuple[BrokerDescription, ...]:
-    """Return the brokers that are there, and those that have left a record.
-
-    Ids ascending; after them the named addresses that have never answered. A Java
-    broker records nothing, so one that is away is not among them.
-
-    Raises:
-        NoBrokerError: nothing is known of the cluster.
-        CoordinationError: ZooKeeper cannot be asked.
-    """
-    metadata = context.metadata
-    names = await metadata.topics(deadline_s=deadline_s)
+    """Return the brokers; see `AsyncBrokerAdmin.brokers`."""
+    names = await context.metadata.topics(deadline_s=deadline_s)
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
     addresses = await recorded_addresses(context, deadline_s=deadline_s)
     counts: dict[BrokerId, dict[str, int]] = {}
@@ -353,18 +344,12 @@ async def brokers(
     return (*found, *silent)
 
 
-async def plan_forget(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+async def _require_gone(
+    context: ClientContext, broker_id: BrokerId, deadline_s: float
 ) -> BrokerDescription:
-    """Return the broker whose record `forget_broker` would remove.
-
-    Raises:
-        BrokerRegisteredError: it is there, and would write its record again.
-        ClientError: there is no record of it.
-        ConfigError, CoordinationError: there is no ZooKeeper, or it cannot be asked.
-    """
+    """Return the broker whose record is to be removed; raises as `forget_broker`."""
     require_coordinator(context)
-    found = await brokers(context, deadline_s=deadline_s)
+    found = await _brokers(context, deadline_s)
     for broker in found:
         if broker.broker_id == broker_id and broker.is_present:
             raise BrokerRegisteredError(
@@ -373,15 +358,15 @@ async def plan_forget(
             )
         if broker.broker_id == broker_id:
             return broker
-    if await offsets_of_broker(context, broker_id, deadline_s=deadline_s):
+    if await _offsets_of_broker(context, broker_id, deadline_s):
         # A Java broker leaves no record; the offsets of its groups stay.
         return BrokerDescription(broker_id, None, False, (), 0, 0)
     known = ", ".join(str(broker.broker_id) for broker in found) or "none"
     raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
 
 
-async def offsets_of_broker(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+async def _offsets_of_broker(
+    context: ClientContext, broker_id: BrokerId, deadline_s: float
 ) -> dict[str, tuple[TopicPartition, ...]]:
     """Return each group's partitions on one broker that have a committed offset."""
     coordinator, found = require_coordinator(context), {}
@@ -398,22 +383,10 @@ async def offsets_of_broker(
     return found
 
 
-async def forget_broker(
-    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
-) -> BrokerDescription:
-    """Delete the records of a broker that is gone for good, and return them.
-
-    The offsets that groups have committed in its partitions are deleted too. From then
-    on nothing says that its partitions are away, no deletion of a topic waits for it,
-    and the contents of its data directories are unknown. Its data is not touched: if it
-    comes back it registers, and is recorded, again.
-
-    Durability: on return ZooKeeper has it on a majority of its disks. After an error
-    some of it is removed; the same call may be made again.
-
-    Raises: as `plan_forget`.
-    """
-    broker = await plan_forget(context, broker_id, deadline_s=deadline_s)
+async def _forget_broker(
+    context: ClientContext, broker_id: BrokerId, deadline_s: float
+) -> None:
+    """Delete its records; a call that failed half-way can be repeated."""
     coordinator, paths = require_coordinator(context), context.paths
     recorded = await coordinator.children(
         paths.recorded_topics(), deadline_s=deadline_s
@@ -434,7 +407,7 @@ async def forget_broker(
             await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
 
     raise_first(await for_each(forget, nodes))
-    groups = await offsets_of_broker(context, broker_id, deadline_s=deadline_s)
+    groups = await _offsets_of_broker(context, broker_id, deadline_s)
     for group, partitions in groups.items():
         # Members of the group read other brokers, and commit there.
         offsets = GroupOffsets(coordinator, paths, group=group)
@@ -446,4 +419,3 @@ async def forget_broker(
     # Last, so that a call that failed half-way can be repeated.
     path = paths.recorded_broker(broker_id)
     await coordinator.delete(path, deadline_s=deadline_s)
-    return broker

@@ -19,25 +19,12 @@ from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import require_all_there
 from metaq.client.consume.progress import Lag, lag_of
-from metaq.client.errors import (
-    GroupInUseError,
-    PartitionsAwayError,
-)
+from metaq.client.errors import GroupInUseError, PartitionsAwayError
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import name_few
 from metaq.client.offsets.offset_reset import NO_MESSAGE, Goal, find_goal
-from metaq.errors import (
-    ClientError,
-    CoordinationError,
-    MetaqError,
-    NoBrokerError,
-)
-from metaq.model import (
-    GroupOffset,
-    Offset,
-    TopicPartition,
-    printable,
-)
+from metaq.errors import ClientError, CoordinationError, MetaqError, NoBrokerError
+from metaq.model import GroupOffset, Offset, TopicPartition, printable
 from metaq.zk.errors import NodeNotEmptyError, PayloadError
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets

@@ -15,6 +15,7 @@ brokers of ours keep (`/catalog/brokers`).
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -147,27 +148,24 @@ class AsyncAdmin(AsyncGroupAdmin):
         )
         # Members of groups list their topics with commas between them.
         check_topics((topic,))
-        coordinator, paths = _coordinator(context), context.paths
-        able = await _able_brokers(context, definition, deadline_s)
+        here = _Topic(context, topic, deadline_s)
+        able = await here.able_brokers(definition)
         exists = f"topic '{topic}' exists"
-        before = await _describe(context, topic, deadline_s)
+        before = await here.describe()
         old = before.definition
         if old is not None and old.state is TopicState.DELETING:
             raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
         # The client's snapshot may still show a topic that has just gone.
-        holders = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
+        holders = await brokers_with(
+            here.coordinator, context.paths, topic, deadline_s=deadline_s
+        )
         if old or before.problem or holders:
             raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
         try:
-            await coordinator.replace(
-                paths.topic_definition(topic),
-                encode_definition(definition),
-                version=None,
-                deadline_s=deadline_s,
-            )
+            await here.write(definition, None)
         except NodeChangedError as error:
             raise TopicExistsError(f"{exists}: it was made at this moment") from error
-        return await _wait_taken_up(context, topic, definition, able, deadline_s)
+        return await here.wait_taken_up(definition, able)
 
     async def alter_topic(
         self,
@@ -201,13 +199,10 @@ class AsyncAdmin(AsyncGroupAdmin):
 
         Cancellation: it may be altered.
         """
-        check_topic(topic)
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+        here = await self._reach(topic, timeout)
         # First: what others change from here on is not overwritten.
-        node = await coordinator.get(path, deadline_s=deadline_s)
-        before = await _described(context, topic, deadline_s)
+        node = await here.read()
+        before = await here.describe_known()
         old = before.definition
         if before.problem:
             raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
@@ -231,9 +226,9 @@ class AsyncAdmin(AsyncGroupAdmin):
                 settings=_settled(old.settings, settings),
             ),
         )
-        able = await _able_brokers(context, definition, deadline_s)
-        await _replace(context, topic, definition, node, deadline_s)
-        return await _wait_taken_up(context, topic, definition, able, deadline_s)
+        able = await here.able_brokers(definition)
+        await here.replace(definition, node)
+        return await here.wait_taken_up(definition, able)
 
     async def delete_topic(self, topic: str, timeout: float | None = None) -> None:
         """Delete a topic, its data and its groups' offsets; wait until it is gone.
@@ -258,21 +253,17 @@ class AsyncAdmin(AsyncGroupAdmin):
 
         Cancellation: it may go on.
         """
-        check_topic(topic)
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+        here = await self._reach(topic, timeout)
         # First, as in `alter_topic`.
-        node = await coordinator.get(path, deadline_s=deadline_s)
-        before = await _described(context, topic, deadline_s)
+        node = await here.read()
+        before = await here.describe_known()
         old = before.definition
         if old is None or old.state is TopicState.ACTIVE:
-            await _require_deletable(context, before, deadline_s)
+            await here.require_deletable(before)
             counts = [each.partitions or 1 for each in before.brokers]
             old = old or TopicDefinition(partitions=max(counts, default=1))
-            definition = replace(old, state=TopicState.DELETING)
-            await _replace(context, topic, definition, node, deadline_s)
-        await _wait_gone(context, topic, deadline_s)
+            await here.replace(replace(old, state=TopicState.DELETING), node)
+        await here.wait_gone()
 
     async def describe_topic(
         self, topic: str, timeout: float | None = None
@@ -288,9 +279,7 @@ class AsyncAdmin(AsyncGroupAdmin):
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        check_topic(topic)
-        deadline_s = await self._context.reach(timeout)
-        return await _described(self._context, topic, deadline_s)
+        return await (await self._reach(topic, timeout)).describe_known()
 
     async def topics(
         self, timeout: float | None = None
@@ -308,22 +297,218 @@ class AsyncAdmin(AsyncGroupAdmin):
         deadline_s = await context.reach(timeout)
         names = sorted(await _topic_names(context, deadline_s))
         await read_cluster(context, names, deadline_s=deadline_s)
-        found = [await _describe(context, name, deadline_s) for name in names]
+        found = [await _Topic(context, each, deadline_s).describe() for each in names]
         return tuple(each for each in found if each.definition or each.brokers)
+
+    async def _reach(self, topic: str, timeout: float | None) -> "_Topic":
+        check_topic(topic)
+        return _Topic(self._context, topic, await self._context.reach(timeout))
+
+
+class _Topic:
+    """One topic, during one call of an administrator."""
+
+    def __init__(self, context: ClientContext, topic: str, deadline_s: float) -> None:
+        self._context = context
+        self._topic = topic
+        self._deadline_s = deadline_s
+        self.coordinator = _coordinator(context)
+
+    # -- looking ----------------------------------------------------------------------
+
+    async def read(self) -> Node | None:
+        """Return the node of its definition."""
+        path = self._context.paths.topic_definition(self._topic)
+        return await self.coordinator.get(path, deadline_s=self._deadline_s)
+
+    async def describe_known(self) -> TopicDescription:
+        """Return its description; raise NoTopicError where nothing is known."""
+        found = await self.describe()
+        if found.definition is None and not found.brokers and not found.problem:
+            known = await _topic_names(self._context, self._deadline_s)
+            raise NoTopicError(
+                f"there is no topic '{self._topic}'; {near_topics(self._topic, known)}"
+            )
+        return found
+
+    async def describe(self) -> TopicDescription:
+        """Return its definition, and its status on each broker."""
+        topic, definition, problem = self._topic, None, ""
+        node = await self.read()
+        try:
+            definition = None if node is None else decode_definition(node.data)
+        except PayloadError as error:
+            problem = str(error)
+        snapshot = await read_cluster(
+            self._context, {topic}, deadline_s=self._deadline_s
+        )
+        path = self._context.paths.topic_statuses(topic)
+        found = await read_values(
+            self.coordinator, path, decode_status, deadline_s=self._deadline_s
+        )
+        statuses = {BrokerId(int(n)): one for n, one in found.items() if n.isdecimal()}
+        ids = {*statuses, *_counts(snapshot, topic), *snapshot.recorded.get(topic, {})}
+        if definition is not None and definition.brokers is not None:
+            ids |= set(definition.brokers)
+        brokers = tuple(
+            _on_broker(broker_id, topic, definition, snapshot, statuses.get(broker_id))
+            for broker_id in sorted(ids)
+        )
+        return TopicDescription(
+            topic=topic, definition=definition, brokers=brokers, problem=problem
+        )
+
+    async def _recorded_brokers(self) -> tuple[str, ...]:
+        """Return the ids of brokers that keep a record: those of this package."""
+        path = self._context.paths.recorded_brokers()
+        found = await self.coordinator.children(path, deadline_s=self._deadline_s)
+        return found or ()
+
+    # -- making -----------------------------------------------------------------------
+
+    async def able_brokers(self, definition: TopicDefinition) -> tuple[BrokerId, ...]:
+        """Return the brokers that are there and are to serve it.
+
+        A broker with a record in the catalog that is needed and away is waited for: one
+        that restarts has no nodes for a moment.
+
+        Raises:
+            NoBrokerError: one that is named is not there, or cannot; or there is none.
+        """
+        unable: NoBrokerError | None = None
+        while True:
+            snapshot = await read_cluster(
+                self._context, (), deadline_s=self._deadline_s
+            )
+            try:
+                recorded = await self._recorded_brokers()
+            except CoordinationTimeoutError:
+                if unable is None:
+                    raise
+                # The time ended in a later look: what an earlier one saw is the reason.
+                raise unable from None
+            ours = {BrokerId(int(each)) for each in recorded if each.isdecimal()}
+            there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
+            able = tuple(each for each in there if each in ours)
+            missing = [i for i in definition.brokers or () if i not in able]
+            if able and not missing:
+                return definition.brokers or able
+            awaited = ours.difference(able).intersection(missing or ours)
+            unable = _unable(missing, able, [i for i in there if i not in ours])
+            if not awaited or self._is_over():
+                raise unable
+            await asyncio.sleep(POLL_S)
+
+    async def write(self, definition: TopicDefinition, old: Node | None) -> None:
+        """Write a definition in the place of the one that was read, or of none."""
+        await self.coordinator.replace(
+            self._context.paths.topic_definition(self._topic),
+            encode_definition(definition),
+            version=None if old is None else old.version,
+            deadline_s=self._deadline_s,
+        )
+
+    async def replace(self, definition: TopicDefinition, old: Node | None) -> None:
+        """Write as `write`; raise ClientError where another client was faster."""
+        try:
+            await self.write(definition, old)
+        except NodeChangedError as error:
+            raise ClientError(
+                f"topic '{self._topic}' was altered by another client meanwhile: look"
+                " at it, and try again"
+            ) from error
+
+    async def wait_taken_up(
+        self, definition: TopicDefinition, wanted: Collection[BrokerId]
+    ) -> TopicDescription:
+        """Return when all of some brokers serve it as defined."""
+        topic, since_s = self._topic, self._context.clock.monotonic_s()
+        while True:
+            on_broker: dict[BrokerId, TopicOnBroker] = {}
+            # Where ZooKeeper does not answer right now, a later look says more.
+            with suppress(CoordinationError, NoBrokerError):
+                found = await self.describe()
+                on_broker = {each.broker_id: each for each in found.brokers}
+            for each in on_broker.values():
+                _require_obeyed(topic, each)
+            left = [
+                i for i in wanted if not _has_taken_up(on_broker.get(i), definition)
+            ]
+            if not left:
+                return found
+            if self._is_over():
+                missing = ", ".join(
+                    f"{i} (not there)"
+                    if i in on_broker and not on_broker[i].is_there
+                    else str(i)
+                    for i in left
+                )
+                raise RequestTimeoutError(
+                    f"topic '{topic}' is not served yet as defined by brokers {missing}"
+                    f" (waited {self._waited(since_s)}); the definition stays, and they"
+                    " take it up when they can"
+                )
+            await asyncio.sleep(POLL_S)
+
+    def _is_over(self) -> bool:
+        """Return whether there is no time for another look."""
+        return self._context.clock.monotonic_s() + POLL_S >= self._deadline_s
+
+    def _waited(self, since_s: float) -> str:
+        return f"{self._context.clock.monotonic_s() - since_s:.3g} s"
+
+    # -- deleting ---------------------------------------------------------------------
+
+    async def require_deletable(self, found: TopicDescription) -> None:
+        """Raise where a broker would not delete it, or a group reads it."""
+        topic = found.topic
+        for each in found.brokers:
+            if each.effect is Effect.OVERRIDDEN:
+                raise TopicRefusedError(
+                    f"topic '{topic}' is not deleted: server.ini of broker"
+                    f" {each.broker_id} defines it ({each.text}); take the section"
+                    f" [topic={topic}] out, and restart the broker"
+                )
+        recorded = await self._recorded_brokers()
+        for each in found.brokers:
+            if each.is_there and str(each.broker_id) not in recorded:
+                raise TopicRefusedError(
+                    f"topic '{topic}' is not deleted: broker {each.broker_id} is of"
+                    " MetaQ 1.4, which deletes no topic"
+                )
+        groups = await self.coordinator.children(
+            self._context.paths.groups(), deadline_s=self._deadline_s
+        )
+        for group in groups or ():
+            await require_idle(
+                self._context, group, {topic}, deadline_s=self._deadline_s
+            )
+
+    async def wait_gone(self) -> None:
+        """Return when its definition and all that brokers have of it are gone."""
+        since_s, left, is_gone = self._context.clock.monotonic_s(), "", False
+        while True:
+            try:
+                is_gone = await self.read() is None
+                found = await self.describe()
+                # This client is to know of it, too.
+                if is_gone and not found.brokers:
+                    return
+                left = _left(found)
+            except (CoordinationError, NoBrokerError) as error:
+                left = left or str(error)
+            if self._is_over():
+                if is_gone:
+                    return
+                raise RequestTimeoutError(
+                    f"topic '{self._topic}' is marked, and not deleted yet: {left}"
+                    f" (waited {self._waited(since_s)}); the brokers go on by"
+                    " themselves"
+                )
+            await asyncio.sleep(POLL_S)
 
 
 # -- looking --------------------------------------------------------------------------
-
-
-async def _described(
-    context: ClientContext, topic: str, deadline_s: float
-) -> TopicDescription:
-    """Return a description of a topic; raise NoTopicError where nothing is known."""
-    found = await _describe(context, topic, deadline_s)
-    if found.definition is None and not found.brokers and not found.problem:
-        known = await _topic_names(context, deadline_s)
-        raise NoTopicError(f"there is no topic '{topic}'; {near_topics(topic, known)}")
-    return found
 
 
 async def _topic_names(context: ClientContext, deadline_s: float) -> frozenset[str]:
@@ -332,32 +517,6 @@ async def _topic_names(context: ClientContext, deadline_s: float) -> frozenset[s
     for parent in (paths.topic_definitions(), paths.recorded_topics()):
         names.update(await coordinator.children(parent, deadline_s=deadline_s) or ())
     return frozenset(names)
-
-
-async def _describe(
-    context: ClientContext, topic: str, deadline_s: float
-) -> TopicDescription:
-    coordinator, paths = _coordinator(context), context.paths
-    definition, problem = None, ""
-    node = await coordinator.get(paths.topic_definition(topic), deadline_s=deadline_s)
-    try:
-        definition = None if node is None else decode_definition(node.data)
-    except PayloadError as error:
-        problem = str(error)
-    snapshot = await read_cluster(context, {topic}, deadline_s=deadline_s)
-    statuses = await _read_statuses(context, topic, deadline_s)
-    ids = {*statuses, *_counts(snapshot, topic), *snapshot.recorded.get(topic, {})}
-    if definition is not None and definition.brokers is not None:
-        ids |= set(definition.brokers)
-    return TopicDescription(
-        topic=topic,
-        definition=definition,
-        brokers=tuple(
-            _on_broker(broker_id, topic, definition, snapshot, statuses.get(broker_id))
-            for broker_id in sorted(ids)
-        ),
-        problem=problem,
-    )
 
 
 def _on_broker(
@@ -402,20 +561,6 @@ def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
 def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
     copies = snapshot.brokers.get(broker_id)
     return copies is not None and copies.leader is not None
-
-
-async def _read_statuses(
-    context: ClientContext, topic: str, deadline_s: float
-) -> dict[BrokerId, TopicStatus]:
-    path = context.paths.topic_statuses(topic)
-    found = await read_values(
-        _coordinator(context), path, decode_status, deadline_s=deadline_s
-    )
-    return {
-        BrokerId(int(name)): status
-        for name, status in found.items()
-        if name.isdecimal()
-    }
 
 
 def _coordinator(context: ClientContext) -> Coordinator:
@@ -472,43 +617,6 @@ def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
     return definition
 
 
-async def _able_brokers(
-    context: ClientContext, definition: TopicDefinition, deadline_s: float
-) -> tuple[BrokerId, ...]:
-    """Return the brokers that are there and are to serve a topic.
-
-    A broker with a record in the catalog that is needed and away is waited for: one
-    that restarts has no nodes for a moment.
-
-    Raises:
-        NoBrokerError: one that is named is not there, or cannot; or there is none.
-    """
-    coordinator, paths = _coordinator(context), context.paths
-    unable: NoBrokerError | None = None
-    while True:
-        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
-        try:
-            recorded = await coordinator.children(
-                paths.recorded_brokers(), deadline_s=deadline_s
-            )
-        except CoordinationTimeoutError:
-            if unable is None:
-                raise
-            # The time ended in a later look: what an earlier one saw is the reason.
-            raise unable from None
-        ours = {BrokerId(int(each)) for each in recorded or () if each.isdecimal()}
-        there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
-        able = tuple(each for each in there if each in ours)
-        missing = [i for i in definition.brokers or () if i not in able]
-        if able and not missing:
-            return definition.brokers or able
-        awaited = ours.difference(able).intersection(missing or ours)
-        unable = _unable(missing, able, [i for i in there if i not in ours])
-        if not awaited or context.clock.monotonic_s() + POLL_S >= deadline_s:
-            raise unable
-        await asyncio.sleep(POLL_S)
-
-
 def _unable(
     missing: Sequence[BrokerId],
     able: Collection[BrokerId],
@@ -524,60 +632,6 @@ def _unable(
         "no broker that can be given a topic is there; brokers of MetaQ 1.4, which"
         f" take topics from their server.ini alone: {_listed(java)}"
     )
-
-
-async def _replace(
-    context: ClientContext,
-    topic: str,
-    definition: TopicDefinition,
-    old: Node | None,
-    deadline_s: float,
-) -> None:
-    """Write a definition in the place of the one that was read, or of none."""
-    try:
-        await _coordinator(context).replace(
-            context.paths.topic_definition(topic),
-            encode_definition(definition),
-            version=None if old is None else old.version,
-            deadline_s=deadline_s,
-        )
-    except NodeChangedError as error:
-        raise ClientError(
-            f"topic '{topic}' was altered by another client meanwhile: look at it, and"
-            " try again"
-        ) from error
-
-
-async def _wait_taken_up(
-    context: ClientContext,
-    topic: str,
-    definition: TopicDefinition,
-    wanted: Collection[BrokerId],
-    deadline_s: float,
-) -> TopicDescription:
-    since_s = context.clock.monotonic_s()
-    while True:
-        found = await _describe_late(context, topic, deadline_s)
-        on_broker = {each.broker_id: each for each in found.brokers} if found else {}
-        for each in on_broker.values():
-            _require_obeyed(topic, each)
-        left = [i for i in wanted if not _has_taken_up(on_broker.get(i), definition)]
-        if found is not None and not left:
-            return found
-        if context.clock.monotonic_s() + POLL_S >= deadline_s:
-            waited_s = context.clock.monotonic_s() - since_s
-            missing = ", ".join(
-                f"{i} (not there)"
-                if i in on_broker and not on_broker[i].is_there
-                else str(i)
-                for i in left
-            )
-            raise RequestTimeoutError(
-                f"topic '{topic}' is not served yet as defined by brokers {missing}"
-                f" (waited {waited_s:.3g} s); the definition stays, and they take it"
-                " up when they can"
-            )
-        await asyncio.sleep(POLL_S)
 
 
 def _require_obeyed(topic: str, found: TopicOnBroker) -> None:
@@ -604,70 +658,6 @@ def _has_taken_up(found: TopicOnBroker | None, definition: TopicDefinition) -> b
         and found.effect is Effect.IN_EFFECT
         and (found.partitions == definition.partitions or found.is_hidden)
     )
-
-
-async def _describe_late(
-    context: ClientContext, topic: str, deadline_s: float
-) -> TopicDescription | None:
-    """Look again while brokers work; None when ZooKeeper does not answer right now."""
-    try:
-        return await _describe(context, topic, deadline_s)
-    except (CoordinationError, NoBrokerError):
-        return None
-
-
-# -- deleting -------------------------------------------------------------------------
-
-
-async def _require_deletable(
-    context: ClientContext, found: TopicDescription, deadline_s: float
-) -> None:
-    topic = found.topic
-    for each in found.brokers:
-        if each.effect is Effect.OVERRIDDEN:
-            raise TopicRefusedError(
-                f"topic '{topic}' is not deleted: server.ini of broker"
-                f" {each.broker_id} defines it ({each.text}); take the section"
-                f" [topic={topic}] out, and restart the broker"
-            )
-    recorded = await _coordinator(context).children(
-        context.paths.recorded_brokers(), deadline_s=deadline_s
-    )
-    for each in found.brokers:
-        if each.is_there and str(each.broker_id) not in (recorded or ()):
-            raise TopicRefusedError(
-                f"topic '{topic}' is not deleted: broker {each.broker_id} is of MetaQ"
-                " 1.4, which deletes no topic"
-            )
-    coordinator, paths = _coordinator(context), context.paths
-    groups = await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
-    for group in groups:
-        await require_idle(context, group, {topic}, deadline_s=deadline_s)
-
-
-async def _wait_gone(context: ClientContext, topic: str, deadline_s: float) -> None:
-    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
-    since_s = context.clock.monotonic_s()
-    left, is_gone = "", False
-    while True:
-        try:
-            is_gone = not await coordinator.exists(path, deadline_s=deadline_s)
-            found = await _describe(context, topic, deadline_s)
-            # This client is to know of it, too.
-            if is_gone and not found.brokers:
-                return
-            left = _left(found)
-        except (CoordinationError, NoBrokerError) as error:
-            left = left or str(error)
-        if is_gone and context.clock.monotonic_s() + POLL_S >= deadline_s:
-            return
-        if context.clock.monotonic_s() + POLL_S >= deadline_s:
-            waited_s = context.clock.monotonic_s() - since_s
-            raise RequestTimeoutError(
-                f"topic '{topic}' is marked, and not deleted yet: {left} (waited"
-                f" {waited_s:.3g} s); the brokers go on by themselves"
-            )
-        await asyncio.sleep(POLL_S)
 
 
 # -- words ----------------------------------------------------------------------------

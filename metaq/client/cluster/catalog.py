@@ -10,7 +10,7 @@ from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
-from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.metadata_queries import insist
 from metaq.client.cluster.presence import (
     missing_topics,
     put_addresses,
@@ -23,7 +23,6 @@ from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.topic_rules import is_pattern
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
-from metaq.retry import retry
 from metaq.zk.children import read_values
 from metaq.zk.paths import parse_broker_id
 from metaq.zk.znodes import decode_address
@@ -49,13 +48,7 @@ async def find_topics(
     """
     metadata = context.metadata
     if isinstance(metadata, ZooKeeperMetadata):
-        watch = metadata.watch
-        names = await retry(
-            lambda: watch.topics(deadline_s=deadline_s),
-            backoff=BACKOFF,
-            deadline_s=deadline_s,
-            clock=context.clock,
-        )
+        names = await insist(context, metadata.topics, deadline_s)
     else:
         snapshot = await read_cluster(context, (), deadline_s=deadline_s)
         names = frozenset(snapshot.gets)

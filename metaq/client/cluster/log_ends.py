@@ -52,6 +52,7 @@ Span: TypeAlias = tuple[Offset, Offset]
 class _Tail:
     """Knowledge of one log."""
 
+    partition: TopicPartition
     span: Span | None = None
     poll: "asyncio.Task[None] | None" = None
     is_known: bool = False
@@ -100,14 +101,14 @@ class LogEnds:
         """
         for partition in self._tails.keys() - set(partitions):
             self._drop(self._tails.pop(partition))
-        tails = {p: self._tails.setdefault(p, _Tail()) for p in partitions}
+        tails = {p: self._tails.setdefault(p, _Tail(p)) for p in partitions}
         self._news.clear()
         now_s = self._context.clock.monotonic_s()
         pause_s = min(self._poll_s * max(1, len(tails)), max(self._poll_s, POLL_MAX_S))
         outcomes = await asyncio.gather(
             *(
-                self._refresh(partition, tail, pause_s, deadline_s)
-                for partition, tail in tails.items()
+                self._refresh(tail, pause_s, deadline_s)
+                for tail in tails.values()
                 if tail.poll is None and tail.due_s <= now_s
             ),
             return_exceptions=True,
@@ -133,16 +134,10 @@ class LogEnds:
         if tail.poll is not None:
             tail.poll.cancel()
 
-    async def _refresh(
-        self,
-        partition: TopicPartition,
-        tail: _Tail,
-        pause_s: float,
-        deadline_s: float,
-    ) -> None:
+    async def _refresh(self, tail: _Tail, pause_s: float, deadline_s: float) -> None:
         if not tail.is_known:
-            await self._ask(partition, tail, deadline_s)
-        address = self._context.address_of(partition.broker_id)
+            await self._ask(tail, deadline_s)
+        address = self._context.address_of(tail.partition.broker_id)
         connection = address and self._context.pool.ready(address)
         wait_ms = 0
         if connection:
@@ -151,19 +146,15 @@ class LogEnds:
             tail.is_known = False
             tail.due_s = self._context.clock.monotonic_s() + pause_s
             return
-        tail.poll = asyncio.create_task(
-            self._stand(partition, tail, _end_of(tail), wait_ms, pause_s)
-        )
+        tail.poll = asyncio.create_task(self._long_poll(tail, wait_ms, pause_s))
 
-    async def _ask(
-        self, partition: TopicPartition, tail: _Tail, deadline_s: float
-    ) -> None:
+    async def _ask(self, tail: _Tail, deadline_s: float) -> None:
         """Ask for a span; a failure leaves the one that is known, for a while."""
         now_s = self._context.clock.monotonic_s()
         if tail.span is not None:
             deadline_s = min(deadline_s, now_s + ASK_S)
         try:
-            tail.span = await self._span(partition, tail, deadline_s)
+            tail.span = await self._span(tail, deadline_s)
         except MetaqError as error:
             since_s = tail.failing_since_s or now_s
             is_patient = error.retriable and now_s - since_s < self._patience_s
@@ -173,27 +164,20 @@ class LogEnds:
         else:
             tail.is_known, tail.failing_since_s = True, None
 
-    async def _span(
-        self, partition: TopicPartition, tail: _Tail, deadline_s: float
-    ) -> Span | None:
+    async def _span(self, tail: _Tail, deadline_s: float) -> Span | None:
         """Return the span of now; the known one where the end is the same."""
         if tail.span is not None:
             end = await nearest_offset(
-                self._context, partition, MAX_OFFSET, deadline_s=deadline_s
+                self._context, tail.partition, MAX_OFFSET, deadline_s=deadline_s
             )
             if end == tail.span[1]:
                 return tail.span
-        return await log_range(self._context, partition, deadline_s=deadline_s)
+        return await log_range(self._context, tail.partition, deadline_s=deadline_s)
 
-    async def _stand(
-        self,
-        partition: TopicPartition,
-        tail: _Tail,
-        end: Offset,
-        wait_ms: int,
-        pause_s: float,
-    ) -> None:
+    async def _long_poll(self, tail: _Tail, wait_ms: int, pause_s: float) -> None:
         """Long-poll the end of a log."""
+        # Without a log yet the next message will be at offset 0.
+        partition, end = tail.partition, tail.span[1] if tail.span else Offset(0)
 
         def make(_connection: BrokerConnection, opaque: int) -> Get:
             topic, number = partition.topic, partition.partition
@@ -220,8 +204,3 @@ class LogEnds:
             tail.due_s = context.clock.monotonic_s() + pause_s
         if not is_same:
             self._news.set()
-
-
-def _end_of(tail: _Tail) -> Offset:
-    """Return where the next message will lie; 0 in a log that is not there yet."""
-    return Offset(0) if tail.span is None else tail.span[1]

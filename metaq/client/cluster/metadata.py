@@ -564,12 +564,12 @@ def make_snapshot(
             leaders.setdefault(facts.broker_id, address)
         for topic in topics | facts.counts.keys():
             count = facts.partition_count(topic)
-            if count and facts.takes_puts(topic):
-                _raise_count(puts, topic, facts.broker_id, count)
-            if count and facts.takes_gets(topic):
-                _raise_count(gets, topic, facts.broker_id, count)
-            if count and (facts.takes_puts(topic) or facts.takes_gets(topic)):
-                _raise_count(recorded, topic, facts.broker_id, count)
+            served = [puts] if facts.takes_puts(topic) else []
+            served += [gets] if facts.takes_gets(topic) else []
+            for counts in [*served, recorded] if count and served else []:
+                by_broker = counts.setdefault(topic, {})
+                known = by_broker.get(facts.broker_id, 0)
+                by_broker[facts.broker_id] = max(known, count)
     brokers = {
         broker_id: BrokerCopies(
             leader=leaders.get(broker_id),
@@ -585,13 +585,6 @@ def make_snapshot(
         topics=topics,
         names=frozenset(recorded),
     )
-
-
-def _raise_count(
-    counts: dict[str, dict[BrokerId, int]], topic: str, broker_id: BrokerId, count: int
-) -> None:
-    by_broker = counts.setdefault(topic, {})
-    by_broker[broker_id] = max(by_broker.get(broker_id, 0), count)
 
 
 def _frozen(

@@ -6,7 +6,7 @@ asks again after errors that may pass, until the deadline.
 Source: docs/metaq-1.4/client.md 2.4.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
@@ -78,7 +78,7 @@ async def ask(
             `parse` raises.
     """
 
-    async def attempt() -> T:
+    async def attempt(*, deadline_s: float) -> T:
         connection = await connect(context, partition, deadline_s)
         command = make(connection, connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)
@@ -92,8 +92,18 @@ async def ask(
             connection.close_for(error)
             raise
 
+    return await insist(context, attempt, deadline_s)
+
+
+async def insist(
+    context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
+) -> T:
+    """Make a request that takes `deadline_s`, again after retriable errors."""
     return await retry(
-        attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
+        lambda: request(deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
     )
 
 

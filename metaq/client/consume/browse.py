@@ -25,8 +25,8 @@ from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
-    BACKOFF,
     connect,
+    insist,
     log_range,
     nearest_offset,
 )
@@ -36,12 +36,7 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
 from metaq.client.group.subscribed_topics import SubscribedTopics
-from metaq.client.names import (
-    check_topic,
-    fixed_partitions,
-    name_some,
-    require_text,
-)
+from metaq.client.names import check_topic, fixed_partitions, name_some, require_text
 from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
@@ -71,7 +66,6 @@ from metaq.peer.replies import (
     require_ok,
 )
 from metaq.protocol.commands import NO_GROUP, Stats
-from metaq.retry import retry
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower yields at a time."""
@@ -97,13 +91,7 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
         MetaqError: ZooKeeper cannot be asked.
     """
     await context.metadata.reach(deadline_s=deadline_s)
-    names = await retry(
-        lambda: context.metadata.topics(deadline_s=deadline_s),
-        backoff=BACKOFF,
-        deadline_s=deadline_s,
-        clock=context.clock,
-    )
-    return tuple(sorted(names))
+    return tuple(sorted(await insist(context, context.metadata.topics, deadline_s)))
 
 
 async def known_partitions(
@@ -212,11 +200,9 @@ async def _step(
     refusal: ServerError | None = None
     while True:
         wanted = [(cursor.fetch_offset, cursor.size_bytes)]
-        get = partial(gets.get, wanted, cursor.outcome_of, deadline_s=deadline_s)
+        get = partial(gets.get, wanted, cursor.outcome_of)
         try:
-            outcome = await retry(
-                get, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
-            )
+            outcome = await insist(context, get, deadline_s)
         except ServerError as error:
             if gets.names_damage:
                 raise
@@ -448,47 +434,41 @@ class _Reading:
         )
         return begin.offset
 
-    def _read(
+    async def _read(
         self, partition: TopicPartition, begin: Offset, end: Offset
     ) -> AsyncGenerator[list[Message], None]:
-        cursor = PartitionCursor(partition, begin, end=end)
-        return _read_ahead(self.context, cursor, self.timeout)
+        """Yield the messages from `begin` to `end`; one get is ahead of the caller.
 
+        It is a task: its reply is decoded while the caller blocks. Its error is raised
+        when the caller asks for its messages. If the error is retriable the get is sent
+        again first, since the outage may be over by then.
+        """
+        context, cursor = self.context, PartitionCursor(partition, begin, end=end)
+        gets = LogGets(partition, partial(connect, context, partition))
 
-async def _read_ahead(
-    context: ClientContext, cursor: PartitionCursor, timeout: float | None
-) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages before the cursor's end; one get is ahead of the caller.
+        def ask() -> asyncio.Task[_Step]:
+            step = _step(context, gets, cursor, context.deadline_s(self.timeout))
+            return asyncio.create_task(step, name="metaq-browse")
 
-    It is a task: its reply is decoded while the caller blocks. Its error is raised when
-    the caller asks for its messages. If the error is retriable the get is sent again
-    first, since the outage may be over by then.
-    """
-    gets = LogGets(cursor.partition, partial(connect, context, cursor.partition))
-
-    def begin() -> asyncio.Task[_Step]:
-        step = _step(context, gets, cursor, context.deadline_s(timeout))
-        return asyncio.create_task(step, name="metaq-browse")
-
-    ahead: asyncio.Task[_Step] | None = None
-    try:
-        while ahead is not None or not cursor.is_done:
-            was_ahead, step = ahead is not None, ahead or begin()
-            ahead = step
-            try:
-                _outcome, messages = await step
-            except MetaqError as error:
-                ahead = None
-                if was_ahead and error.retriable:
-                    continue
-                raise
-            ahead = None if cursor.is_done else begin()
-            if messages:
-                yield messages
-    finally:
-        # Do not wait: the end of an event loop closes all generators at once.
-        if ahead is not None and not ahead.cancel() and not ahead.cancelled():
-            ahead.exception()
+        ahead: asyncio.Task[_Step] | None = None
+        try:
+            while ahead is not None or not cursor.is_done:
+                was_ahead, step = ahead is not None, ahead or ask()
+                ahead = step
+                try:
+                    _outcome, messages = await step
+                except MetaqError as error:
+                    ahead = None
+                    if was_ahead and error.retriable:
+                        continue
+                    raise
+                ahead = None if cursor.is_done else ask()
+                if messages:
+                    yield messages
+        finally:
+            # Do not wait: the end of an event loop closes all generators at once.
+            if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+                ahead.exception()
 
 
 async def _follow(

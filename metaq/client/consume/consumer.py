@@ -15,32 +15,21 @@ from metaq.client.consume.consumer_life import ConsumerLife
 from metaq.client.consume.current_batch import Filling, current_task
 from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import DeadLetterSelector
-from metaq.client.consume.handling import (
-    CONCURRENCY_MAX,
-    AsyncHandler,
-    Handling,
-)
+from metaq.client.consume.handling import CONCURRENCY_MAX, AsyncHandler, Handling
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
-from metaq.client.consume.progress import (
-    ConsumerState,
-)
+from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.group.hooks import commits_inside
 from metaq.client.names import as_partition
-from metaq.client.offsets.commit_orders import CommitOrder
-from metaq.client.offsets.named_offsets import Committable, read_committable
+from metaq.client.offsets.commit_orders import Committable, read_committable
+from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.client.options import ProducerOptions, check_callable
 from metaq.client.produce.exactly_once import Decider
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
-from metaq.errors import (
-    ClientError,
-    ClosedError,
-    ConfigError,
-    MetaqError,
-)
+from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -411,14 +400,14 @@ class AsyncConsumer(ConsumerLife):
         """
         is_inside = commits_inside()
         if what is not None:
-            return CommitOrder(read_committable(what, self.topics))
+            return read_committable(what, self.topics)
         try:
             # The message being handled is not the hook's.
             if not is_inside:
                 self.current_batch.confirm()
         except MetaqError as error:
-            return CommitOrder(None, error)
-        return CommitOrder(None)
+            return CommitOrder(lost=error)
+        return CommitOrder()
 
     async def committed(
         self,

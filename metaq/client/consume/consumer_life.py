@@ -16,10 +16,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
 from metaq.client.consume.current_batch import CurrentBatch, current_task
 from metaq.client.consume.fetch_handler import Marks
-from metaq.client.consume.handling import (
-    Handling,
-    total_of_runs,
-)
+from metaq.client.consume.handling import Handling, total_of_runs
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
     ConsumerState,
@@ -35,18 +32,13 @@ from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.group.hooks import Hooks, refuse_inside
 from metaq.client.group.subscribed_topics import SubscribedTopics
-from metaq.client.offsets.commit_orders import CommitOrder, CommitOrders
-from metaq.client.offsets.committer import Commit
+from metaq.client.offsets.commit_orders import CommitOrders
+from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import require_loop, within
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import (
-    ClosedError,
-    CoordinationError,
-    MetaqError,
-    RequestTimeoutError,
-)
+from metaq.errors import ClosedError, CoordinationError, MetaqError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.retry import wait_set
 from metaq.stats import Totals
@@ -294,7 +286,7 @@ class ConsumerLife:
             self._ended.set()
 
     def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
-        return self._subscription.commit(order.named, self._context.deadline_s(timeout))
+        return self._subscription.commit(order, self._context.deadline_s(timeout))
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`."""

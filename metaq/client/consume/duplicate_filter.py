@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -31,8 +31,9 @@ from typing import Final, TypeVar
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.duplicate_ids import DuplicateIds, key_of
 from metaq.client.off_loop import OffLoop
+from metaq.client.offsets.offset_store import Offsets
 from metaq.clock import Clock
-from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
+from metaq.model import Message, MessageId, Offset, TopicPartition
 from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class DuplicateFilter:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._begin_adding)
 
-    def acknowledge(self, offsets: Mapping[TopicPartition, GroupOffset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         """Add the handled ids before these offsets: they are committed.
 
         The ids of partitions without an offset are dropped: others read them now.

@@ -26,6 +26,7 @@ from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
 from metaq.client.names import name_some
+from metaq.client.offsets.offset_store import Offsets
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ConnectionLostError,
@@ -35,7 +36,7 @@ from metaq.errors import (
     RemoteProtocolError,
     WireError,
 )
-from metaq.model import GroupOffset, Offset, TopicPartition
+from metaq.model import Offset, TopicPartition
 from metaq.stats import counter, gauge, part
 
 _log = logging.getLogger(__name__)
@@ -302,10 +303,7 @@ class ConsumerStatistics:
 
 
 async def lags_of(
-    context: ClientContext,
-    handled: Mapping[TopicPartition, GroupOffset],
-    *,
-    deadline_s: float,
+    context: ClientContext, handled: Offsets, *, deadline_s: float
 ) -> dict[TopicPartition, Lag]:
     """Return the lag of each partition, all asked at once; as `lag_of`.
 

@@ -33,10 +33,9 @@ from metaq.client.decisions.member import MemberDecisions
 from metaq.client.fan_out import all_of
 from metaq.client.group.assignments import Fence
 from metaq.client.group.hooks import Hooks
-from metaq.client.offsets.committer import Commit, Committer
-from metaq.client.offsets.named_offsets import NamedOffsets
+from metaq.client.offsets.committer import Commit, CommitOrder, Committer
 from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
-from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.offsets.offset_store import Offsets, OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import MetaqError
@@ -237,22 +236,10 @@ class SubscriptionState:
         begin = GroupOffset(offset, NO_MESSAGE)
         self._begin(partition, begin, is_paused=is_paused)
 
-    def commit(self, named: NamedOffsets | None, deadline_s: float) -> Commit:
+    def commit(self, order: CommitOrder, deadline_s: float) -> Commit:
         """Have handled offsets committed, or others that the user names."""
-        handled = self._handled()
-        if self._duplicates is not None:
-            before = dict.fromkeys(handled, NO_OFFSET)
-            self._duplicates.acknowledge(before | named.offsets if named else handled)
-        if named is None:
-            return self._committer.request(
-                handled, is_asked=True, deadline_s=deadline_s
-            )
-        return self._committer.request_named(
-            named.offsets,
-            handled,
-            may_go_back=named.may_go_back,
-            deadline_s=deadline_s,
-        )
+        handled = self._acknowledged(order.named)
+        return self._committer.request(handled, order, deadline_s=deadline_s)
 
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float
@@ -278,11 +265,16 @@ class SubscriptionState:
 
     def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
         """Note that the messages before these offsets are committed."""
+        self._acknowledged({one: GroupOffset(at) for one, at in offsets.items()})
+
+    def _acknowledged(self, named: Offsets | None) -> Offsets:
+        """Return the handled offsets; ids before them, or before others, are added."""
         handled = self._handled()
         if self._duplicates is not None:
             before = dict.fromkeys(handled, NO_OFFSET)
-            stored = {one: GroupOffset(offset) for one, offset in offsets.items()}
-            self._duplicates.acknowledge(before | stored)
+            stored = handled if named is None else {**before, **named}
+            self._duplicates.acknowledge(stored)
+        return handled
 
     async def run_commits(self, interval_s: float) -> None:
         """Commit handled offsets at intervals until cancelled."""

@@ -145,10 +145,8 @@ class FixedSource:
         self.last_error: MetaqError | None = None
         self.rebalance_count = 0
 
-    @property
-    def fence(self) -> Fence | None:
-        """None: no other member may own them."""
-        return None
+    fence: Fence | None = None
+    """None: no other member may own them."""
 
     def problems(self) -> list[str]:
         """Return nothing: there are no other members."""

@@ -1,34 +1,94 @@
-"""Commits that are not waited for, on their way from any thread to the loop.
+"""Commits that users ask for: what they name, and those that are not waited for.
 
-A reader that asks for one after each message may be faster than the loop. Orders wait
-in a list that the loop empties at once, so they are as many as are given in one turn of
-it, and those for what is handled become one commit.
+commit(message)              up to this message and with it
+commit([message, ...])       up to the last one of each partition
+commit(batch)                the offsets of the batch
+commit({partition: offset})  this offset, which may be before the committed one
+
+Those that are not waited for come to the loop from any thread. A reader that asks for
+one after each message may be faster than the loop: orders wait in a list that the loop
+empties at once, so they are as many as are given in one turn of it, and those for what
+is handled become one commit.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from metaq.client.offsets.committer import Commit, Failures
-from metaq.client.offsets.named_offsets import NamedOffsets
+from metaq.client.names import as_partition
+from metaq.client.offsets.committer import Commit, CommitOrder
+from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.validation import check_offset
 from metaq.errors import ClosedError, MetaqError
+from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOrder:
-    """Offsets that a caller wants committed."""
+@runtime_checkable
+class HasOffsets(Protocol):
+    """A batch of messages."""
 
-    named: NamedOffsets | None
-    """None: what is handled."""
-    lost: MetaqError | None = None
-    """Error of the message being handled; the others are committed."""
+    @property
+    def offsets(self) -> Mapping[TopicPartition, Offset]:
+        """The next offset of each of its partitions."""
 
-    def error(self, failed: Failures) -> MetaqError | None:
-        """Return the error for the caller; None when all is committed."""
-        return next(iter(failed.values()), self.lost)
+
+Committable: TypeAlias = (
+    Message | HasOffsets | Iterable[Message] | Mapping[TopicPartition | str, Offset]
+)
+"""Argument of a commit; see the top of this file."""
+
+
+def read_committable(what: Committable, topics: Collection[str]) -> CommitOrder:
+    """Return a commit of the offsets that its argument names.
+
+    Args:
+        what: argument of the commit.
+        topics: the subscribed topics, for partitions in texts.
+
+    Raises:
+        TypeError: it is something else.
+        ConfigError: an offset, or the name of a partition, that is none.
+    """
+    if isinstance(what, Mapping):
+        for offset in what.values():
+            check_offset("offset", offset)
+        named = {as_partition(one, topics): offset for one, offset in what.items()}
+        return CommitOrder(_with_ids(named, {}), may_go_back=True)
+    # A message is a tuple, too, and a batch is a sequence.
+    messages = [what] if isinstance(what, Message) else what
+    ids: dict[TopicPartition, MessageId] = {}
+    ends: dict[TopicPartition, Offset] = {}
+    if not isinstance(messages, Iterable):
+        raise _wrong(what)
+    for one in messages:
+        if not isinstance(one, Message):
+            raise _wrong(one)
+        if one.next_offset >= ends.get(one.partition, 0):
+            ends[one.partition], ids[one.partition] = one.next_offset, one.id
+    if isinstance(what, HasOffsets):
+        ends |= what.offsets
+    return CommitOrder(_with_ids(ends, ids))
+
+
+def _with_ids(
+    offsets: Mapping[TopicPartition, Offset], ids: Mapping[TopicPartition, MessageId]
+) -> dict[TopicPartition, GroupOffset]:
+    return {
+        partition: GroupOffset(offset, ids.get(partition, NO_MESSAGE))
+        for partition, offset in offsets.items()
+    }
+
+
+def _wrong(what: object) -> TypeError:
+    return TypeError(
+        "commit: expected a Message, messages, a batch, or a mapping of partitions to"
+        f" offsets, got {type(what).__name__} {what!r:.80}"
+    )
+
+
+# -- not waited for --------------------------------------------------------------------
 
 
 AnyFuture: TypeAlias = asyncio.Future[None] | Future[None]
@@ -79,7 +139,7 @@ class CommitOrders:
         last: CommitOrder | None = None
         try:
             for order, _future in waiting:
-                is_same = last is not None and not (last.named or order.named)
+                is_same = last is not None and last.named is order.named is None
                 begun.append(begun[-1] if is_same else self._begin(order))
                 last = order
             for (order, future), commit in zip(waiting, begun, strict=True):

@@ -23,11 +23,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from metaq.client.group.assignments import Fence
-from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
+from metaq.client.offsets.offset_store import (
+    STORE_SLACK_S,
+    Failures,
+    Offsets,
+    OffsetStore,
+)
 from metaq.client.timeouts import within
 from metaq.clock import Clock
 from metaq.errors import (
@@ -40,9 +45,6 @@ from metaq.model import GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
 
-Offsets = Mapping[TopicPartition, GroupOffset]
-Failures = Mapping[TopicPartition, MetaqError]
-
 
 @dataclass(frozen=True, slots=True)
 class _Named:
@@ -51,6 +53,22 @@ class _Named:
     offset: GroupOffset
     until: Offset
     """It holds while no more than this is handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOrder:
+    """Offsets that a user wants committed."""
+
+    named: Offsets | None = None
+    """Offsets that are named; None: those of what is handled."""
+    may_go_back: bool = False
+    """Whether a named offset may be before the committed one."""
+    lost: MetaqError | None = None
+    """Error of the message being handled; the others are committed."""
+
+    def error(self, failed: Failures) -> MetaqError | None:
+        """Return the error for the caller; None when all is committed."""
+        return next(iter(failed.values()), self.lost)
 
 
 @dataclass(slots=True, eq=False)
@@ -222,41 +240,45 @@ class Committer:
     def request(
         self,
         handled: Offsets,
+        order: CommitOrder | None = None,
         *,
-        is_asked: bool = False,
         deadline_s: float | None = None,
-    ) -> "Commit":
+    ) -> Commit:
         """Have changed offsets written by the next write.
 
         Args:
             handled: the next offset of each partition.
-            is_asked: the user wants what is handled: what he set back goes forward.
+            order: of the user, for what he names, or for what is handled: then what he
+                set back goes forward. None: an automatic commit.
             deadline_s: as for `commit`.
         """
-        for partition, at in handled.items():
-            named = self._named.get(partition)
-            if named is not None and at.offset > (
-                named.offset.offset if is_asked else named.until
-            ):
-                del self._named[partition]
-        due = {partition: self.due(partition, at) for partition, at in handled.items()}
-        return self._request(due, deadline_s)
+        if order is not None and order.named is not None:
+            due = self._name(order.named, handled, may_go_back=order.may_go_back)
+        else:
+            for partition, at in handled.items():
+                named = self._named.get(partition)
+                if named is not None and at.offset > (
+                    named.until if order is None else named.offset.offset
+                ):
+                    del self._named[partition]
+            due = {one: self.due(one, at) for one, at in handled.items()}
+        left_s = self._left_s(deadline_s)
+        what = f"commit of group {self._group}"
+        foreign = self._foreign(due)
+        ours = {p: at for p, at in due.items() if p not in foreign}
+        if not (self._writes or self._differing(ours)):
+            # Offsets that failed were revoked with their partitions, or written since.
+            self.last_error = None
+            return Commit(ours, foreign, None, left_s, what)
+        one = self._join(ours, self._clock.monotonic_s() + left_s)
+        return Commit(ours, foreign, one.failed, left_s, what)
 
-    def request_named(
-        self,
-        offsets: Offsets,
-        handled: Offsets,
-        *,
-        may_go_back: bool,
-        deadline_s: float | None = None,
-    ) -> "Commit":
-        """Have offsets written that the user has named.
+    def _name(
+        self, offsets: Offsets, handled: Offsets, *, may_go_back: bool
+    ) -> dict[TopicPartition, GroupOffset]:
+        """Note the offsets that the user names; return what is to be written.
 
-        Args:
-            offsets: what he named.
-            handled: the next offset of each partition.
-            may_go_back: if not, a partition that is committed further stays so.
-            deadline_s: as for `commit`.
+        Unless they may go back, a partition that is committed further stays so.
         """
         due = {}
         for partition, offset in offsets.items():
@@ -269,7 +291,7 @@ class Committer:
             until = max(offset.offset, at.offset)
             self._named[partition] = _Named(offset, until)
             due[partition] = offset
-        return self._request(due, deadline_s)
+        return due
 
     def _newest(self, partition: TopicPartition) -> GroupOffset | None:
         """Return what is named; else what is under way; else what is committed."""
@@ -306,18 +328,6 @@ class Committer:
         return max(0.0, deadline_s - self._clock.monotonic_s())
 
     # -- writes -----------------------------------------------------------------------
-
-    def _request(self, offsets: Offsets, deadline_s: float | None) -> "Commit":
-        left_s = self._left_s(deadline_s)
-        what = f"commit of group {self._group}"
-        foreign = self._foreign(offsets)
-        ours = {p: at for p, at in offsets.items() if p not in foreign}
-        if not (self._writes or self._differing(ours)):
-            # Offsets that failed were revoked with their partitions, or written since.
-            self.last_error = None
-            return Commit(ours, foreign, None, left_s, what)
-        one = self._join(ours, self._clock.monotonic_s() + left_s)
-        return Commit(ours, foreign, one.failed, left_s, what)
 
     def _join(self, offsets: Offsets, deadline_s: float) -> _Write:
         fence = self._fence()

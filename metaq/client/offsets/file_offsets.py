@@ -16,7 +16,7 @@ Source: docs/metaq-1.4/client.md 13.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeGuard, TypeVar
@@ -25,8 +25,9 @@ from metaq.client.errors import OffsetStoreError
 from metaq.client.group.assignments import Fence
 from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.offset_store import Failures, Offsets
 from metaq.clock import Clock, SystemClock
-from metaq.errors import LogDirLockedError, MetaqError, RequestTimeoutError
+from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import (
     MAX_OFFSET,
@@ -94,13 +95,8 @@ class FileOffsets:
         return await self._off_loop.run(work, deadline_s=deadline_s)
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Store all of them or none; durable when this returns.
 
         Args:

@@ -9,19 +9,19 @@ a consumer that starts at the latest offset.
 import logging
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.cluster.boundaries import require_boundary
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF, log_range, offset_at
+from metaq.client.cluster.metadata_queries import insist, log_range, offset_at
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start, check_start
 from metaq.client.timeouts import within
 from metaq.client.validation import check_offset, wrong_type
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
-from metaq.retry import retry
 
 _log = logging.getLogger(__name__)
 
@@ -51,12 +51,7 @@ async def load_offset(
     Raises:
         MetaqError: the store could not be asked, or its content cannot be parsed.
     """
-    asking = retry(
-        lambda: store.load(group, partition, deadline_s=deadline_s),
-        backoff=BACKOFF,
-        deadline_s=deadline_s,
-        clock=context.clock,
-    )
+    asking = insist(context, partial(store.load, group, partition), deadline_s)
     limit_s = max(0.0, deadline_s - context.clock.monotonic_s()) + STORE_SLACK_S
     return await within(limit_s, asking, f"offset of group {group}, {partition}")
 

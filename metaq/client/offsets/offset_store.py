@@ -8,7 +8,7 @@ Source: docs/metaq-1.4/client.md 13.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from metaq.client.fan_out import failures, for_each
 from metaq.client.group.assignments import Fence
@@ -18,6 +18,11 @@ from metaq.zk.errors import NodeChangedError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
+
+Offsets: TypeAlias = Mapping[TopicPartition, GroupOffset]
+"""The next offset of each partition."""
+Failures: TypeAlias = Mapping[TopicPartition, MetaqError]
+"""Partitions for which something failed, with their errors."""
 
 TOGETHER_MAX: Final = 100
 """Partitions in one request: ZooKeeper ends the session of a request above 1 MiB."""
@@ -44,13 +49,8 @@ class OffsetStore(Protocol):
         ...
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Store offsets; durable when this returns.
 
         Args:
@@ -85,13 +85,8 @@ class MemoryOffsets:
         return self._offsets.get((group, partition))
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Remember offsets; see `OffsetStore.commit`."""
         del fence, deadline_s  # no other owner, no wait
         for partition, offset in offsets.items():
@@ -131,13 +126,8 @@ class ZooKeeperOffsets:
         return await offsets.read_offset(partition, deadline_s=deadline_s)
 
     async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
+        self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
+    ) -> Failures:
         """Store offsets, each by itself or all in one request; durable on return.
 
         Returns:
@@ -174,7 +164,7 @@ class ZooKeeperOffsets:
 
 async def _commit_fenced(
     store: GroupOffsets,
-    offsets: Mapping[TopicPartition, GroupOffset],
+    offsets: Offsets,
     known: Mapping[TopicPartition, int],
     fence: Fence,
     deadline_s: float,

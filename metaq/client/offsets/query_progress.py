@@ -11,23 +11,19 @@ Requests without a session are repeated until their deadline.
 Source: docs/metaq-1.4/client.md 13.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.metadata_queries import insist
 from metaq.client.fan_out import all_of
 from metaq.errors import ConfigError
 from metaq.model import GroupOffset, Offset, TopicPartition
-from metaq.retry import retry
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
-
-T = TypeVar("T")
 
 
 async def read_progress(
@@ -46,7 +42,7 @@ async def read_progress(
     offsets = _group_offsets(context, group)
     wanted = tuple(partitions)
     found = await all_of(
-        _insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
+        insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
     )
     answers = zip(wanted, found, strict=True)
     return {one: stored.offset for one, stored in answers if stored is not None}
@@ -67,7 +63,7 @@ async def read_committed(
     """
     offsets = _group_offsets(context, group)
     found = await all_of(
-        _insist(context, partial(offsets.partitions, topic), deadline_s)
+        insist(context, partial(offsets.partitions, topic), deadline_s)
         for topic in topics
     )
     return tuple(partition for some in found for partition in some)
@@ -91,7 +87,7 @@ async def commit_progress(
     stored = await read_progress(context, group, progress, deadline_s=deadline_s)
     set_offset = _group_offsets(context, group).set_offset
     await all_of(
-        _insist(context, partial(set_offset, one, GroupOffset(offset)), deadline_s)
+        insist(context, partial(set_offset, one, GroupOffset(offset)), deadline_s)
         for one, offset in progress.items()
         if offset > stored.get(one, -1)
     )
@@ -116,7 +112,7 @@ async def keep_start(
     """Keep the start of a query, as text; durable on return. Raises as `read_start`."""
     path = context.paths.query_start(query)
     store = partial(_coordinator(context).set_or_create, path, text.encode())
-    await _insist(context, store, deadline_s)
+    await insist(context, store, deadline_s)
 
 
 async def forget_start(
@@ -124,7 +120,7 @@ async def forget_start(
 ) -> None:
     """Forget the start of a query; harmless twice. Raises as `read_start`."""
     path = context.paths.query_start(query)
-    await _insist(context, partial(_coordinator(context).delete, path), deadline_s)
+    await insist(context, partial(_coordinator(context).delete, path), deadline_s)
 
 
 async def change_routes(
@@ -213,16 +209,16 @@ async def _change(
         version = None if node is None else node.version
         replace = partial(coordinator.replace, path, data, version=version)
         with suppress(NodeChangedError):
-            await _insist(context, replace, deadline_s)
+            await insist(context, replace, deadline_s)
             return data
 
 
 async def _forget(context: ClientContext, path: str, *, deadline_s: float) -> None:
     coordinator = _coordinator(context)
-    await _insist(context, partial(coordinator.delete, path), deadline_s)
+    await insist(context, partial(coordinator.delete, path), deadline_s)
     parent = path.rpartition("/")[0]
     with suppress(NodeNotEmptyError):
-        await _insist(context, partial(coordinator.delete, parent), deadline_s)
+        await insist(context, partial(coordinator.delete, parent), deadline_s)
 
 
 def _group_offsets(context: ClientContext, group: str) -> GroupOffsets:
@@ -230,22 +226,10 @@ def _group_offsets(context: ClientContext, group: str) -> GroupOffsets:
 
 
 async def _read(context: ClientContext, path: str, deadline_s: float) -> Node | None:
-    return await _insist(context, partial(_coordinator(context).get, path), deadline_s)
+    return await insist(context, partial(_coordinator(context).get, path), deadline_s)
 
 
 def _coordinator(context: ClientContext) -> Coordinator:
     if context.coordinator is None:
         raise ConfigError("progress is kept in ZooKeeper, and this client has none")
     return context.coordinator
-
-
-async def _insist(
-    context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
-) -> T:
-    """Make a request that takes `deadline_s`, again after retriable errors."""
-    return await retry(
-        lambda: request(deadline_s=deadline_s),
-        backoff=BACKOFF,
-        deadline_s=deadline_s,
-        clock=context.clock,
-    )

@@ -28,7 +28,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.names import Topics
-from metaq.client.offsets.named_offsets import Committable
+from metaq.client.offsets.commit_orders import Committable
 from metaq.client.offsets.offset_reset import Goal
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
@@ -280,11 +280,8 @@ class Client(SyncObject[AsyncClient]):
 
         taking: set[asyncio.Task[list[Message] | None]] = set()
 
-        async def next_batch() -> list[Message] | None:
-            return await anext(batches, None)
-
         async def take() -> list[Message] | None:
-            task = asyncio.ensure_future(next_batch())
+            task = asyncio.ensure_future(anext(batches, None))
             taking.add(task)
             task.add_done_callback(taking.discard)
             return await task
@@ -424,7 +421,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
                 while True:
                     for piece in current.pieces():
                         # Hooks that come due later interrupt this piece.
-                        self._run_hooks()
+                        self._calls.run_due()
                         yield piece
                     self._thread.require_own()
                     try:
@@ -442,15 +439,10 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._thread.require_own()
         self._twin.require_started()
 
-    def _run_hooks(self) -> None:
-        """Call the hooks that are due, in this thread."""
-        self._calls.run_due()
-
-    def _take(self, timeout_s: float | None) -> FetchedBatch | None:
+    def _take(self, end_s: float | None) -> FetchedBatch | None:
         """Wait for a batch as `FetchBuffer.take`, and call the hooks that come due."""
-        end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         while True:
-            self._run_hooks()
+            self._calls.run_due()
             left_s = None
             if end_s is not None:
                 left_s = max(0.0, end_s - self._clock.monotonic_s())
@@ -484,20 +476,18 @@ class Consumer(SyncClosable[AsyncConsumer]):
     def _receive(self, count_max: int, timeout: float | None) -> list[Message]:
         current = self._twin.current_batch
         self._check_reader(count_max, timeout)
-        self._run_hooks()
+        self._calls.run_due()
         many = current.some(count_max)
         if many:
             return many
-        left_s, began_s = timeout, self._clock.monotonic_s()
+        end_s = None if timeout is None else self._clock.monotonic_s() + timeout
         with current.taking():
-            while batch := self._take(left_s):
+            while batch := self._take(end_s):
                 current.hold(batch)
+                # None where its partition is being taken away.
                 many = current.some(count_max)
                 if many:
                     return many
-                # Its partition is being taken away.
-                if timeout is not None:
-                    left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
         return []
 
     def _check_reader(self, count_max: int, timeout: float | None) -> None:
@@ -549,14 +539,14 @@ class Consumer(SyncClosable[AsyncConsumer]):
         end_s = None if timeout is None else now_s() + timeout
         with current.taking():
             filling = Filling(current, count_max=count_max, bytes_max=bytes_max)
-            self._run_hooks()
+            self._calls.run_due()
             while not filling.add_nowait():
                 if wait_s is not None and filling.offsets and end_s is None:
                     end_s = now_s() + wait_s
                 left_s = None if end_s is None else max(0.0, end_s - now_s())
                 if not self._twin.fetch_buffer.wait(left_s, current.held):
                     break
-                self._run_hooks()
+                self._calls.run_due()
         return filling
 
     pause = direct(AsyncConsumer.pause)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client.offsets.named_offsets import NamedOffsets, read_committable
+from metaq.client.offsets.commit_orders import read_committable
+from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.errors import ConfigError
 from metaq.model import (
@@ -48,15 +49,15 @@ def at(offset: int, number: int = NO_MESSAGE) -> GroupOffset:
 def test_a_message_is_committed_with_its_id() -> None:
     """The offset is the next one: the message counts as handled."""
     found = read_committable(message(FIRST, 30, 7), TOPICS)
-    assert found == NamedOffsets({FIRST: at(40, 7)}, may_go_back=False)
+    assert found == CommitOrder({FIRST: at(40, 7)}, may_go_back=False)
 
 
 def test_of_each_partition_the_last_message_counts() -> None:
     """In any order; none is a commit of nothing."""
     given = [message(FIRST, 20, 3), message(FIRST, 0, 1), message(SECOND, 10, 9)]
     found = read_committable(iter(given), TOPICS)
-    assert found.offsets == {FIRST: at(30, 3), SECOND: at(20, 9)}
-    assert read_committable([], TOPICS).offsets == {}
+    assert found.named == {FIRST: at(30, 3), SECOND: at(20, 9)}
+    assert read_committable([], TOPICS).named == {}
 
 
 def test_a_batch_says_itself_what_a_commit_stores() -> None:
@@ -64,14 +65,14 @@ def test_a_batch_says_itself_what_a_commit_stores() -> None:
     batch = Batch([message(FIRST, 0, 1)])
     batch.offsets = {FIRST: Offset(50), SECOND: Offset(20)}
     found = read_committable(batch, TOPICS)
-    assert found.offsets == {FIRST: at(50, 1), SECOND: at(20)}
+    assert found.named == {FIRST: at(50, 1), SECOND: at(20)}
     assert not found.may_go_back
 
 
 def test_a_mapping_may_go_back() -> None:
     """Its user says where to begin again; there is no message of that place."""
     found = read_committable({"0-0": Offset(5), SECOND: Offset(0)}, TOPICS)
-    assert found == NamedOffsets({FIRST: at(5), SECOND: at(0)}, may_go_back=True)
+    assert found == CommitOrder({FIRST: at(5), SECOND: at(0)}, may_go_back=True)
 
 
 @pytest.mark.parametrize("wrong", [{"0-0": -1}, {"x": 0}])
