@@ -32,6 +32,7 @@ from metaq.client.errors import BufferFullError as BufferFullError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
 from metaq.client.errors import HeuristicError as HeuristicError
+from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.client import AsyncClient, MetaqError
+from metaq.client import AsyncClient, LostBranchError, MetaqError
 from metaq.client.decisions.member import MemberDecisions
-from metaq.client.errors import LostBranchError
 from metaq.client.produce.xa_commands import XaCommands
 from metaq.model import Message
 from metaq.zk.decisions import GroupDecisions

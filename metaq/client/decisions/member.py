@@ -163,7 +163,7 @@ class MemberDecisions:
         self, partition: TopicPartition, decision: GroupDecision, deadline_s: float
     ) -> None:
         """Commit what a decision names; it may have been committed before."""
-        branches = branches_of(decision)
+        branches = branches_of(partition, decision)
         failed = await self._endings(deadline_s).commit(branches, was_sent=True)
         for (broker_id, xid), error in failed.items():
             if not isinstance(error, LOST):
@@ -288,7 +288,9 @@ class MemberDecisions:
                 held[partition].place = place
                 held[partition].begin = place.offset.offset
                 stored[partition] = place.offset
-        self._pending = _Pending(xid, branches_of(decision), tuple(held.values()))
+        self._pending = _Pending(
+            xid, [(one, xid) for one in decision.brokers], tuple(held.values())
+        )
         self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.

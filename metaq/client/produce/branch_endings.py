@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.errors import (
@@ -250,6 +250,22 @@ class BranchEndings:
         ]
         found |= await for_each(partial(send, FORGET), agreed)
         return {(broker_id, xid): error for xid, error in found.items()}
+
+
+def lists_of(found: Found) -> dict[BrokerId, tuple[XaTransactionId, ...]]:
+    """Return what the brokers list that have answered."""
+    return {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
+
+
+async def silent_brokers(
+    context: ClientContext, found: Found, *, deadline_s: float
+) -> list[BrokerId]:
+    """Return the brokers that may have branches and did not say so, ascending.
+
+    Those that are recorded in ZooKeeper count, be they there or not.
+    """
+    recorded = await recorded_addresses(context, deadline_s=deadline_s)
+    return sorted({*recorded, *found} - lists_of(found).keys())
 
 
 def _lost(broker_id: BrokerId) -> LostBranchError:
