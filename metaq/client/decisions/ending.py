@@ -39,7 +39,7 @@ class Swept(NamedTuple):
     living: dict[str, tuple[Placed, ...]]
     """Name of a member that is alive → branches that are its own to end."""
     found: Found
-    """What brokers said."""
+    """Answer of each broker."""
 
 
 async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> Swept:
