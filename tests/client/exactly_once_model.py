@@ -404,7 +404,7 @@ class Member:
             committer=cast("Any", self),
             restart=self._restart,
         )
-        self._parts = TransactionParts(
+        self.parts = TransactionParts(
             address_of=self._address_of,
             pool=self.context.pool,
             clock=CLOCK,
@@ -541,7 +541,7 @@ class Member:
 
     async def write(self, batch: Batch) -> None:
         """Write what is made of a batch."""
-        async with AsyncExactlyOnce(self._parts, batch) as tx:
+        async with AsyncExactlyOnce(self.parts, batch) as tx:
             for one in batch:
                 for data, broker_id in made_of(one.partition, one.offset).items():
                     message = OutgoingMessage(data, partition=str(broker_id))

@@ -489,8 +489,9 @@ class MemberDecisions:
         self._open = None
 
     async def _roll_back_left(self, deadline_s: float) -> None:
-        left, self._left = self._left, set()
-        await self._endings(deadline_s).end(ROLLBACK, left)
+        left = {*self._left}
+        kept = await self._endings(deadline_s).end(ROLLBACK, left)
+        self._left.difference_update(left - kept)
 
     async def close(self, *, deadline_s: float) -> None:
         """Complete and roll back what can be, and give up the token; never raises."""

@@ -118,16 +118,19 @@ class BranchEndings:
             )
         return found
 
-    async def end(self, action: XaEnd, branches: Iterable[Placed]) -> None:
-        """Commit or roll back branches, once; the next batch checks the outcome."""
+    async def end(self, action: XaEnd, branches: Iterable[Placed]) -> set[Placed]:
+        """Commit or roll back branches, once; return those that may not have ended."""
         deadline_s = self._soon_s(LOOK_S)
         found = await all_of(
             self._say(broker_id, xids, action, deadline_s)
             for broker_id, xids in _by_broker(branches).items()
         )
-        for (broker_id, xid), error in failures(_merge(found)).items():
-            if isinstance(error, UnknownXidError):
-                continue
+        failed = {
+            placed: error
+            for placed, error in failures(_merge(found)).items()
+            if not isinstance(error, UnknownXidError)
+        }
+        for (broker_id, xid), error in failed.items():
             _log.warning(
                 "branch not ended as decided: broker=%d transaction=%s action=%s"
                 " error=%s",
@@ -136,6 +139,7 @@ class BranchEndings:
                 action.name,
                 error,
             )
+        return {*failed}
 
     async def commit(
         self,
