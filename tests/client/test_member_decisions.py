@@ -36,6 +36,7 @@ from tests.client.exactly_once_model import (
     Member,
     World,
     check,
+    due,
     heal,
 )
 from tests.rigs.virtual_time import run_virtually
@@ -155,6 +156,7 @@ class Stage:
         for broker in self.world.brokers.values():
             broker.is_away = False
         await self.member.run(INPUTS, 8)
+        assert self.logs() == due().total()
         await self.member.close()
         await heal(self.world, [self.member])
         check(self.world, [self.member])
