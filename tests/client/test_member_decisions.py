@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.decisions.rules import make_decision
 from metaq.client.errors import LostBranchError, TransactionInDoubtError
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.errors import (
     CoordinationError,
     NoBrokerError,
@@ -111,7 +111,7 @@ class Stage:
     async def die_after_the_decision(self) -> XaTransactionId:
         """Have the member write a batch to both brokers, and die before the commits."""
         await self.claim()
-        tx = block(self, self.batch())
+        tx = self.batch().block()
         await tx.__aenter__()
         xid = xid_of(tx)
         for broker_id in BROKERS:
@@ -180,11 +180,6 @@ def xid_of(tx: AsyncExactlyOnce) -> XaTransactionId:
     xid = parse_key(tx.id)
     assert isinstance(xid, XaTransactionId)
     return xid
-
-
-def block(stage: Stage, batch: Batch) -> AsyncExactlyOnce:
-    """Return the block of a batch."""
-    return AsyncExactlyOnce(stage.member.parts, batch)
 
 
 # -- claims ----------------------------------------------------------------------------
@@ -445,7 +440,7 @@ def test_nothing_is_decided_under_another_session_than_that_of_the_claims(
     async def story(stage: Stage) -> None:
         await stage.claim()
         batch = stage.batch()
-        tx = block(stage, batch)
+        tx = batch.block()
         await tx.__aenter__()
         session_id = stage.member.raw.status.session_id
         stage.member.raw.report(SessionEvent.EXPIRED)
@@ -629,7 +624,7 @@ def test_a_partition_that_went_is_not_decided_about(is_open: bool) -> None:
     async def story(stage: Stage) -> None:
         await stage.claim()
         batch = stage.batch()
-        tx = block(stage, batch)
+        tx = batch.block()
         if is_open:
             await tx.__aenter__()
             tx.add("out", [OutgoingMessage(b"x", partition="0")])
@@ -707,7 +702,7 @@ def test_a_batch_is_committed_once_where_each_broker_has_a_part() -> None:
         keys = set()
         for _ in range(2):
             del stage.asked[:]
-            tx = block(stage, stage.batch())
+            tx = stage.batch().block()
             await tx.__aenter__()
             keys.add(tx.id)
             for broker_id in BROKERS:
@@ -727,7 +722,7 @@ def test_a_broker_that_has_nothing_to_commit_is_not_named() -> None:
 
     async def story(stage: Stage) -> None:
         await stage.claim()
-        tx = block(stage, stage.batch())
+        tx = stage.batch().block()
         await tx.__aenter__()
         tx.add("out", [OutgoingMessage(b"0 0", partition="0")])
         await tx.flush()
@@ -747,7 +742,7 @@ def test_messages_that_a_broker_lost_after_the_decision_are_missed(
 
     async def story(stage: Stage) -> None:
         await stage.claim()
-        tx = block(stage, stage.batch())
+        tx = stage.batch().block()
         await tx.__aenter__()
         tx.add("out", [OutgoingMessage(b"0 0", partition="0")])
         stage.lose_before_the_commit(xid_of(tx), is_known=is_known, is_ours=is_ours)
@@ -766,7 +761,7 @@ def test_a_branch_that_could_not_be_rolled_back_is_so_with_the_next_batch() -> N
     async def story(stage: Stage) -> None:
         await stage.claim()
         batch = stage.batch()
-        tx = block(stage, batch)
+        tx = batch.block()
         await tx.__aenter__()
         for broker_id in BROKERS:
             tx.add("out", [OutgoingMessage(b"0 0", partition=str(broker_id))])
@@ -798,7 +793,7 @@ def test_a_message_that_failed_has_the_block_rolled_back() -> None:
     async def story(stage: Stage) -> None:
         await stage.claim()
         batch = stage.batch()
-        tx = block(stage, batch)
+        tx = batch.block()
         await tx.__aenter__()
         tx.add("out", [OutgoingMessage(b"0 0", partition="0")])
         stage.fail("PUT")
@@ -859,7 +854,7 @@ def test_a_close_completes_rolls_back_and_gives_up_the_token() -> None:
         await stage.claim()
         stage.fail("PREPARE", first=2, count=1)
         stage.fail("ROLLBACK", count=4)
-        tx = block(stage, stage.batch())
+        tx = stage.batch().block()
         await tx.__aenter__()
         for broker_id in BROKERS:
             tx.add("out", [OutgoingMessage(b"0 0", partition=str(broker_id))])

@@ -213,7 +213,12 @@ class MemberDecisions:
     # -- a batch ----------------------------------------------------------------------
 
     def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
-        """Refuse a batch that cannot be begun now; see `Decider`."""
+        """Refuse a batch that cannot be begun now.
+
+        Raises:
+            ConfigError: the group is not in ZooKeeper.
+            TransactionError: another batch has not ended, or this one is committed.
+        """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
                 f"exactly_once: group {self._group} is not in ZooKeeper, which decides;"
@@ -234,7 +239,19 @@ class MemberDecisions:
     async def begin(
         self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
     ) -> XaTransactionId:
-        """Return the id of the transaction of a batch; see `Decider`."""
+        """Complete the last batch, and name the transaction of the next one.
+
+        Args:
+            begins: offset of the first message of each partition.
+            deadline_s: absolute.
+
+        Raises:
+            ConfigError, TransactionError: as `check`.
+            OwnershipLostError: a partition of the batch is not ours any more.
+            TransactionInDoubtError: the last one is decided, and a broker that is away
+                has not committed it.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
         self.check(begins)
         fence = self._fence()
         assert fence is not None
@@ -260,7 +277,22 @@ class MemberDecisions:
         *,
         deadline_s: float,
     ) -> None:
-        """Move the offsets of a batch and name its transaction; see `Decider`."""
+        """Move the offsets of a batch and name its transaction; durable on return.
+
+        Its partitions are read again from what is stored when it raises.
+
+        Args:
+            xid: its branches are prepared.
+            brokers: that have one.
+            offsets: next offset of each partition.
+            deadline_s: absolute.
+
+        Raises:
+            TransactionInDoubtError: it may be decided; nothing is to be rolled back.
+            MetaqError: it is not, and never will be.
+
+        Cancellation: it may be decided.
+        """
         decision = make_decision(xid, brokers)
         async with self._committer.storing:
             work = _Deciding(decision, self._token, self._token_session)
@@ -455,7 +487,12 @@ class MemberDecisions:
     # -- after the decision -----------------------------------------------------------
 
     async def complete(self, *, deadline_s: float) -> None:
-        """Commit what was decided last; see `Decider`."""
+        """Commit what was decided last, again and again while a broker is away.
+
+        Raises:
+            TransactionInDoubtError: a broker has not committed it yet.
+            LostBranchError: a broker has lost a part of it.
+        """
         pending = self._pending
         if pending is None:
             return
