@@ -346,6 +346,8 @@ class Batch:
     begins: Mapping[TopicPartition, Offset]
     offsets: Mapping[TopicPartition, Offset]
     is_last: bool = True
+    ends: list[str] = field(default_factory=list)
+    """Its end: handled, or delivered again."""
 
     def block(self) -> AsyncExactlyOnce:
         """Return the block that writes it."""
@@ -365,11 +367,13 @@ class Batch:
                 )
 
     def redeliver(self) -> None:
+        self.ends.append("again")
         for partition, begin in self.begins.items():
             if partition in self.member.positions:
                 self.member.positions[partition] = begin
 
     def confirm(self) -> None:
+        self.ends.append("handled")
         for partition, offset in self.offsets.items():
             if partition in self.member.positions:
                 self.member.positions[partition] = offset

@@ -197,6 +197,7 @@ def test_a_claim_costs_one_read_until_the_group_writes_exactly_once() -> None:
         assert stage.asked == ["exists"] * 2
         await stage.claim()
         await stage.member.write(stage.batch())
+        await decisions.settle(ZERO, deadline_s=CLOCK.monotonic_s() + 1)
         del stage.asked[:]
         place = await decisions.settle(ZERO, deadline_s=CLOCK.monotonic_s() + 1)
         assert place is not None
@@ -310,13 +311,17 @@ def test_after_a_close_nothing_is_asked() -> None:
     async def story(stage: Stage) -> None:
         await stage.claim()
         await stage.member.write(stage.batch())
-        await stage.claim()
-        stage.world.pause_s = lambda: 0.1
-        await stage.member.decisions.close(deadline_s=CLOCK.monotonic_s() + 5)
+        claiming = asyncio.create_task(stage.claim())
+        while "RECOVER" not in stage.asked:
+            await asyncio.sleep(0)
+        stage.world.pause_s = lambda: 1.0
+        await asyncio.sleep(0.5)
         stage.world.pause_s = lambda: 0.0
-        del stage.asked[:]
-        await asyncio.sleep(5)
-        assert stage.asked == []
+        await claiming
+        sweeps = [one for one in asyncio.all_tasks() if one.get_name() == "sweep"]
+        assert len(sweeps) == 1
+        await stage.member.decisions.close(deadline_s=CLOCK.monotonic_s() + 5)
+        assert sweeps[0].cancelling()
         await heal(stage.world, [stage.member])
         check(stage.world, [stage.member])
 
@@ -338,9 +343,10 @@ def test_a_member_in_doubt_gives_up_its_token_before_it_reads_again(
         if fault is Fault.ANSWER_LOST:
             # When it was read what the partitions have.
             stage.fail("get", first=5)
+        batch = stage.batch()
         with pytest.raises(TransactionInDoubtError, match="in doubt, not failed"):
-            await stage.member.write(stage.batch())
-        assert stage.member.positions == {}
+            await stage.member.write(batch)
+        assert (batch.ends, stage.member.positions) == (["again"], {})
         assert stage.prepared() != []
         (token,) = stage.tokens()
         stage.faults.clear()
@@ -384,7 +390,9 @@ def test_an_answer_that_is_lost_once_is_no_doubt() -> None:
         await stage.claim()
         for fault in (Fault.ANSWER_LOST, Fault.FAILED):
             stage.fail("transact", fault=fault, count=1)
-            await stage.member.write(stage.batch())
+            batch = stage.batch()
+            await stage.member.write(batch)
+            assert batch.ends == ["handled"]
             assert set(stage.member.positions) == {*INPUTS}
         await stage.finish()
 

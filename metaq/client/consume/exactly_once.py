@@ -18,18 +18,18 @@ What decides, and why no crash leaves a half, is in `metaq/client/decisions/rule
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.decisions.member import MemberDecisions
 from metaq.client.errors import TransactionInDoubtError
-from metaq.client.fan_out import raise_first
+from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.runs import frozen, list_messages
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.produce.xa_branches import XaBranches
-from metaq.client.produce.xa_commands import XaCommands, shown
+from metaq.client.produce.xa_commands import XaBranches, shown
 from metaq.errors import ConfigError, MetaqError, TransactionError
 from metaq.model import GroupOffset
 from metaq.protocol.transaction_ids import format_key
@@ -75,12 +75,11 @@ class AsyncExactlyOnce:
         self._batch = batch
         self._decider = decider
         self._confirm, self._redeliver = confirm, redeliver
-        if decider.context.pool is not parts.pool:
+        if decider.pool is not parts.pool:
             raise ConfigError(
                 "exactly_once: the batch is from a consumer of another client; one"
                 " client has the consumer and the producer"
             )
-        self._commands = XaCommands(decider.context, parts)
         self._current: XaBranches | None = None
         self._waiting: dict[str, list[OutgoingMessage]] = {}
         self._count = self._size = 0
@@ -253,23 +252,20 @@ class AsyncExactlyOnce:
             self._decider.end()
 
     async def _finish(self, current: XaBranches, deadline_s: float) -> None:
-        try:
-            await self.flush()
-            votes = await self._commands.prepare(
-                current.xid, current.branches, deadline_s
-            )
-            raise_first(votes)
-        except BaseException:
-            await self._give_up(current, deadline_s)
-            raise
-        self._parts.counters.prepared_count += 1
         ids = {message.partition: message.id for message in self._batch}
         offsets = {
             partition: GroupOffset(offset, ids.get(partition))
             for partition, offset in self._batch.offsets.items()
         }
-        brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
+        may_be_decided = False
         try:
+            await self.flush()
+            vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
+            votes = await for_each(vote, current.branches)
+            raise_first(votes)
+            self._parts.counters.prepared_count += 1
+            brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
+            may_be_decided = True
             await self._decider.decide(
                 current.xid, brokers, offsets, deadline_s=deadline_s
             )
@@ -277,7 +273,7 @@ class AsyncExactlyOnce:
             is_certain = isinstance(error, MetaqError) and not isinstance(
                 error, TransactionInDoubtError
             )
-            if is_certain:
+            if is_certain or not may_be_decided:
                 await self._give_up(current, deadline_s)
             else:
                 self._redeliver()
@@ -287,12 +283,12 @@ class AsyncExactlyOnce:
 
     async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
         """Roll back before the decision: the batch is delivered again."""
-        left = brokers = list(current.branches)
         self._parts.counters.rolled_back_count += 1
         try:
-            left = await self._commands.drop(current.xid, brokers, deadline_s)
+            await self._decider.give_up(
+                current.xid, current.branches, deadline_s=deadline_s
+            )
         finally:
-            self._decider.leave(current.xid, left)
             self._redeliver()
 
     def __repr__(self) -> str:

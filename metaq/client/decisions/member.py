@@ -27,6 +27,7 @@ from metaq.client.names import name_few
 from metaq.client.offsets.committer import Committer
 from metaq.client.produce.branch_endings import LOST, BranchEndings
 from metaq.client.produce.branch_fates import Placed
+from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.xa_commands import ROLLBACK, key_of, shown
 from metaq.errors import (
     ConfigError,
@@ -36,6 +37,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition, XaTransactionId
+from metaq.retry import retry
 from metaq.zk.decisions import (
     GroupDecision,
     GroupDecisions,
@@ -116,6 +118,8 @@ class MemberDecisions:
         self._token, self._token_session = "", 0
         self._doubted: set[str] = set()
         """Tokens under which a request may be carried out yet."""
+        self._was_sent = False
+        """Whether a request of the present decision may be carried out."""
         self._number = 0
         self._open: XaTransactionId | None = None
         self._pending: _Pending | None = None
@@ -125,9 +129,9 @@ class MemberDecisions:
         self._is_sweep_due = False
 
     @property
-    def context(self) -> ClientContext:
-        """Parts of the consumer's client."""
-        return self._context
+    def pool(self) -> Pool:
+        """Connections of the consumer's client."""
+        return self._context.pool
 
     # -- the partitions ---------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class MemberDecisions:
         """
         if self._fence() is None or self._context.coordinator is None:
             return None
-        decisions = self._decisions()
+        decisions = self._decisions
         for token in tuple(self._doubted):
             await decisions.drop_token(token, deadline_s=deadline_s)
             self._doubted.discard(token)
@@ -260,11 +264,8 @@ class MemberDecisions:
         await self._roll_back_left(deadline_s)
         if not self._token or self._token_session != fence.session_version:
             token = self._context.draw_token()
-            await self._decisions().make_token(
-                token, fence.member, deadline_s=deadline_s
-            )
+            await self._decisions.make_token(token, fence.member, deadline_s=deadline_s)
             self._token, self._token_session = token, fence.session_version
-            self._is_used = True
         self._number += 1
         self._open = batch_xid(self._group, fence.member, self._token, self._number)
         return self._open
@@ -294,11 +295,11 @@ class MemberDecisions:
         Cancellation: it may be decided.
         """
         decision = make_decision(xid, brokers)
+        self._was_sent = False
         async with self._committer.storing:
-            work = _Deciding(decision, self._token, self._token_session)
             try:
                 held = self._require_held(offsets)
-                places = await self._decide(work, held, offsets, deadline_s)
+                places = await self._decide(decision, held, offsets, deadline_s)
             except BaseException:
                 # The partitions go on at what is stored, when nothing can change that.
                 self._doubted.add(self._token)
@@ -330,7 +331,7 @@ class MemberDecisions:
 
     async def _decide(
         self,
-        work: "_Deciding",
+        decision: GroupDecision,
         held: Mapping[TopicPartition, _Held],
         offsets: Mapping[TopicPartition, GroupOffset],
         deadline_s: float,
@@ -343,113 +344,104 @@ class MemberDecisions:
         """
         bases = {partition: each.place for partition, each in held.items()}
         if None in bases.values():
-            bases = dict(await self._read(work, offsets, deadline_s))
+            bases = dict(await self._read(decision, offsets, deadline_s))
             self._require_unchanged(bases, held)
-        error: NodeChangedError | None = None
+        refusal: NodeChangedError | None = None
         for _ in range(DECIDE_TRIES):
             moves = {p: (base, offsets[p]) for p, base in bases.items() if base}
-            try:
-                return await self._send(work, moves, deadline_s)
-            except NodeChangedError as changed:
-                error = changed
-            found = await self._read(work, offsets, deadline_s)
-            if any(place.decision == work.decision for place in found.values()):
+            sent = await self._send(decision, moves, deadline_s)
+            if not isinstance(sent, NodeChangedError):
+                return sent
+            refusal = sent
+            found = await self._read(decision, offsets, deadline_s)
+            if any(place.decision == decision for place in found.values()):
                 return found
             # Of one session a later request is carried out later: neither was.
-            work.was_sent = False
+            self._was_sent = False
             self._require_unchanged(found, held)
             if found == bases:
                 break
             bases = dict(found)
         raise OwnershipLostError(
             f"{_names(offsets)}: the batch is not decided, another member may own its"
-            f" partitions: {error}"
-        ) from error
+            f" partitions: {refusal}"
+        ) from refusal
 
     async def _send(
         self,
-        work: "_Deciding",
+        decision: GroupDecision,
         moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
         deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        """Send the request until there is an answer.
+    ) -> Mapping[TopicPartition, Place] | NodeChangedError:
+        """Send the request until there is an answer; return that it does not fit."""
+        decisions = self._decisions
 
-        Raises:
-            NodeChangedError: it does not fit.
-            MetaqError: as `_decide`.
-        """
-        decisions = self._decisions()
-
-        async def send() -> Mapping[TopicPartition, Place]:
+        async def send() -> Mapping[TopicPartition, Place] | NodeChangedError:
             operations = await decisions.plan(
-                work.decision, work.token, moves, deadline_s=deadline_s
+                decision, self._token, moves, deadline_s=deadline_s
             )
-            self._require_session(work, moves)
-            work.was_sent = True
-            return await decisions.decide(
-                work.decision, moves, operations, deadline_s=deadline_s
-            )
+            self._require_session(decision, moves)
+            self._was_sent = True
+            try:
+                return await decisions.decide(
+                    decision, moves, operations, deadline_s=deadline_s
+                )
+            except NodeChangedError as error:
+                return error
 
-        return await self._insist(work, send, deadline_s)
+        return await self._insist(decision, send, deadline_s)
 
     async def _read(
         self,
-        work: "_Deciding",
+        decision: GroupDecision,
         partitions: Collection[TopicPartition],
         deadline_s: float,
     ) -> Mapping[TopicPartition, Place]:
-        decisions = self._decisions()
-
         async def read() -> Mapping[TopicPartition, Place]:
-            self._require_session(work, partitions)
+            self._require_session(decision, partitions)
             places = await all_of(
-                decisions.read(one, deadline_s=deadline_s) for one in partitions
+                self._decisions.read(one, deadline_s=deadline_s) for one in partitions
             )
             return dict(zip(partitions, places, strict=True))
 
-        return await self._insist(work, read, deadline_s)
+        return await self._insist(decision, read, deadline_s)
 
     async def _insist(
-        self, work: "_Deciding", ask: Callable[[], Awaitable[T]], deadline_s: float
+        self,
+        decision: GroupDecision,
+        ask: Callable[[], Awaitable[T]],
+        deadline_s: float,
     ) -> T:
         """Ask again while ZooKeeper is away, until the deadline."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except NodeChangedError:
+        try:
+            return await retry(
+                ask, backoff=BACKOFF, deadline_s=deadline_s, clock=self._context.clock
+            )
+        except CoordinationError as error:
+            if not self._was_sent:
                 raise
-            except CoordinationError as error:
-                failures += 1
-                pause_s = BACKOFF.delay_s(failures)
-                is_late = self._context.clock.monotonic_s() + pause_s >= deadline_s
-                if error.retriable and not is_late:
-                    await asyncio.sleep(pause_s)
-                    continue
-                if not work.was_sent:
-                    raise
-                raise TransactionInDoubtError(
-                    f"{work.decision.xid} is in doubt, not failed: the decision was"
-                    " sent to ZooKeeper, and may be carried out; their next owner"
-                    f" finds out, and goes on from there: {error}"
-                ) from error
+            raise self._in_doubt(decision, error) from error
 
     def _require_session(
-        self, work: "_Deciding", partitions: Collection[TopicPartition]
+        self, decision: GroupDecision, partitions: Collection[TopicPartition]
     ) -> None:
-        status = self._coordinator().status
+        status = self._coordinator.status
         if (
-            status.state is not SessionState.LOST
-            and status.session_version == work.session_version
+            status.state is SessionState.LOST
+            or status.session_version != self._token_session
         ):
-            return
-        text = f"{_names(partitions)}: the session of the claims is lost"
-        if work.was_sent:
-            raise TransactionInDoubtError(
-                f"{work.decision.xid} is in doubt, not failed: {text}, and the decision"
-                " was sent; their next owner finds out, and goes on from there"
-            )
-        raise OwnershipLostError(f"{text}; their messages will be delivered again")
+            text = f"{_names(partitions)}: the session of the claims is lost"
+            if self._was_sent:
+                raise self._in_doubt(decision, text)
+            raise OwnershipLostError(f"{text}; their messages will be delivered again")
+
+    @staticmethod
+    def _in_doubt(decision: GroupDecision, why: object) -> TransactionInDoubtError:
+        return TransactionInDoubtError(
+            f"{decision.xid} is in doubt, not failed: the decision was sent to"
+            " ZooKeeper, and may be carried out; the next owner of the partitions finds"
+            f" out, and goes on from there: {why}"
+        )
 
     def _require_unchanged(
         self,
@@ -517,9 +509,16 @@ class MemberDecisions:
                     f" {broker_id} are missing: {error}"
                 ) from error
 
-    def leave(self, xid: XaTransactionId, brokers: Collection[BrokerId]) -> None:
-        """Note branches that are not decided and not known to be rolled back."""
+    async def give_up(
+        self,
+        xid: XaTransactionId,
+        brokers: Collection[BrokerId],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Roll back a batch that is not decided; what is not reached is done later."""
         self._left.update((broker_id, xid) for broker_id in brokers)
+        await self._roll_back_left(deadline_s)
 
     def end(self) -> None:
         """Note that the batch that `begin` named has ended."""
@@ -540,7 +539,7 @@ class MemberDecisions:
             await self.complete(deadline_s=deadline_s)
             await self._roll_back_left(deadline_s)
             for token in filter(None, (self._token, *self._doubted)):
-                await self._decisions().drop_token(token, deadline_s=deadline_s)
+                await self._decisions.drop_token(token, deadline_s=deadline_s)
         except MetaqError as error:
             _log.warning("not ended: group=%s: %s", self._group, error)
 
@@ -562,28 +561,17 @@ class MemberDecisions:
 
     # -- inside -----------------------------------------------------------------------
 
+    @property
     def _coordinator(self) -> Coordinator:
         assert self._context.coordinator is not None
         return self._context.coordinator
 
+    @property
     def _decisions(self) -> GroupDecisions:
-        return GroupDecisions(
-            self._coordinator(), self._context.paths, group=self._group
-        )
+        return GroupDecisions(self._coordinator, self._context.paths, group=self._group)
 
     def _endings(self, deadline_s: float) -> BranchEndings:
         return BranchEndings(self._context, deadline_s, name=qualifier_of(self._group))
-
-
-@dataclass(slots=True)
-class _Deciding:
-    """A decision under way."""
-
-    decision: GroupDecision
-    token: str
-    session_version: int
-    was_sent: bool = False
-    """Whether a request was sent that may be carried out."""
 
 
 def _names(partitions: Collection[TopicPartition]) -> str:

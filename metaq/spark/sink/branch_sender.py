@@ -17,13 +17,15 @@ Source: docs/metaq-1.4/client.md 9.3.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.transaction_branch import Branch, BranchParts
+from metaq.errors import MetaqError
 from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
 from metaq.spark.sink.own_sender import OwnSender
 
@@ -32,6 +34,8 @@ LIFETIME_S: Final = 24 * 3600
 as its `maxTxTimeoutInSeconds` says."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class BranchSender(OwnSender):
@@ -110,7 +114,7 @@ class BranchSender(OwnSender):
         """
         self._wait()
         self.promised_ms = self._clock.wall_ms()
-        votes = self._thread.run(for_each(self._ask_vote, self._branches))
+        votes = self._thread.run(self._at_each(self._parts.vote))
         raise_first(votes)
         return tuple(sorted(one for one, has_work in votes.items() if has_work))
 
@@ -119,7 +123,8 @@ class BranchSender(OwnSender):
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        results = self._thread.run(for_each(self._drop, self._branches))
+        # Over any connections: those that it began with may be gone.
+        results = self._thread.run(self._at_each(self._parts.roll_back))
         for broker_id, error in failures(results).items():
             _log.info(
                 "rollback did not reach a broker: broker=%d error=%s",
@@ -163,12 +168,8 @@ class BranchSender(OwnSender):
         )
         return branch
 
-    async def _ask_vote(self, broker_id: BrokerId) -> bool:
-        return await self._branches[broker_id].prepare(deadline_s=self._deadline_s())
-
-    async def _drop(self, broker_id: BrokerId) -> None:
-        # Over any connection: the one that it began with may be gone.
-        deadline_s = self._deadline_s()
-        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        branch = Branch(self._parts, connection, broker_id, self._xid)
-        await branch.roll_back(deadline_s=deadline_s)
+    def _at_each(
+        self, work: Callable[..., Awaitable[T]]
+    ) -> Coroutine[Any, Any, dict[BrokerId, T | MetaqError]]:
+        act = partial(work, xid=self._xid, deadline_s=self._deadline_s())
+        return for_each(act, self._branches)
