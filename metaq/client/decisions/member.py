@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
@@ -46,7 +47,7 @@ from metaq.zk.decisions import (
     qualifier_of,
 )
 from metaq.zk.errors import NodeChangedError
-from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.session import SessionState
 
 DECIDE_TRIES: Final = 3
 """Decisions that do not fit before it is believed that others write as well."""
@@ -118,8 +119,6 @@ class MemberDecisions:
         self._token, self._token_session = "", 0
         self._doubted: set[str] = set()
         """Tokens under which a request may be carried out yet."""
-        self._was_sent = False
-        """Whether a request of the present decision may be carried out."""
         self._number = 0
         self._open: XaTransactionId | None = None
         self._pending: _Pending | None = None
@@ -295,11 +294,20 @@ class MemberDecisions:
         Cancellation: it may be decided.
         """
         decision = make_decision(xid, brokers)
-        self._was_sent = False
         async with self._committer.storing:
             try:
                 held = self._require_held(offsets)
-                places = await self._decide(decision, held, offsets, deadline_s)
+                places = await _Deciding(
+                    self._context,
+                    self._decisions,
+                    self._committer,
+                    decision,
+                    self._token,
+                    self._token_session,
+                    held,
+                    offsets,
+                    deadline_s,
+                ).run()
             except BaseException:
                 # The partitions go on at what is stored, when nothing can change that.
                 self._doubted.add(self._token)
@@ -328,137 +336,6 @@ class MemberDecisions:
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
             self._restart([one for one in places if one not in stored])
-
-    async def _decide(
-        self,
-        decision: GroupDecision,
-        held: Mapping[TopicPartition, _Held],
-        offsets: Mapping[TopicPartition, GroupOffset],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        """Return what the partitions have once it is decided.
-
-        Raises:
-            OwnershipLostError: it is not, and never will be.
-            TransactionInDoubtError: it may be.
-        """
-        bases = {partition: each.place for partition, each in held.items()}
-        if None in bases.values():
-            bases = dict(await self._read(decision, offsets, deadline_s))
-            self._require_unchanged(bases, held)
-        refusal: NodeChangedError | None = None
-        for _ in range(DECIDE_TRIES):
-            moves = {p: (base, offsets[p]) for p, base in bases.items() if base}
-            sent = await self._send(decision, moves, deadline_s)
-            if not isinstance(sent, NodeChangedError):
-                return sent
-            refusal = sent
-            found = await self._read(decision, offsets, deadline_s)
-            if any(place.decision == decision for place in found.values()):
-                return found
-            # Of one session a later request is carried out later: neither was.
-            self._was_sent = False
-            self._require_unchanged(found, held)
-            if found == bases:
-                break
-            bases = dict(found)
-        raise OwnershipLostError(
-            f"{_names(offsets)}: the batch is not decided, another member may own its"
-            f" partitions: {refusal}"
-        ) from refusal
-
-    async def _send(
-        self,
-        decision: GroupDecision,
-        moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place] | NodeChangedError:
-        """Send the request until there is an answer; return that it does not fit."""
-        decisions = self._decisions
-
-        async def send() -> Mapping[TopicPartition, Place] | NodeChangedError:
-            operations = await decisions.plan(
-                decision, self._token, moves, deadline_s=deadline_s
-            )
-            self._require_session(decision, moves)
-            self._was_sent = True
-            try:
-                return await decisions.decide(
-                    decision, moves, operations, deadline_s=deadline_s
-                )
-            except NodeChangedError as error:
-                return error
-
-        return await self._insist(decision, send, deadline_s)
-
-    async def _read(
-        self,
-        decision: GroupDecision,
-        partitions: Collection[TopicPartition],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        async def read() -> Mapping[TopicPartition, Place]:
-            self._require_session(decision, partitions)
-            places = await all_of(
-                self._decisions.read(one, deadline_s=deadline_s) for one in partitions
-            )
-            return dict(zip(partitions, places, strict=True))
-
-        return await self._insist(decision, read, deadline_s)
-
-    async def _insist(
-        self,
-        decision: GroupDecision,
-        ask: Callable[[], Awaitable[T]],
-        deadline_s: float,
-    ) -> T:
-        """Ask again while ZooKeeper is away, until the deadline."""
-        try:
-            return await retry(
-                ask, backoff=BACKOFF, deadline_s=deadline_s, clock=self._context.clock
-            )
-        except CoordinationError as error:
-            if not self._was_sent:
-                raise
-            raise self._in_doubt(decision, error) from error
-
-    def _require_session(
-        self, decision: GroupDecision, partitions: Collection[TopicPartition]
-    ) -> None:
-        status = self._coordinator.status
-        if (
-            status.state is SessionState.LOST
-            or status.session_version != self._token_session
-        ):
-            text = f"{_names(partitions)}: the session of the claims is lost"
-            if self._was_sent:
-                raise self._in_doubt(decision, text)
-            raise OwnershipLostError(f"{text}; their messages will be delivered again")
-
-    @staticmethod
-    def _in_doubt(decision: GroupDecision, why: object) -> TransactionInDoubtError:
-        return TransactionInDoubtError(
-            f"{decision.xid} is in doubt, not failed: the decision was sent to"
-            " ZooKeeper, and may be carried out; the next owner of the partitions finds"
-            f" out, and goes on from there: {why}"
-        )
-
-    def _require_unchanged(
-        self,
-        found: Mapping[TopicPartition, Place | None],
-        held: Mapping[TopicPartition, _Held],
-    ) -> None:
-        """Refuse to follow what others have written since we have read it."""
-        for partition, place in found.items():
-            base = held[partition].place or Place()
-            stored = place.offset.offset if place and place.offset else None
-            known = self._committer.stored(partition)
-            version = place.decision_version if place else None
-            if version != base.decision_version or stored != known:
-                raise OwnershipLostError(
-                    f"{partition}: expected the group at offset {known}, found"
-                    f" {stored}: another member or a tool has moved it"
-                )
 
     def _require_held(
         self, partitions: Collection[TopicPartition]
@@ -562,17 +439,132 @@ class MemberDecisions:
     # -- inside -----------------------------------------------------------------------
 
     @property
-    def _coordinator(self) -> Coordinator:
-        assert self._context.coordinator is not None
-        return self._context.coordinator
-
-    @property
     def _decisions(self) -> GroupDecisions:
-        return GroupDecisions(self._coordinator, self._context.paths, group=self._group)
+        coordinator = self._context.coordinator
+        assert coordinator is not None
+        return GroupDecisions(coordinator, self._context.paths, group=self._group)
 
     def _endings(self, deadline_s: float) -> BranchEndings:
         return BranchEndings(self._context, deadline_s, name=qualifier_of(self._group))
 
 
-def _names(partitions: Collection[TopicPartition]) -> str:
-    return name_few(sorted(map(str, partitions)))
+@dataclass(slots=True, eq=False)
+class _Deciding:
+    """A decision under way."""
+
+    context: ClientContext
+    decisions: GroupDecisions
+    committer: Committer
+    decision: GroupDecision
+    token: str
+    session_version: int
+    """Session of the token, and of the claims."""
+    held: Mapping[TopicPartition, _Held]
+    offsets: Mapping[TopicPartition, GroupOffset]
+    deadline_s: float
+    was_sent: bool = False
+    """Whether a request was sent that may be carried out."""
+
+    async def run(self) -> Mapping[TopicPartition, Place]:
+        """Return what the partitions have once it is decided.
+
+        Raises:
+            OwnershipLostError: it is not, and never will be.
+            TransactionInDoubtError: it may be.
+        """
+        bases = {partition: each.place for partition, each in self.held.items()}
+        if None in bases.values():
+            bases = dict(await self._insist(self._read))
+            self._require_unchanged(bases)
+        refusal: NodeChangedError | None = None
+        for _ in range(DECIDE_TRIES):
+            moves = {p: (base, self.offsets[p]) for p, base in bases.items() if base}
+            sent = await self._insist(partial(self._send, moves))
+            if not isinstance(sent, NodeChangedError):
+                return sent
+            refusal = sent
+            found = await self._insist(self._read)
+            if any(place.decision == self.decision for place in found.values()):
+                return found
+            # Of one session a later request is carried out later: neither was.
+            self.was_sent = False
+            self._require_unchanged(found)
+            if found == bases:
+                break
+            bases = dict(found)
+        raise OwnershipLostError(
+            f"{self._names()}: the batch is not decided, another member may own its"
+            f" partitions: {refusal}"
+        ) from refusal
+
+    async def _send(
+        self, moves: Mapping[TopicPartition, tuple[Place, GroupOffset]]
+    ) -> Mapping[TopicPartition, Place] | NodeChangedError:
+        """Send the request; return that it does not fit."""
+        operations = await self.decisions.plan(
+            self.decision, self.token, moves, deadline_s=self.deadline_s
+        )
+        self._require_session()
+        self.was_sent = True
+        try:
+            return await self.decisions.decide(
+                self.decision, moves, operations, deadline_s=self.deadline_s
+            )
+        except NodeChangedError as error:
+            return error
+
+    async def _read(self) -> Mapping[TopicPartition, Place]:
+        self._require_session()
+        places = await all_of(
+            self.decisions.read(one, deadline_s=self.deadline_s) for one in self.held
+        )
+        return dict(zip(self.held, places, strict=True))
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again while ZooKeeper is away, until the deadline."""
+        try:
+            return await retry(
+                ask,
+                backoff=BACKOFF,
+                deadline_s=self.deadline_s,
+                clock=self.context.clock,
+            )
+        except CoordinationError as error:
+            if not self.was_sent:
+                raise
+            raise self._in_doubt(error) from error
+
+    def _require_session(self) -> None:
+        assert self.context.coordinator is not None
+        status = self.context.coordinator.status
+        if (
+            status.state is SessionState.LOST
+            or status.session_version != self.session_version
+        ):
+            text = f"{self._names()}: the session of the claims is lost"
+            if self.was_sent:
+                raise self._in_doubt(text)
+            raise OwnershipLostError(f"{text}; their messages will be delivered again")
+
+    def _in_doubt(self, why: object) -> TransactionInDoubtError:
+        return TransactionInDoubtError(
+            f"{self.decision.xid} is in doubt, not failed: the decision was sent to"
+            " ZooKeeper, and may be carried out; the next owner of the partitions finds"
+            f" out, and goes on from there: {why}"
+        )
+
+    def _require_unchanged(self, found: Mapping[TopicPartition, Place | None]) -> None:
+        """Refuse to follow what others have written since we have read it."""
+        for partition, place in found.items():
+            base = self.held[partition].place or Place()
+            stored = place.offset.offset if place and place.offset else None
+            known = self.committer.stored(partition)
+            version = place.decision_version if place else None
+            if version != base.decision_version or stored != known:
+                raise OwnershipLostError(
+                    f"{partition}: expected the group at offset {known}, found"
+                    f" {stored}: another member or a tool has moved it"
+                )
+
+    def _names(self) -> str:
+        return name_few(sorted(map(str, self.held)))
