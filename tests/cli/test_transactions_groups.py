@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 import pytest
@@ -24,6 +25,8 @@ PATHS = NodePaths()
 PLACE = TopicPartition("in", BrokerId(0), 0)
 DECIDED, LEFT, LIVING = ("0a" * 16, "0b" * 16, "0c" * 16)
 PATIENCE_S = 20.0
+ONE_BROKER = {"broker": "lists transactions, and takes those of exactly once"}
+Broker: TypeAlias = "EmbeddedBroker"
 
 
 @pytest.fixture
@@ -38,11 +41,11 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture
-def target(broker: EmbeddedBroker) -> Target:
+def target(broker: Broker) -> Target:
     return Target("memory", "/meta", (), PATIENCE_S, broker.zookeeper.coordinator)
 
 
-def prepare(broker: EmbeddedBroker, member: str, token: str) -> XaTransactionId:
+def prepare(broker: Broker, member: str, token: str) -> XaTransactionId:
     """Prepare a message as a member of the group does."""
     xid = batch_xid("copy", f"copy_{member}", token, 1)
     with Client(**broker.client_options) as client, client.xa("group-copy") as xa:
@@ -52,7 +55,7 @@ def prepare(broker: EmbeddedBroker, member: str, token: str) -> XaTransactionId:
     return xid
 
 
-def decide(broker: EmbeddedBroker, xid: XaTransactionId) -> None:
+def decide(broker: Broker, xid: XaTransactionId) -> None:
     """Write a decision as a member does."""
     data = make_decision(xid, [BrokerId(0)]).encode()
     broker.zookeeper.write(PATHS.group_decision("copy", PLACE), data)
@@ -70,7 +73,7 @@ def listed(
 
 
 def test_a_group_and_its_dead_members_are_named_and_settled(
-    broker: EmbeddedBroker,
+    broker: Broker,
     target: Target,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -103,7 +106,7 @@ def test_a_group_and_its_dead_members_are_named_and_settled(
 
 
 def test_settle_says_which_broker_is_away(
-    broker: EmbeddedBroker, target: Target
+    broker: Broker, target: Target
 ) -> None:
     """It may have a part of what was decided: nothing is reported as settled."""
     decide(broker, prepare(broker, "one", DECIDED))
@@ -114,7 +117,7 @@ def test_settle_says_which_broker_is_away(
 
 
 def test_a_branch_that_an_operator_has_ended_otherwise_is_named_by_its_key(
-    broker: EmbeddedBroker, target: Target, tmp_path: Path
+    broker: Broker, target: Target, tmp_path: Path
 ) -> None:
     """Nothing ends it but `metaq txn forget KEY`."""
     xid = prepare(broker, "one", DECIDED)

@@ -796,7 +796,7 @@ def test_a_branch_that_could_not_be_rolled_back_is_so_with_the_next_batch() -> N
 
 
 def test_a_message_that_failed_has_the_block_rolled_back() -> None:
-    """What is sent after it says so, and nothing is prepared."""
+    """Later sends say so, and nothing is prepared."""
 
     async def story(stage: Stage) -> None:
         await stage.claim()
