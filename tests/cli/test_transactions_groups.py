@@ -105,9 +105,7 @@ def test_a_group_and_its_dead_members_are_named_and_settled(
         assert payloads(client.browse("out")) == [b"one"]
 
 
-def test_settle_says_which_broker_is_away(
-    broker: Broker, target: Target
-) -> None:
+def test_settle_says_which_broker_is_away(broker: Broker, target: Target) -> None:
     """It may have a part of what was decided: nothing is reported as settled."""
     decide(broker, prepare(broker, "one", DECIDED))
     away = encode_address(BrokerAddress("127.0.0.1", 1))
