@@ -39,8 +39,8 @@ CALLS: Final[dict[str, tuple[type, str]]] = {
     "complete": (MemberDecisions, "complete"),
 }
 STEPS: Final = [f"{when} {call}" for call in CALLS for when in ("before", "after")]
-"""Steps of a batch. A vote is one broker's: the other one may have given its own, or not.
-A broker that is killed after it has not committed."""
+"""Steps of a batch. A vote is one broker's: the other may have given its own, or not. A
+broker that is killed after it has not committed."""
 
 
 def copies_of(message: Message) -> dict[int, bytes]:
