@@ -17,12 +17,8 @@ from metaq.client import AsyncClient, SettledGroup
 
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
 
-SPARK_NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write)-[^:/]+)")
-"""Name of an exactly-once write of Spark, alone or as the end of a key."""
-
-
-GROUP_NAME: Final = re.compile(r"(?:XID:.*:)?group-([^:/]+)")
-"""The same of a group that writes exactly once."""
+NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write|group)-([^:/]+))")
+"""Name of an exactly-once write of Spark, or of a group; alone, or a key ends so."""
 
 
 class End(NamedTuple):
@@ -95,8 +91,8 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
 
 def spark_names(keys: Iterable[str]) -> list[str]:
     """Return the writes of Spark that keys belong to, each once."""
-    found = filter(None, map(SPARK_NAME.fullmatch, keys))
-    return list(dict.fromkeys(match[1] for match in found))
+    found = filter(None, map(NAME.fullmatch, keys))
+    return list(dict.fromkeys(name[1] for name in found if name[2] != "group"))
 
 
 def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -127,25 +123,24 @@ def settle(target: Target, key: str) -> None:
     says was decided is committed, the rest is rolled back. NAME is the end of a key of
     'metaq txn list'.
     """
-    if (group_match := GROUP_NAME.fullmatch(key)) is not None:
-        _settle_group(target, group_match[1])
-        return
-    from metaq.spark.sink.decisions import Decision
-    from metaq.spark.sink.settling import settle_write
-
-    match = SPARK_NAME.fullmatch(key)
+    match = NAME.fullmatch(key)
     if match is None:
         raise click.BadParameter(
             f"expected sink-... or write-..., or group-..., got {key[:80]!r}"
         )
-    name, is_batch_write = match[1], match[2] == "write"
+    name, kind, group_name = match.groups()
+    if kind == "group":
+        _settle_group(target, group_name)
+        return
+    from metaq.spark.sink.decisions import Decision
+    from metaq.spark.sink.settling import settle_write
 
     async def work(client: AsyncClient) -> Decision | None:
         await target.find_brokers(client.admin())
         return await settle_write(
             client,
             name,
-            is_batch_write=is_batch_write,
+            is_batch_write=kind == "write",
             draw_turn=lambda: uuid.uuid4().hex,
         )
 

@@ -134,7 +134,7 @@ class TransactionRolledBackError(TransactionError):
 
 
 class LostBranchError(TransactionError):
-    """A broker lacks messages that it had promised to keep."""
+    """It is decided, and a broker lacks messages that it had promised to keep."""
 
 
 class XaError(TransactionError):

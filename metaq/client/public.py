@@ -20,6 +20,7 @@ from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
 from metaq.client.consume.consumer import AsyncMessageBatch as AsyncMessageBatch
 from metaq.client.consume.dead_letters import Origin as Origin
 from metaq.client.consume.dead_letters import read_origin as read_origin
+from metaq.client.consume.exactly_once import AsyncExactlyOnce as AsyncExactlyOnce
 from metaq.client.consume.progress import ConsumerState as ConsumerState
 from metaq.client.consume.progress import ConsumerStatistics as ConsumerStatistics
 from metaq.client.consume.progress import Health as Health
@@ -32,6 +33,7 @@ from metaq.client.errors import BufferFullError as BufferFullError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
 from metaq.client.errors import HeuristicError as HeuristicError
+from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
@@ -56,7 +58,6 @@ from metaq.client.partitioner import RoundRobin as RoundRobin
 from metaq.client.partitioner import Selector as Selector
 from metaq.client.produce.batches import SendFuture as SendFuture
 from metaq.client.produce.batches import SendResult as SendResult
-from metaq.client.produce.exactly_once import AsyncExactlyOnce as AsyncExactlyOnce
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer as AsyncOrderedProducer,
 )

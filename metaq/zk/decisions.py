@@ -25,9 +25,10 @@ Keep in step: `offsets.py`; `metaq/client/decisions`, which has the rules.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -38,6 +39,7 @@ from metaq.zk.paths import NodeKind, NodePaths, parse_partition
 from metaq.zk.session import CheckNode, Coordinator, Operation, WriteNode
 from metaq.zk.znodes import decode_group_offset, encode_group_offset
 
+DECISION: Final = NodeKind.GROUP_DECISION
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest request of a decision: ZooKeeper takes 1 MiB (`jute.maxbuffer`)."""
 OPERATION_BYTES: Final = 64
@@ -120,12 +122,14 @@ class GroupDecision:
         """
         try:
             fields = json.loads(data)
-            brokers = tuple(BrokerId(int(one)) for one in fields["brokers"])
-            return cls(str(fields["xid"]), brokers)
-        except (ValueError, KeyError, TypeError) as error:
+            xid, brokers = fields["xid"], tuple(fields["brokers"])
+        except (ValueError, KeyError, TypeError):
+            xid, brokers = None, ()
+        if not isinstance(xid, str) or {*map(type, brokers)} - {int}:
             raise PayloadError(
                 f"expected the decision of an exactly-once batch, got {data[:200]!r}"
-            ) from error
+            )
+        return cls(xid, tuple(map(BrokerId, brokers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class GroupDecisions:
 
     async def is_used(self, *, deadline_s: float) -> bool:
         """Return whether a member of the group ever had a token."""
-        path = self._paths.group_tokens(self._group)
+        path = self._paths.group_decisions(self._group)
         return await self._coordinator.exists(path, deadline_s=deadline_s)
 
     async def read(self, partition: TopicPartition, *, deadline_s: float) -> Place:
@@ -167,44 +171,46 @@ class GroupDecisions:
         Raises:
             PayloadError: a node holds something else; the text names it.
         """
-        path = self._paths.group_decision(self._group, partition)
+        place = await self._read_decision(partition, deadline_s)
+        path = self._paths.group_offset(self._group, partition)
         node = await self._coordinator.get(path, deadline_s=deadline_s)
-        offset_path = self._paths.group_offset(self._group, partition)
-        offset = await self._coordinator.get(offset_path, deadline_s=deadline_s)
-        place = Place()
-        try:
-            if node is not None:
-                decision = GroupDecision.decode(node.data)
-                place = Place(decision=decision, decision_version=node.version)
-            path = offset_path
-            if offset is None:
-                return place
-            stored = decode_group_offset(offset.data)
-        except PayloadError as error:
-            raise PayloadError(f"{path}: {error}") from error
-        return Place(stored, offset.version, place.decision, place.decision_version)
+        if node is None:
+            return place
+        with _naming(path):
+            offset = decode_group_offset(node.data)
+        return replace(place, offset=offset, offset_version=node.version)
 
-    async def read_all(
-        self, *, deadline_s: float
-    ) -> dict[TopicPartition, GroupDecision]:
-        """Return the last decision about each partition.
+    async def read_all(self, *, deadline_s: float) -> dict[TopicPartition, Place]:
+        """Return the last decision about each partition, without its offset.
 
         Raises:
             PayloadError: a node holds something else: which branches count is unknown.
         """
         found = {}
-        kind, ask = NodeKind.GROUP_DECISION, self._coordinator
-        path = self._paths.group_topics(kind, self._group)
-        for topic in await ask.children(path, deadline_s=deadline_s) or ():
-            path = self._paths.group_partitions(kind, self._group, topic)
-            names = await ask.children(path, deadline_s=deadline_s) or ()
+        for topic in await self._topics(deadline_s):
+            path = self._paths.group_partitions(DECISION, self._group, topic)
+            names = await self._coordinator.children(path, deadline_s=deadline_s) or ()
             for parsed in filter(None, map(parse_partition, names)):
                 partition = TopicPartition(topic, *parsed)
-                path = self._paths.group_decision(self._group, partition)
-                node = await ask.get(path, deadline_s=deadline_s)
-                if node is not None:
-                    found[partition] = GroupDecision.decode(node.data)
+                place = await self._read_decision(partition, deadline_s)
+                if place.decision is not None:
+                    found[partition] = place
         return found
+
+    async def _topics(self, deadline_s: float) -> tuple[str, ...]:
+        path = self._paths.group_topics(DECISION, self._group)
+        return await self._coordinator.children(path, deadline_s=deadline_s) or ()
+
+    async def _read_decision(
+        self, partition: TopicPartition, deadline_s: float
+    ) -> Place:
+        path = self._paths.group_decision(self._group, partition)
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        if node is None:
+            return Place()
+        with _naming(path):
+            decision = GroupDecision.decode(node.data)
+        return Place(decision=decision, decision_version=node.version)
 
     async def read_tokens(self, *, deadline_s: float) -> dict[str, str]:
         """Return the tokens that there are now, with the names of their members.
@@ -299,6 +305,32 @@ class GroupDecisions:
             for at, (partition, (_place, offset)) in enumerate(moves.items())
         }
 
+    async def forget(
+        self, kept: Mapping[TopicPartition, Place], *, deadline_s: float
+    ) -> None:
+        """Delete all that there is of the group here.
+
+        After an error some of it is deleted; `read_all` and this may be repeated.
+
+        Args:
+            kept: what `read_all` has returned; all of it is complete.
+            deadline_s: absolute.
+
+        Raises:
+            NodeNotEmptyError: a member has a token.
+            NodeChangedError: one has decided since `read_all`.
+        """
+        delete = partial(self._coordinator.delete, deadline_s=deadline_s)
+        # First: without a token there are no further decisions.
+        await delete(self._paths.group_tokens(self._group))
+        for partition, place in kept.items():
+            path = self._paths.group_decision(self._group, partition)
+            await delete(path, version=place.decision_version)
+        for topic in await self._topics(deadline_s):
+            await delete(self._paths.group_partitions(DECISION, self._group, topic))
+        await delete(self._paths.group_topics(DECISION, self._group))
+        await delete(self._paths.group_decisions(self._group))
+
     def _token_path(self, token: str) -> str:
         return self._paths.group_token(self._group, token)
 
@@ -316,6 +348,15 @@ class GroupDecisions:
                 await self._coordinator.replace(
                     parent, b"", version=None, deadline_s=deadline_s
                 )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have the error of a payload name its node."""
+    try:
+        yield
+    except PayloadError as error:
+        raise PayloadError(f"{path}: {error}") from error
 
 
 def _check_size(operations: Sequence[Operation], count: int) -> None:

@@ -13,13 +13,13 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.member import MemberDecisions
 from metaq.client.group.assignments import Fence
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.broker_starts import BrokerStarts
-from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
@@ -340,16 +340,24 @@ async def at_once(_topic: str, _deadline_s: float) -> None:
 
 @dataclass
 class Batch:
-    """A batch of a member; a `ConsumedBatch`."""
+    """A batch of a member, as `AsyncMessageBatch` is one of a consumer."""
 
     member: "Member"
     begins: Mapping[TopicPartition, Offset]
     offsets: Mapping[TopicPartition, Offset]
     is_last: bool = True
+    ends: list[str] = field(default_factory=list)
+    """Its end: handled, or delivered again."""
 
-    @property
-    def decider(self) -> MemberDecisions:
-        return self.member.decisions
+    def block(self) -> AsyncExactlyOnce:
+        """Return the block that writes it."""
+        return AsyncExactlyOnce(
+            self.member.parts,
+            cast("Any", self),
+            self.member.decisions,
+            confirm=self.confirm,
+            redeliver=self.redeliver,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         for partition, begin in self.begins.items():
@@ -359,11 +367,13 @@ class Batch:
                 )
 
     def redeliver(self) -> None:
+        self.ends.append("again")
         for partition, begin in self.begins.items():
             if partition in self.member.positions:
                 self.member.positions[partition] = begin
 
     def confirm(self) -> None:
+        self.ends.append("handled")
         for partition, offset in self.offsets.items():
             if partition in self.member.positions:
                 self.member.positions[partition] = offset
@@ -404,7 +414,7 @@ class Member:
             committer=cast("Any", self),
             restart=self._restart,
         )
-        self._parts = TransactionParts(
+        self.parts = TransactionParts(
             address_of=self._address_of,
             pool=self.context.pool,
             clock=CLOCK,
@@ -541,7 +551,7 @@ class Member:
 
     async def write(self, batch: Batch) -> None:
         """Write what is made of a batch."""
-        async with AsyncExactlyOnce(self._parts, batch) as tx:
+        async with batch.block() as tx:
             for one in batch:
                 for data, broker_id in made_of(one.partition, one.offset).items():
                     message = OutgoingMessage(data, partition=str(broker_id))

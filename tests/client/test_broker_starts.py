@@ -208,7 +208,7 @@ def test_a_recovered_branch_that_is_committed_is_warned_of(
         branch = Branch(parts, connection, BROKER, XID)
         await branch.begin(60, deadline_s=after(30))
         await branch.put([PlacedMessage(PLACE, b"a", 0)], deadline_s=after(30))
-        assert await branch.prepare(deadline_s=after(30))
+        assert await parts.vote(BROKER, XID, deadline_s=after(30))
         context: Any = None
         promised_ms = None
         if promised_s is not None:

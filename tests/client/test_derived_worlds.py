@@ -98,7 +98,7 @@ INNER = {
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",
-    "AsyncMessageBatch.decider",
+    "AsyncMessageBatch.block",
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.append_oneway",

@@ -9,11 +9,12 @@ import pytest
 
 from metaq.client import SettledGroup, TransactionInDoubtError
 from metaq.client.decisions.rules import make_decision
-from metaq.model import BrokerId, TopicPartition, XaTransactionId
+from metaq.model import BrokerAddress, BrokerId, TopicPartition, XaTransactionId
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.decisions import batch_xid
-from metaq.zk.paths import NodePaths
+from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.znodes import encode_address
 from tests.client.worlds import WORLDS, payloads
 
 PATHS = NodePaths()
@@ -73,11 +74,20 @@ def test_decided_is_committed_and_the_rest_rolled_back(
     assert client.admin().settle_group("g") == SettledGroup(0, 0, {"g_living": 1})
 
 
+@pytest.mark.parametrize("has_follower", [False, True])
 def test_a_broker_that_is_away_is_no_broker_without_branches(
-    started: Started, client: Any
+    started: Started, client: Any, has_follower: bool
 ) -> None:
-    """It may have some: nothing is reported as settled."""
+    """It may have some, also while a follower serves its gets: nothing is settled."""
     prepare(client, LEFT, b"left")
     started[1].close()
-    with pytest.raises(TransactionInDoubtError, match="do not say what they have"):
-        client.admin().settle_group("g")
+    if has_follower:
+        follower = PATHS.role(BrokerRole(BrokerId(0), 1))
+        address = encode_address(BrokerAddress("127.0.0.1", 1))
+        started[0].zookeeper.put(follower, address, session_id=99)
+    options = {**started[0].client_options, "request_timeout_s": 5}
+    with (
+        type(client)(**options) as late,
+        pytest.raises(TransactionInDoubtError, match="do not say what they have"),
+    ):
+        late.admin().settle_group("g")

@@ -100,14 +100,7 @@ async def history(seed: int) -> None:
                 member.reap()
                 return
             if rng.random() < 0.5:
-                for partition in tuple(member.positions):
-                    await attempt(member, partition)
-
-    async def attempt(member: Member, partition: object) -> None:
-        try:
-            await member.release(partition)  # type: ignore[arg-type]
-        except Exception as error:  # a fault of the model
-            member.faults.append(f"release {error!r:.80}")
+                await member.leave()
 
     async def brokers() -> None:
         for _ in range(rng.randint(0, 4)):

@@ -162,6 +162,7 @@ ACTED_ON = [
     "GroupInUseError",
     "HandlerFailedError",
     "HeuristicError",
+    "LostBranchError",
     "MessageTooLargeError",
     "MetaqError",
     "NoBrokerError",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client import TransactionInDoubtError, TransactionRolledBackError
+from metaq.client.produce.transaction_branch import BranchParts
 from metaq.client.produce.xa_commands import COMMIT, XaCommands
 from metaq.errors import (
     ConnectionLostError,
@@ -23,6 +24,9 @@ BROKERS = [BrokerId(0), BrokerId(1)]
 
 class Parts:
     """Brokers that answer 0, but for some."""
+
+    send: Any = BranchParts.send
+    vote: Any = BranchParts.vote
 
     def __init__(self, errors: dict[int, MetaqError]) -> None:
         self.errors = errors

@@ -52,6 +52,7 @@ ADVICE = {
     "GroupInUseError": "Stop the group's consumers first.",
     "HandlerFailedError": "Correct the handler; the message comes again.",
     "HeuristicError": "Compare `code` with the other branches; then `forget`.",
+    "LostBranchError": "Find out what the broker has lost, and make it by hand.",
     "MessageTooLargeError": "Send less, or raise the broker's bound.",
     "NoBrokerError": "Repeat it; see whether the broker that it names is up.",
     "NoTopicError": "Make the topic, or correct its name.",

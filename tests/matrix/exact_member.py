@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.client import AsyncClient, MetaqError
+from metaq.client import AsyncClient, LostBranchError, MetaqError
 from metaq.client.decisions.member import MemberDecisions
-from metaq.client.errors import LostBranchError
-from metaq.client.produce.xa_commands import XaCommands
+from metaq.client.produce.transaction_branch import BranchParts
 from metaq.model import Message
 from metaq.zk.decisions import GroupDecisions
 from tests.rigs.process import ROOT
@@ -35,12 +34,13 @@ WAIT_S: Final = 90.0
 """Deadline of everything that must happen; reached only when it never will."""
 CALLS: Final[dict[str, tuple[type, str]]] = {
     "token": (GroupDecisions, "make_token"),
-    "prepare": (XaCommands, "prepare"),
+    "vote": (BranchParts, "vote"),
     "decide": (GroupDecisions, "decide"),
     "complete": (MemberDecisions, "complete"),
 }
 STEPS: Final = [f"{when} {call}" for call in CALLS for when in ("before", "after")]
-"""Steps of a batch. A broker that is killed `after prepare` has not committed."""
+"""Steps of a batch. A vote is one broker's: the other may have given its own, or not. A
+broker that is killed after it has not committed."""
 
 
 def copies_of(message: Message) -> dict[int, bytes]:

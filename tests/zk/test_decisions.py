@@ -1,20 +1,38 @@
 """Decisions of a group: all of one request, or nothing; and what they say."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from metaq.model import BrokerId, GroupOffset, MessageId, Offset, TopicPartition
+from metaq.model import (
+    BrokerId,
+    GroupOffset,
+    MessageId,
+    Offset,
+    TopicPartition,
+    XaTransactionId,
+)
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.decisions import (
     DECISION_BYTES_MAX,
+    GroupBatch,
     GroupDecision,
     GroupDecisions,
     Place,
     TooLargeError,
+    batch_xid,
+    parse_batch_xid,
 )
-from metaq.zk.errors import NodeChangedError, PayloadError
+from metaq.zk.errors import (
+    NodeChangedError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    PayloadError,
+)
 from metaq.zk.paths import NodePaths
+from metaq.zk.session import CheckNode, WriteNode
 from tests.rigs.virtual_time import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
@@ -66,7 +84,9 @@ def test_a_decision_moves_all_offsets_and_names_itself_at_each() -> None:
             assert places == await places_of(decisions)
             assert {p.decision for p in places.values()} == {MADE}
             assert {p.offset and p.offset.offset for p in places.values()} == {offset}
-        assert await decisions.read_all(deadline_s=in_s()) == {ZERO: MADE, ONE: MADE}
+        assert await decisions.read_all(deadline_s=in_s()) == {
+            one: Place(decision=MADE, decision_version=1) for one in (ZERO, ONE)
+        }
 
     run_virtually(scenario())
 
@@ -126,10 +146,166 @@ def test_more_partitions_than_a_request_takes_are_refused_with_both_numbers() ->
     run_virtually(scenario())
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b'{"xid":"x"}', b'{"xid":1,"brokers":[null]}']
-)
+DAMAGED = [
+    b"",
+    b"[]",
+    b"{}",
+    b'{"xid":"x"}',
+    b'{"xid":1,"brokers":[0]}',
+    b'{"xid":"x","brokers":[null]}',
+    b'{"xid":"x","brokers":[true]}',
+    b'{"xid":"x","brokers":"01"}',
+    b'{"xid":"x","brokers":1}',
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
 def test_bytes_that_are_no_decision_are_quoted(data: bytes) -> None:
-    assert GroupDecision.decode(MADE.encode()) == MADE
     with pytest.raises(PayloadError, match="expected the decision"):
         GroupDecision.decode(data)
+
+
+def test_a_decision_has_the_bytes_that_are_drawn() -> None:
+    """The node of each partition; other programs read it too."""
+    data = b'{"xid":"XID:1:0a:0b:group-g","brokers":[0,2]}'
+    assert MADE.encode() == data
+    assert GroupDecision.decode(data) == MADE
+    spaced = b'{ "brokers": [], "xid": "XID:1:0a:0b:group-g", "more": 1 }'
+    assert GroupDecision.decode(spaced) == replace(MADE, brokers=())
+
+
+def test_the_id_of_a_batch_has_the_bytes_that_are_drawn() -> None:
+    """Token and number; the member in 64 bytes; the group in the qualifier."""
+    token = "0123456789abcdef" * 2
+    xid = batch_xid("g", "g_" + "\u00e4" * 40, token, 258)
+    assert xid == XaTransactionId(
+        0x4D514731,
+        bytes.fromhex(token) + b"\0\0\0\0\0\0\x01\x02",
+        ("g_" + "\u00e4" * 31).encode(),
+        "group-g",
+    )
+    assert parse_batch_xid(xid) == GroupBatch("g", "g_" + "\u00e4" * 31, token, 258)
+    cut = batch_xid("g", "x" + "\u00e4" * 40, token, 258)
+    assert len(cut.branch) == 64
+    parsed = parse_batch_xid(cut)
+    assert parsed is not None
+    assert parsed.member == "x" + "\u00e4" * 31
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"format_id": 1},
+        {"global_id": b"1" * 23},
+        {"global_id": b"1" * 25},
+        {"qualifier": "billing"},
+    ],
+    ids=repr,
+)
+def test_an_id_of_another_program_is_none_of_a_batch(other: dict[str, Any]) -> None:
+    xid = batch_xid("g", "g_one", "0a" * 16, 1)
+    assert parse_batch_xid(replace(xid, **other)) is None
+
+
+def test_a_request_names_token_owners_and_versions_in_the_order_drawn() -> None:
+    """Checks first; then offset and decision of each partition, at their versions."""
+
+    async def scenario() -> None:
+        decisions = await decisions_of(MemoryZooKeeper())
+        stored = GroupOffset(Offset(10), MessageId(7))
+        moves = {
+            ZERO: (Place(), stored),
+            ONE: (Place(stored, 4, MADE, 5), stored),
+        }
+        found = await decisions.plan(MADE, TOKEN, moves, deadline_s=in_s())
+        made = b'{"xid":"XID:1:0a:0b:group-g","brokers":[0,2]}'
+        root = "/meta/exactly-once/g"
+        assert found == [
+            CheckNode(f"{root}/tokens/{TOKEN}", 0),
+            CheckNode("/meta/consumers/g/owners/t/0-0", 0),
+            CheckNode("/meta/consumers/g/owners/t/0-1", 0),
+            WriteNode("/meta/consumers/g/offsets/t/0-0", b"7-10", None),
+            WriteNode(f"{root}/decisions/t/0-0", made, None),
+            WriteNode("/meta/consumers/g/offsets/t/0-1", b"7-10", 4),
+            WriteNode(f"{root}/decisions/t/0-1", made, 5),
+        ]
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("damaged", ["decision", "offset"])
+def test_a_damaged_node_is_named(damaged: str) -> None:
+    """By who reads one partition, and by who reads all: the rest is not guessed."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        decisions = await decisions_of(server)
+        await decide(decisions, await places_of(decisions), 10)
+        path = getattr(PATHS, f"group_{damaged}")("g", ONE)
+        server.write(path, b"damaged")
+        with pytest.raises(PayloadError, match=f"{path}: .*damaged"):
+            await decisions.read(ONE, deadline_s=in_s())
+        assert (await decisions.read(ZERO, deadline_s=in_s())).decision == MADE
+        if damaged == "decision":
+            with pytest.raises(PayloadError, match=f"{path}: .*damaged"):
+                await decisions.read_all(deadline_s=in_s())
+
+    run_virtually(scenario())
+
+
+def test_nodes_of_others_are_no_partitions() -> None:
+    """Whatever is put there by hand is left out of what is read."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        decisions = await decisions_of(server)
+        assert not await decisions.read_all(deadline_s=in_s())
+        server.write("/meta/exactly-once/g/decisions/t/notes", b"by hand")
+        server.write("/meta/exactly-once/g/decisions/empty", b"")
+        server.write(PATHS.group_decision("g", ZERO), MADE.encode())
+        found = await decisions.read_all(deadline_s=in_s())
+        assert found == {ZERO: Place(decision=MADE, decision_version=0)}
+
+    run_virtually(scenario())
+
+
+def test_a_group_is_used_from_its_first_token_until_it_is_forgotten() -> None:
+    """All of its nodes go then; a token, or a later decision, keeps them."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        decisions = await decisions_of(server)
+        assert await decisions.is_used(deadline_s=in_s())
+        places = await decide(decisions, await places_of(decisions), 10)
+        kept = await decisions.read_all(deadline_s=in_s())
+        with pytest.raises(NodeNotEmptyError):
+            await decisions.forget(kept, deadline_s=in_s())
+        await decide(decisions, places, 20)
+        await decisions.drop_token(TOKEN, deadline_s=in_s())
+        with pytest.raises(NodeChangedError):
+            await decisions.forget(kept, deadline_s=in_s())
+        assert await decisions.is_used(deadline_s=in_s())
+        kept = await decisions.read_all(deadline_s=in_s())
+        assert kept.keys() == {ZERO, ONE}
+        await decisions.forget(kept, deadline_s=in_s())
+        assert not await decisions.is_used(deadline_s=in_s())
+        assert server.names("/meta/exactly-once") == ()
+        await decisions.forget({}, deadline_s=in_s())
+
+    run_virtually(scenario())
+
+
+def test_a_token_is_made_once() -> None:
+    """One that is there was not made by us, and may not be used."""
+
+    async def scenario() -> None:
+        decisions = await decisions_of(MemoryZooKeeper())
+        with pytest.raises(NodeExistsError):
+            await decisions.make_token(TOKEN, "g_two", deadline_s=in_s())
+        assert await decisions.read_tokens(deadline_s=in_s()) == {TOKEN: "g_one"}
+        for _ in range(2):
+            await decisions.drop_token(TOKEN, deadline_s=in_s())
+        assert await decisions.read_tokens(deadline_s=in_s()) == {}
+
+    run_virtually(scenario())

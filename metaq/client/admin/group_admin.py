@@ -16,7 +16,7 @@ from metaq.client.admin.cluster_admin import (
     OffsetChange,
     require_idle,
 )
-from metaq.client.decisions.ending import settle
+from metaq.client.decisions.ending import forget, settle
 from metaq.client.names import as_partition, require_names, require_text
 from metaq.client.offsets.offset_reset import Goal
 from metaq.client.options import check_start
@@ -275,8 +275,10 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
     ) -> Changes:
         """Delete a group with its committed offsets, and return these.
 
-        If it comes back it begins as a new group does. After an error some of it is
-        deleted; the same call may be made again.
+        If it comes back it begins as a new group does. What it has written exactly once
+        is settled first, as by `settle_group`: a batch that is decided is committed
+        before its decision is deleted. After an error some of it is deleted; the same
+        call may be made again.
 
         Args:
             group: its name.
@@ -285,8 +287,10 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
 
         Raises:
             GroupInUseError: a member is there, or one that was killed still owns
-                partitions until its session ends.
+                partitions, or may decide, until its session ends.
             ClientError: there is no such group; the text names those there are.
+            TransactionInDoubtError: it has written exactly once, and a recorded broker
+                does not confirm that nothing stays prepared. Nothing is deleted.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked, or not all is deleted.
             TypeError: the name is no text.
@@ -305,6 +309,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             context, group, None, deadline_s=deadline_s
         )
         if not plan:
+            await forget(context, group, deadline_s=deadline_s)
             await cluster_admin.delete_group(context, group, deadline_s=deadline_s)
         return changes
 

@@ -15,10 +15,12 @@ from metaq.client.consume.consumer_life import ConsumerLife
 from metaq.client.consume.current_batch import Filling, current_task
 from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import DeadLetterSelector
+from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.handling import CONCURRENCY_MAX, AsyncHandler, Handling
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.decisions.member import MemberDecisions
 from metaq.client.group.hooks import commits_inside
 from metaq.client.names import as_partition
 from metaq.client.offsets.commit_orders import Committable, read_committable
@@ -26,7 +28,7 @@ from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.client.options import ProducerOptions, check_callable
-from metaq.client.produce.exactly_once import Decider
+from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
@@ -508,8 +510,8 @@ class AsyncConsumer(ConsumerLife):
         self._subscription.drop_handled_ids()
 
     @property
-    def decider(self) -> Decider:
-        """Decisions about batches, for `AsyncProducer.exactly_once`.
+    def decider(self) -> MemberDecisions:
+        """Decisions about batches, for `AsyncMessageBatch.block`.
 
         Raises:
             ConfigError: its offsets are stored by time, or not in ZooKeeper.
@@ -536,14 +538,20 @@ class AsyncConsumer(ConsumerLife):
 class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
     """Messages that are handled together; made by `AsyncConsumer.batches`."""
 
-    @property
-    def decider(self) -> Decider:
-        """Decisions of its consumer, for `AsyncProducer.exactly_once`.
+    def block(self, parts: TransactionParts) -> AsyncExactlyOnce:
+        """Return the block that writes it, for `AsyncProducer.exactly_once`.
 
         Raises:
-            ConfigError: the consumer stores its offsets by time, or not in ZooKeeper.
+            ConfigError: the consumer stores its offsets by time, or not in ZooKeeper;
+                or it is of another client than the producer.
         """
-        return self.consumer.decider
+        return AsyncExactlyOnce(
+            parts,
+            self,
+            self.consumer.decider,
+            confirm=self.confirm,
+            redeliver=self.redeliver,
+        )
 
     def redeliver(self) -> None:
         """Have its messages delivered again; the next owner does for lost partitions.

@@ -2,6 +2,7 @@
 
     end_dead   branches whose token is gone: commit what is named, roll back the rest
     settle     by hand: the same for a whole group, and say what is left
+    forget     before a group is deleted: settle it, and delete its decisions
 
 Rules 1 and 4 of `rules.py`.
 """
@@ -9,18 +10,21 @@ Rules 1 and 4 of `rules.py`.
 import logging
 from typing import NamedTuple
 
-from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.decisions.rules import plan_group
-from metaq.client.errors import TransactionInDoubtError
-from metaq.client.fan_out import failures
+from metaq.client.errors import GroupInUseError, TransactionInDoubtError
 from metaq.client.names import name_few
-from metaq.client.produce.branch_endings import BranchEndings
+from metaq.client.produce.branch_endings import (
+    BranchEndings,
+    Found,
+    lists_of,
+    silent_brokers,
+)
 from metaq.client.produce.branch_fates import Placed
-from metaq.client.produce.xa_commands import COMMIT, ROLLBACK
-from metaq.errors import ConfigError, MetaqError
-from metaq.model import BrokerId
+from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
+from metaq.errors import ConfigError
 from metaq.zk.decisions import GroupDecisions, parse_batch_xid, qualifier_of
+from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +38,8 @@ class Swept(NamedTuple):
     """No decision names them, and their member is dead."""
     living: dict[str, tuple[Placed, ...]]
     """Name of a member that is alive → branches that are its own to end."""
-    silent: tuple[BrokerId, ...]
-    """Brokers that did not say what they have, ascending."""
+    found: Found
+    """Answer of each broker."""
 
 
 async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> Swept:
@@ -45,16 +49,13 @@ async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> 
         ConfigError: a client without ZooKeeper.
         CoordinationError: ZooKeeper cannot be asked; some may be ended.
     """
-    if context.coordinator is None:
-        raise ConfigError("decisions are in ZooKeeper, and this client has none")
+    decisions = _decisions(context, group)
     endings = BranchEndings(context, deadline_s, name=qualifier_of(group))
-    decisions = GroupDecisions(context.coordinator, context.paths, group=group)
     # In this order: see rule 4.
     found = await endings.look()
-    lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
-    silent = tuple(sorted(failures(dict(found))))
+    lists = lists_of(found)
     if not any(lists.values()):
-        return Swept((), (), {}, silent)
+        return Swept((), (), {}, found)
     tokens = await decisions.read_tokens(deadline_s=deadline_s)
     plan = plan_group(lists, tokens, await decisions.read_all(deadline_s=deadline_s))
     committed, living = [], dict[str, list[Placed]]()
@@ -78,7 +79,7 @@ async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> 
         tuple(committed),
         plan.superseded,
         {member: tuple(some) for member, some in living.items()},
-        silent,
+        found,
     )
 
 
@@ -92,15 +93,46 @@ async def settle(context: ClientContext, group: str, *, deadline_s: float) -> Sw
     """
     swept = await end_dead(context, group, deadline_s=deadline_s)
     again = await end_dead(context, group, deadline_s=deadline_s)
-    left = again.committed + again.rolled_back
-    recorded = await recorded_addresses(context, deadline_s=deadline_s)
-    there = context.metadata.snapshot.brokers
-    silent = sorted({*again.silent, *recorded} - (there.keys() - again.silent))
-    if silent or left:
-        why = f"{len(left)} branches stay prepared"
-        if silent:
-            why = (
-                f"brokers {name_few(list(map(str, silent)))} do not say what they have"
-            )
-        raise TransactionInDoubtError(f"group {group}: {why}; settle it again")
-    return Swept(swept.committed, swept.rolled_back, again.living, ())
+    if silent := await silent_brokers(context, again.found, deadline_s=deadline_s):
+        raise TransactionInDoubtError(
+            f"group {group}: brokers {name_few(list(map(str, silent)))} do not say what"
+            " they have; settle it again when they are there"
+        )
+    if left := again.committed + again.rolled_back:
+        keys = name_few([key_of(xid) for _broker_id, xid in left])
+        raise TransactionInDoubtError(
+            f"group {group}: {len(left)} branches stay prepared ({keys}); settle it"
+            " again"
+        )
+    return swept._replace(living=again.living)
+
+
+async def forget(context: ClientContext, group: str, *, deadline_s: float) -> None:
+    """Delete what a group without members keeps of its batches, once all is ended.
+
+    After an error some of it is deleted; to be repeated.
+
+    Raises:
+        GroupInUseError: a member has a token, or has decided in between.
+        TransactionInDoubtError, ConfigError, CoordinationError: as `settle`; all
+            decisions are there.
+    """
+    decisions = _decisions(context, group)
+    if not await decisions.is_used(deadline_s=deadline_s):
+        return
+    # Read first: what is decided after that is not what was settled.
+    kept = await decisions.read_all(deadline_s=deadline_s)
+    await settle(context, group, deadline_s=deadline_s)
+    try:
+        await decisions.forget(kept, deadline_s=deadline_s)
+    except (NodeNotEmptyError, NodeChangedError) as error:
+        raise GroupInUseError(
+            f"group {group}: a member that writes exactly once is there, or its session"
+            f" is not over yet: {error}"
+        ) from error
+
+
+def _decisions(context: ClientContext, group: str) -> GroupDecisions:
+    if context.coordinator is None:
+        raise ConfigError("decisions are in ZooKeeper, and this client has none")
+    return GroupDecisions(context.coordinator, context.paths, group=group)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
@@ -27,6 +28,7 @@ from metaq.client.names import name_few
 from metaq.client.offsets.committer import Committer
 from metaq.client.produce.branch_endings import LOST, BranchEndings
 from metaq.client.produce.branch_fates import Placed
+from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.xa_commands import ROLLBACK, key_of, shown
 from metaq.errors import (
     ConfigError,
@@ -36,6 +38,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition, XaTransactionId
+from metaq.retry import retry
 from metaq.zk.decisions import (
     GroupDecision,
     GroupDecisions,
@@ -44,7 +47,7 @@ from metaq.zk.decisions import (
     qualifier_of,
 )
 from metaq.zk.errors import NodeChangedError
-from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.session import SessionState
 
 DECIDE_TRIES: Final = 3
 """Decisions that do not fit before it is believed that others write as well."""
@@ -125,9 +128,9 @@ class MemberDecisions:
         self._is_sweep_due = False
 
     @property
-    def context(self) -> ClientContext:
-        """Parts of the consumer's client."""
-        return self._context
+    def pool(self) -> Pool:
+        """Connections of the consumer's client."""
+        return self._context.pool
 
     # -- the partitions ---------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class MemberDecisions:
         """
         if self._fence() is None or self._context.coordinator is None:
             return None
-        decisions = self._decisions()
+        decisions = self._decisions
         for token in tuple(self._doubted):
             await decisions.drop_token(token, deadline_s=deadline_s)
             self._doubted.discard(token)
@@ -163,7 +166,7 @@ class MemberDecisions:
         self, partition: TopicPartition, decision: GroupDecision, deadline_s: float
     ) -> None:
         """Commit what a decision names; it may have been committed before."""
-        branches = branches_of(decision)
+        branches = branches_of(partition, decision)
         failed = await self._endings(deadline_s).commit(branches, was_sent=True)
         for (broker_id, xid), error in failed.items():
             if not isinstance(error, LOST):
@@ -213,7 +216,12 @@ class MemberDecisions:
     # -- a batch ----------------------------------------------------------------------
 
     def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
-        """Refuse a batch that cannot be begun now; see `Decider`."""
+        """Refuse a batch that cannot be begun now.
+
+        Raises:
+            ConfigError: the group is not in ZooKeeper.
+            TransactionError: another batch has not ended, or this one is committed.
+        """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
                 f"exactly_once: group {self._group} is not in ZooKeeper, which decides;"
@@ -234,7 +242,19 @@ class MemberDecisions:
     async def begin(
         self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
     ) -> XaTransactionId:
-        """Return the id of the transaction of a batch; see `Decider`."""
+        """Complete the last batch, and name the transaction of the next one.
+
+        Args:
+            begins: offset of the first message of each partition.
+            deadline_s: absolute.
+
+        Raises:
+            ConfigError, TransactionError: as `check`.
+            OwnershipLostError: a partition of the batch is not ours any more.
+            TransactionInDoubtError: the last one is decided, and a broker that is away
+                has not committed it.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
         self.check(begins)
         fence = self._fence()
         assert fence is not None
@@ -243,11 +263,8 @@ class MemberDecisions:
         await self._roll_back_left(deadline_s)
         if not self._token or self._token_session != fence.session_version:
             token = self._context.draw_token()
-            await self._decisions().make_token(
-                token, fence.member, deadline_s=deadline_s
-            )
+            await self._decisions.make_token(token, fence.member, deadline_s=deadline_s)
             self._token, self._token_session = token, fence.session_version
-            self._is_used = True
         self._number += 1
         self._open = batch_xid(self._group, fence.member, self._token, self._number)
         return self._open
@@ -260,13 +277,37 @@ class MemberDecisions:
         *,
         deadline_s: float,
     ) -> None:
-        """Move the offsets of a batch and name its transaction; see `Decider`."""
+        """Move the offsets of a batch and name its transaction; durable on return.
+
+        Its partitions are read again from what is stored when it raises.
+
+        Args:
+            xid: its branches are prepared.
+            brokers: that have one.
+            offsets: next offset of each partition.
+            deadline_s: absolute.
+
+        Raises:
+            TransactionInDoubtError: it may be decided; nothing is to be rolled back.
+            MetaqError: it is not, and never will be.
+
+        Cancellation: it may be decided.
+        """
         decision = make_decision(xid, brokers)
         async with self._committer.storing:
-            work = _Deciding(decision, self._token, self._token_session)
             try:
                 held = self._require_held(offsets)
-                places = await self._decide(work, held, offsets, deadline_s)
+                places = await _Deciding(
+                    self._context,
+                    self._decisions,
+                    self._committer,
+                    decision,
+                    self._token,
+                    self._token_session,
+                    held,
+                    offsets,
+                    deadline_s,
+                ).run()
             except BaseException:
                 # The partitions go on at what is stored, when nothing can change that.
                 self._doubted.add(self._token)
@@ -288,151 +329,13 @@ class MemberDecisions:
                 held[partition].place = place
                 held[partition].begin = place.offset.offset
                 stored[partition] = place.offset
-        self._pending = _Pending(xid, branches_of(decision), tuple(held.values()))
+        self._pending = _Pending(
+            xid, [(one, xid) for one in decision.brokers], tuple(held.values())
+        )
         self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
             self._restart([one for one in places if one not in stored])
-
-    async def _decide(
-        self,
-        work: "_Deciding",
-        held: Mapping[TopicPartition, _Held],
-        offsets: Mapping[TopicPartition, GroupOffset],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        """Return what the partitions have once it is decided.
-
-        Raises:
-            OwnershipLostError: it is not, and never will be.
-            TransactionInDoubtError: it may be.
-        """
-        bases = {partition: each.place for partition, each in held.items()}
-        if None in bases.values():
-            bases = dict(await self._read(work, offsets, deadline_s))
-            self._require_unchanged(bases, held)
-        error: NodeChangedError | None = None
-        for _ in range(DECIDE_TRIES):
-            moves = {p: (base, offsets[p]) for p, base in bases.items() if base}
-            try:
-                return await self._send(work, moves, deadline_s)
-            except NodeChangedError as changed:
-                error = changed
-            found = await self._read(work, offsets, deadline_s)
-            if any(place.decision == work.decision for place in found.values()):
-                return found
-            # Of one session a later request is carried out later: neither was.
-            work.was_sent = False
-            self._require_unchanged(found, held)
-            if found == bases:
-                break
-            bases = dict(found)
-        raise OwnershipLostError(
-            f"{_names(offsets)}: the batch is not decided, another member may own its"
-            f" partitions: {error}"
-        ) from error
-
-    async def _send(
-        self,
-        work: "_Deciding",
-        moves: Mapping[TopicPartition, tuple[Place, GroupOffset]],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        """Send the request until there is an answer.
-
-        Raises:
-            NodeChangedError: it does not fit.
-            MetaqError: as `_decide`.
-        """
-        decisions = self._decisions()
-
-        async def send() -> Mapping[TopicPartition, Place]:
-            operations = await decisions.plan(
-                work.decision, work.token, moves, deadline_s=deadline_s
-            )
-            self._require_session(work, moves)
-            work.was_sent = True
-            return await decisions.decide(
-                work.decision, moves, operations, deadline_s=deadline_s
-            )
-
-        return await self._insist(work, send, deadline_s)
-
-    async def _read(
-        self,
-        work: "_Deciding",
-        partitions: Collection[TopicPartition],
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, Place]:
-        decisions = self._decisions()
-
-        async def read() -> Mapping[TopicPartition, Place]:
-            self._require_session(work, partitions)
-            places = await all_of(
-                decisions.read(one, deadline_s=deadline_s) for one in partitions
-            )
-            return dict(zip(partitions, places, strict=True))
-
-        return await self._insist(work, read, deadline_s)
-
-    async def _insist(
-        self, work: "_Deciding", ask: Callable[[], Awaitable[T]], deadline_s: float
-    ) -> T:
-        """Ask again while ZooKeeper is away, until the deadline."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except NodeChangedError:
-                raise
-            except CoordinationError as error:
-                failures += 1
-                pause_s = BACKOFF.delay_s(failures)
-                is_late = self._context.clock.monotonic_s() + pause_s >= deadline_s
-                if error.retriable and not is_late:
-                    await asyncio.sleep(pause_s)
-                    continue
-                if not work.was_sent:
-                    raise
-                raise TransactionInDoubtError(
-                    f"{work.decision.xid} is in doubt, not failed: the decision was"
-                    " sent to ZooKeeper, and may be carried out; their next owner"
-                    f" finds out, and goes on from there: {error}"
-                ) from error
-
-    def _require_session(
-        self, work: "_Deciding", partitions: Collection[TopicPartition]
-    ) -> None:
-        status = self._coordinator().status
-        if (
-            status.state is not SessionState.LOST
-            and status.session_version == work.session_version
-        ):
-            return
-        text = f"{_names(partitions)}: the session of the claims is lost"
-        if work.was_sent:
-            raise TransactionInDoubtError(
-                f"{work.decision.xid} is in doubt, not failed: {text}, and the decision"
-                " was sent; their next owner finds out, and goes on from there"
-            )
-        raise OwnershipLostError(f"{text}; their messages will be delivered again")
-
-    def _require_unchanged(
-        self,
-        found: Mapping[TopicPartition, Place | None],
-        held: Mapping[TopicPartition, _Held],
-    ) -> None:
-        """Refuse to follow what others have written since we have read it."""
-        for partition, place in found.items():
-            base = held[partition].place or Place()
-            stored = place.offset.offset if place and place.offset else None
-            known = self._committer.stored(partition)
-            version = place.decision_version if place else None
-            if version != base.decision_version or stored != known:
-                raise OwnershipLostError(
-                    f"{partition}: expected the group at offset {known}, found"
-                    f" {stored}: another member or a tool has moved it"
-                )
 
     def _require_held(
         self, partitions: Collection[TopicPartition]
@@ -453,7 +356,12 @@ class MemberDecisions:
     # -- after the decision -----------------------------------------------------------
 
     async def complete(self, *, deadline_s: float) -> None:
-        """Commit what was decided last; see `Decider`."""
+        """Commit what was decided last, again and again while a broker is away.
+
+        Raises:
+            TransactionInDoubtError: a broker has not committed it yet.
+            LostBranchError: a broker has lost a part of it.
+        """
         pending = self._pending
         if pending is None:
             return
@@ -478,17 +386,25 @@ class MemberDecisions:
                     f" {broker_id} are missing: {error}"
                 ) from error
 
-    def leave(self, xid: XaTransactionId, brokers: Collection[BrokerId]) -> None:
-        """Note branches that are not decided and not known to be rolled back."""
+    async def give_up(
+        self,
+        xid: XaTransactionId,
+        brokers: Collection[BrokerId],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Roll back a batch that is not decided; what is not reached is done later."""
         self._left.update((broker_id, xid) for broker_id in brokers)
+        await self._roll_back_left(deadline_s)
 
     def end(self) -> None:
         """Note that the batch that `begin` named has ended."""
         self._open = None
 
     async def _roll_back_left(self, deadline_s: float) -> None:
-        left, self._left = self._left, set()
-        await self._endings(deadline_s).end(ROLLBACK, left)
+        left = {*self._left}
+        kept = await self._endings(deadline_s).end(ROLLBACK, left)
+        self._left.difference_update(left - kept)
 
     async def close(self, *, deadline_s: float) -> None:
         """Complete and roll back what can be, and give up the token; never raises."""
@@ -500,7 +416,7 @@ class MemberDecisions:
             await self.complete(deadline_s=deadline_s)
             await self._roll_back_left(deadline_s)
             for token in filter(None, (self._token, *self._doubted)):
-                await self._decisions().drop_token(token, deadline_s=deadline_s)
+                await self._decisions.drop_token(token, deadline_s=deadline_s)
         except MetaqError as error:
             _log.warning("not ended: group=%s: %s", self._group, error)
 
@@ -522,29 +438,133 @@ class MemberDecisions:
 
     # -- inside -----------------------------------------------------------------------
 
-    def _coordinator(self) -> Coordinator:
-        assert self._context.coordinator is not None
-        return self._context.coordinator
-
+    @property
     def _decisions(self) -> GroupDecisions:
-        return GroupDecisions(
-            self._coordinator(), self._context.paths, group=self._group
-        )
+        coordinator = self._context.coordinator
+        assert coordinator is not None
+        return GroupDecisions(coordinator, self._context.paths, group=self._group)
 
     def _endings(self, deadline_s: float) -> BranchEndings:
         return BranchEndings(self._context, deadline_s, name=qualifier_of(self._group))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Deciding:
     """A decision under way."""
 
+    context: ClientContext
+    decisions: GroupDecisions
+    committer: Committer
     decision: GroupDecision
     token: str
     session_version: int
+    """Session of the token, and of the claims."""
+    held: Mapping[TopicPartition, _Held]
+    offsets: Mapping[TopicPartition, GroupOffset]
+    deadline_s: float
     was_sent: bool = False
     """Whether a request was sent that may be carried out."""
 
+    async def run(self) -> Mapping[TopicPartition, Place]:
+        """Return what the partitions have once it is decided.
 
-def _names(partitions: Collection[TopicPartition]) -> str:
-    return name_few(sorted(map(str, partitions)))
+        Raises:
+            OwnershipLostError: it is not, and never will be.
+            TransactionInDoubtError: it may be.
+        """
+        bases = {partition: each.place for partition, each in self.held.items()}
+        if None in bases.values():
+            bases = dict(await self._insist(self._read))
+            self._require_unchanged(bases)
+        refusal: NodeChangedError | None = None
+        for _ in range(DECIDE_TRIES):
+            moves = {p: (base, self.offsets[p]) for p, base in bases.items() if base}
+            sent = await self._insist(partial(self._send, moves))
+            if not isinstance(sent, NodeChangedError):
+                return sent
+            refusal = sent
+            found = await self._insist(self._read)
+            if any(place.decision == self.decision for place in found.values()):
+                return found
+            # Of one session a later request is carried out later: neither was.
+            self.was_sent = False
+            self._require_unchanged(found)
+            if found == bases:
+                break
+            bases = dict(found)
+        raise OwnershipLostError(
+            f"{self._names()}: the batch is not decided, another member may own its"
+            f" partitions: {refusal}"
+        ) from refusal
+
+    async def _send(
+        self, moves: Mapping[TopicPartition, tuple[Place, GroupOffset]]
+    ) -> Mapping[TopicPartition, Place] | NodeChangedError:
+        """Send the request; return that it does not fit."""
+        operations = await self.decisions.plan(
+            self.decision, self.token, moves, deadline_s=self.deadline_s
+        )
+        self._require_session()
+        self.was_sent = True
+        try:
+            return await self.decisions.decide(
+                self.decision, moves, operations, deadline_s=self.deadline_s
+            )
+        except NodeChangedError as error:
+            return error
+
+    async def _read(self) -> Mapping[TopicPartition, Place]:
+        self._require_session()
+        places = await all_of(
+            self.decisions.read(one, deadline_s=self.deadline_s) for one in self.held
+        )
+        return dict(zip(self.held, places, strict=True))
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again while ZooKeeper is away, until the deadline."""
+        try:
+            return await retry(
+                ask,
+                backoff=BACKOFF,
+                deadline_s=self.deadline_s,
+                clock=self.context.clock,
+            )
+        except CoordinationError as error:
+            if not self.was_sent:
+                raise
+            raise self._in_doubt(error) from error
+
+    def _require_session(self) -> None:
+        assert self.context.coordinator is not None
+        status = self.context.coordinator.status
+        if (
+            status.state is SessionState.LOST
+            or status.session_version != self.session_version
+        ):
+            text = f"{self._names()}: the session of the claims is lost"
+            if self.was_sent:
+                raise self._in_doubt(text)
+            raise OwnershipLostError(f"{text}; their messages will be delivered again")
+
+    def _in_doubt(self, why: object) -> TransactionInDoubtError:
+        return TransactionInDoubtError(
+            f"{self.decision.xid} is in doubt, not failed: the decision was sent to"
+            " ZooKeeper, and may be carried out; the next owner of the partitions finds"
+            f" out, and goes on from there: {why}"
+        )
+
+    def _require_unchanged(self, found: Mapping[TopicPartition, Place | None]) -> None:
+        """Refuse to follow what others have written since we have read it."""
+        for partition, place in found.items():
+            base = self.held[partition].place or Place()
+            stored = place.offset.offset if place and place.offset else None
+            known = self.committer.stored(partition)
+            version = place.decision_version if place else None
+            if version != base.decision_version or stored != known:
+                raise OwnershipLostError(
+                    f"{partition}: expected the group at offset {known}, found"
+                    f" {stored}: another member or a tool has moved it"
+                )
+
+    def _names(self) -> str:
+        return name_few(sorted(map(str, self.held)))

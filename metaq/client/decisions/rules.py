@@ -33,7 +33,7 @@ from metaq.client.produce.branch_fates import Placed, Recovery, plan_ends
 from metaq.errors import RemoteProtocolError
 from metaq.model import BrokerId, TopicPartition, XaTransactionId
 from metaq.protocol.transaction_ids import format_key, parse_key
-from metaq.zk.decisions import GroupDecision, parse_batch_xid
+from metaq.zk.decisions import GroupDecision, Place, parse_batch_xid
 from metaq.zk.errors import PayloadError
 
 
@@ -42,8 +42,8 @@ def make_decision(xid: XaTransactionId, brokers: Collection[BrokerId]) -> GroupD
     return GroupDecision(format_key(xid), tuple(sorted(brokers)))
 
 
-def branches_of(decision: GroupDecision) -> list[Placed]:
-    """Return the branches that a decision names.
+def branches_of(partition: TopicPartition, decision: GroupDecision) -> list[Placed]:
+    """Return the branches that the decision about a partition names.
 
     Raises:
         PayloadError: it names no transaction.
@@ -51,16 +51,19 @@ def branches_of(decision: GroupDecision) -> list[Placed]:
     try:
         xid = parse_key(decision.xid)
     except RemoteProtocolError as error:
-        raise PayloadError(f"decision of an exactly-once batch: {error}") from error
+        raise PayloadError(f"decision about {partition}: {error}") from error
     if not isinstance(xid, XaTransactionId):
-        raise PayloadError(f"expected an XA transaction, got {decision.xid!r}")
+        raise PayloadError(
+            f"decision about {partition}: expected an XA transaction,"
+            f" got {decision.xid!r}"
+        )
     return [(broker_id, xid) for broker_id in decision.brokers]
 
 
 def plan_group(
     found: Mapping[BrokerId, Collection[XaTransactionId]],
     tokens: Collection[str],
-    decisions: Mapping[TopicPartition, GroupDecision],
+    decisions: Mapping[TopicPartition, Place],
 ) -> Recovery:
     """Return what becomes of branches that brokers have prepared for a group.
 
@@ -75,7 +78,8 @@ def plan_group(
         return None if name is None else name.token not in tokens
 
     named: dict[XaTransactionId, set[BrokerId]] = {}
-    for decision in decisions.values():
-        for broker_id, xid in branches_of(decision):
-            named.setdefault(xid, set()).add(broker_id)
+    for partition, place in decisions.items():
+        if place.decision is not None:
+            for broker_id, xid in branches_of(partition, place.decision):
+                named.setdefault(xid, set()).add(broker_id)
     return plan_ends(found, named, is_over)

@@ -13,11 +13,11 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.catalog import read_cluster, recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.errors import (
@@ -46,8 +46,8 @@ from metaq.model import BrokerAddress, BrokerId, Millis, XaTransactionId
 Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
 """Broker → the branches that it lists as prepared, or its error."""
 
-Outcomes: TypeAlias = dict[Placed, MetaqError | None]
-"""Branch → the error of a commit or rollback; None: it is carried out."""
+Outcomes: TypeAlias = dict[XaTransactionId, MetaqError | None]
+"""Branch at a broker → the error of its end; None: it is carried out."""
 
 LOOK_S: Final = 10.0
 """Seconds in which a broker says what it has prepared; one that does not is asked at
@@ -77,7 +77,6 @@ class BranchEndings:
         *,
         name: str,
         foreign_start_s: float = FOREIGN_START_S,
-        parts: BranchParts | None = None,
     ) -> None:
         """Prepare; nothing is asked.
 
@@ -86,20 +85,19 @@ class BranchEndings:
             deadline_s: of the step; absolute, on the client's clock.
             name: qualifier of the manager's branches.
             foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
-            parts: the way to brokers; None makes one.
         """
         self._context = context
         self._deadline_s = deadline_s
         self._name = name
         self._foreign_start_s = foreign_start_s
-        self._parts = parts or BranchParts(
+        self._parts = BranchParts(
             address_of=self._address_of,
             pool=context.pool,
             clock=context.clock,
             session_id=name,
             starts=BrokerStarts(context.clock),
         )
-        self._verdicts = XaCommands(context, self._parts)
+        self._commands = XaCommands(context, self._parts)
         self._unknown_since_s: dict[BrokerId, float] = {}
         self._promised_ms: Millis | None = None
 
@@ -107,7 +105,7 @@ class BranchEndings:
         """Ask all brokers that are there what they have prepared."""
         snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
         there = [one for one, copies in snapshot.brokers.items() if copies.leader]
-        found = await self._verdicts.recover_each(
+        found = await self._commands.recover_each(
             self._name, there, self._soon_s(LOOK_S)
         )
         for broker_id, error in failures(found).items():
@@ -118,16 +116,14 @@ class BranchEndings:
             )
         return found
 
-    async def end(self, action: XaEnd, branches: Iterable[Placed]) -> None:
-        """Commit or roll back branches, once; the next batch checks the outcome."""
+    async def end(self, action: XaEnd, branches: Iterable[Placed]) -> set[Placed]:
+        """Commit or roll back branches, once; return those that may not have ended."""
         deadline_s = self._soon_s(LOOK_S)
-        found = await all_of(
-            self._say(broker_id, xids, action, deadline_s)
-            for broker_id, xids in _by_broker(branches).items()
+        found = await _at_each(
+            branches, partial(self._say, action=action, deadline_s=deadline_s)
         )
-        for (broker_id, xid), error in failures(_merge(found)).items():
-            if isinstance(error, UnknownXidError):
-                continue
+        failed = {k: e for k, e in found.items() if not isinstance(e, UnknownXidError)}
+        for (broker_id, xid), error in failed.items():
             _log.warning(
                 "branch not ended as decided: broker=%d transaction=%s action=%s"
                 " error=%s",
@@ -136,6 +132,7 @@ class BranchEndings:
                 action.name,
                 error,
             )
+        return {*failed}
 
     async def commit(
         self,
@@ -154,11 +151,7 @@ class BranchEndings:
             promised_ms: when the first of them was prepared; None: not known.
         """
         self._promised_ms = promised_ms
-        outcomes = await all_of(
-            self._commit(broker_id, xids, was_sent=was_sent)
-            for broker_id, xids in _by_broker(branches).items()
-        )
-        return failures(_merge(outcomes))
+        return await _at_each(branches, partial(self._commit, was_sent=was_sent))
 
     # -- inside -----------------------------------------------------------------------
 
@@ -184,7 +177,7 @@ class BranchEndings:
             now_s, pause_s = clock.monotonic_s(), BACKOFF.delay_s(tries)
             limit_s = self._soon_s(self._context.options.request_timeout_s)
             found, start_s = await self._commit_once(broker_id, sent, limit_s)
-            for (_, xid), error in found.items():
+            for xid, error in found.items():
                 if isinstance(error, UnknownXidError):
                     since_s = self._unknown_since_s.setdefault(broker_id, now_s)
                     if now_s - since_s < start_s:
@@ -195,7 +188,7 @@ class BranchEndings:
                     if now_s + pause_s < self._deadline_s:
                         sent[xid] |= not isinstance(error, NEVER_LEFT)
                         continue
-                outcomes[broker_id, xid] = error
+                outcomes[xid] = error
                 del sent[xid]
             if sent:
                 await asyncio.sleep(pause_s)
@@ -212,7 +205,7 @@ class BranchEndings:
         A broker of ours opens its port when it knows all that it has prepared: 0. Of
         another one it is the seconds for which it may answer without knowing a branch.
         """
-        found = await self._say(broker_id, xids, COMMIT, deadline_s)
+        found = await self._say(broker_id, xids, action=COMMIT, deadline_s=deadline_s)
         unknown = [
             k for k, error in found.items() if isinstance(error, UnknownXidError)
         ]
@@ -229,16 +222,17 @@ class BranchEndings:
         self,
         broker_id: BrokerId,
         xids: Collection[XaTransactionId],
+        *,
         action: XaEnd,
         deadline_s: float,
     ) -> Outcomes:
         """Commit or roll back; forget what an operator has ended in the same way."""
 
         async def send(kind: XaEnd, xid: XaTransactionId) -> None:
-            await self._verdicts.end_at(broker_id, xid, kind, deadline_s)
+            await self._commands.end_at(broker_id, xid, kind, deadline_s)
 
         if action is COMMIT:
-            found = await self._verdicts.commit_at(
+            found = await self._commands.commit_at(
                 broker_id, xids, deadline_s, self._promised_ms
             )
         else:
@@ -249,7 +243,23 @@ class BranchEndings:
             if isinstance(error, HeuristicError) and error.code in AGREEING[action]
         ]
         found |= await for_each(partial(send, FORGET), agreed)
-        return {(broker_id, xid): error for xid, error in found.items()}
+        return found
+
+
+def lists_of(found: Found) -> dict[BrokerId, tuple[XaTransactionId, ...]]:
+    """Return what the brokers list that have answered."""
+    return {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
+
+
+async def silent_brokers(
+    context: ClientContext, found: Found, *, deadline_s: float
+) -> list[BrokerId]:
+    """Return the brokers that may have branches and did not say so, ascending.
+
+    Those that are recorded in ZooKeeper count, be they there or not.
+    """
+    recorded = await recorded_addresses(context, deadline_s=deadline_s)
+    return sorted({*recorded, *found} - lists_of(found).keys())
 
 
 def _lost(broker_id: BrokerId) -> LostBranchError:
@@ -259,12 +269,17 @@ def _lost(broker_id: BrokerId) -> LostBranchError:
     )
 
 
-def _by_broker(branches: Iterable[Placed]) -> dict[BrokerId, list[XaTransactionId]]:
-    found: dict[BrokerId, list[XaTransactionId]] = {}
+async def _at_each(
+    branches: Iterable[Placed],
+    end: Callable[[BrokerId, list[XaTransactionId]], Coroutine[Any, Any, Outcomes]],
+) -> dict[Placed, MetaqError]:
+    """Have each broker end its branches; return the errors."""
+    by_broker: dict[BrokerId, list[XaTransactionId]] = {}
     for broker_id, xid in branches:
-        found.setdefault(broker_id, []).append(xid)
-    return found
-
-
-def _merge(outcomes: Iterable[Outcomes]) -> Outcomes:
-    return {placed: error for each in outcomes for placed, error in each.items()}
+        by_broker.setdefault(broker_id, []).append(xid)
+    found = await all_of(end(*each) for each in by_broker.items())
+    return {
+        (broker_id, xid): error
+        for broker_id, outcomes in zip(by_broker, found, strict=True)
+        for xid, error in failures(outcomes).items()
+    }

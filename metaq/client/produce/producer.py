@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from threading import Lock, get_ident
-from typing import Literal, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 from metaq.client.cluster.metadata import Metadata
 from metaq.client.errors import BufferFullError
@@ -34,7 +34,6 @@ from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.delivery import Delivery
-from metaq.client.produce.exactly_once import AsyncExactlyOnce, ConsumedBatch
 from metaq.client.produce.first_messages import FirstMessages
 from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
@@ -67,6 +66,17 @@ from metaq.record.flags import Headers
 from metaq.retry import wait_set
 
 _log = logging.getLogger(__name__)
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class ConsumedBatch(Protocol[T_co]):
+    """A batch of messages that a consumer handed out."""
+
+    def block(self, parts: TransactionParts) -> T_co:
+        """Return the block that writes what is made of it."""
+        ...
 
 
 class AsyncProducer:
@@ -414,7 +424,7 @@ class AsyncProducer:
             self.transacting, transaction, lifetime_s, has_local_keys=keys == "local"
         )
 
-    def exactly_once(self, batch: ConsumedBatch) -> AsyncExactlyOnce:
+    def exactly_once(self, batch: ConsumedBatch[T]) -> T:
         """Return the block that writes what is made of a batch, exactly once.
 
         At its end the messages and the offsets of the batch are stored, both; or, after
@@ -431,12 +441,12 @@ class AsyncProducer:
         """
         self._require_loop()
         self._check_open()
-        if not hasattr(batch, "decider"):
+        if not hasattr(batch, "block"):
             raise TypeError(
                 "batch: expected one of consumer.batches(), got"
                 f" {type(batch).__name__} {batch!r:.80}"
             )
-        return AsyncExactlyOnce(self.transacting, batch)
+        return batch.block(self.transacting)
 
     # -- the end ----------------------------------------------------------------------
 

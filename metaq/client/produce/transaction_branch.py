@@ -50,6 +50,7 @@ from metaq.model import (
     MessageId,
     TopicPartition,
     TransactionId,
+    XaTransactionId,
 )
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.codec import encode, encode_puts
@@ -156,6 +157,39 @@ class BranchParts:
             transaction, self.session_id, kind, opaque, lifetime_s, qualifier
         )
         return await connection.call(command, deadline_s=deadline_s)
+
+    async def send(
+        self,
+        broker_id: BrokerId,
+        transaction: TransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+        qualifier: str | None = None,
+    ) -> tuple[PutConnection, Reply]:
+        """Send a command over any connection to a broker; as `connect` and `call`."""
+        connection = await self.connect(broker_id, deadline_s=deadline_s)
+        reply = await self.call(
+            connection, transaction, kind, deadline_s=deadline_s, qualifier=qualifier
+        )
+        return connection, reply
+
+    async def vote(
+        self, broker_id: BrokerId, xid: XaTransactionId, *, deadline_s: float
+    ) -> bool:
+        """Have a broker promise to keep a branch; return whether it has work to commit.
+
+        Raises:
+            MetaqError: as `parse_vote`, and as `send`.
+        """
+        _, reply = await self.send(broker_id, xid, TransactionType.PREPARE, deadline_s)
+        return parse_vote(reply, f"broker {broker_id}")
+
+    async def roll_back(
+        self, broker_id: BrokerId, xid: XaTransactionId, *, deadline_s: float
+    ) -> None:
+        """Roll a branch back; raises as `require_done`, and as `send`."""
+        _, reply = await self.send(broker_id, xid, TransactionType.ROLLBACK, deadline_s)
+        require_done(reply, f"broker {broker_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,10 +420,15 @@ class Branch:
         Raises:
             MetaqError: it is not begun, or the broker forgets it in its time.
         """
-        kind = TransactionType.BEGIN
-        require_done(
-            await self._call(kind, deadline_s, lifetime_s, qualifier), self.where
+        reply = await self._parts.call(
+            self._connection,
+            self._transaction,
+            TransactionType.BEGIN,
+            deadline_s=deadline_s,
+            lifetime_s=lifetime_s,
+            qualifier=qualifier,
         )
+        require_done(reply, self.where)
 
     async def end(self, kind: TransactionType, *, deadline_s: float) -> None:
         """Commit or roll back, over the same connection.
@@ -397,36 +436,10 @@ class Branch:
         Raises:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
-        require_done(await self._call(kind, deadline_s), self.where)
-
-    async def roll_back(self, *, deadline_s: float) -> None:
-        """Roll back; raises as `end`."""
-        await self.end(TransactionType.ROLLBACK, deadline_s=deadline_s)
-
-    async def prepare(self, *, deadline_s: float) -> bool:
-        """Have the broker promise to keep it; return whether it has anything to commit.
-
-        Raises:
-            MetaqError: as `parse_vote`, and as `BrokerConnection.call`.
-        """
-        reply = await self._call(TransactionType.PREPARE, deadline_s)
-        return parse_vote(reply, self.where)
-
-    async def _call(
-        self,
-        kind: TransactionType,
-        deadline_s: float,
-        lifetime_s: int = 0,
-        qualifier: str | None = None,
-    ) -> Reply:
-        return await self._parts.call(
-            self._connection,
-            self._transaction,
-            kind,
-            deadline_s=deadline_s,
-            lifetime_s=lifetime_s,
-            qualifier=qualifier,
+        reply = await self._parts.call(
+            self._connection, self._transaction, kind, deadline_s=deadline_s
         )
+        require_done(reply, self.where)
 
     async def put(
         self, messages: Sequence[PlacedMessage], *, deadline_s: float

@@ -28,10 +28,10 @@ from metaq.client.fan_out import failures
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.transaction_branch import PendingResult, TransactionSends
-from metaq.client.produce.xa_branches import XaBranches
 from metaq.client.produce.xa_commands import (
     COMMIT,
     ROLLBACK,
+    XaBranches,
     XaCommands,
     listed,
     shown,

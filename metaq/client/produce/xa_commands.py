@@ -1,4 +1,7 @@
-"""Commands to all brokers of an XA transaction, and the sum of their answers.
+"""XA transactions at several brokers: their messages, commands, and all answers.
+
+    XaBranches    one under way: a branch at each broker that it has messages for
+    XaCommands    prepare, commit, roll back, list: by xid, over any connection
 
 An XA transaction is known by its id, over any connection. A broker that has no part of
 it answers so; one that is away may have one. So a missing answer counts most: the
@@ -11,6 +14,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
@@ -22,24 +26,35 @@ from metaq.client.errors import (
     XaError,
 )
 from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.put_connection import PutConnection
-from metaq.client.produce.transaction_branch import CERTAIN, BranchParts
+from metaq.client.produce.transaction_branch import (
+    CERTAIN,
+    Branch,
+    BranchParts,
+    PendingResult,
+    TransactionParts,
+)
 from metaq.client.produce.transaction_replies import (
+    DUPID,
     NOTA,
     parse_outcomes,
     parse_prepared,
-    parse_vote,
     require_done,
 )
-from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
+from metaq.errors import (
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    TransactionError,
+)
 from metaq.model import (
     NULL_TRANSACTION,
     BrokerId,
     Millis,
-    TransactionId,
     XaTransactionId,
 )
-from metaq.protocol.commands import CommitTogether, Reply, TransactionType
+from metaq.protocol.commands import CommitTogether, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
@@ -69,12 +84,7 @@ class XaCommands:
         self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
     ) -> dict[BrokerId, bool | MetaqError]:
         """Ask brokers to promise; return whether each has work to commit, or failed."""
-
-        async def vote(broker_id: BrokerId) -> bool:
-            kind = TransactionType.PREPARE
-            _, reply = await self._send(broker_id, xid, kind, deadline_s)
-            return parse_vote(reply, f"broker {broker_id}")
-
+        vote = partial(self._parts.vote, xid=xid, deadline_s=deadline_s)
         return await for_each(vote, brokers)
 
     async def commit_one_phase(
@@ -187,7 +197,7 @@ class XaCommands:
 
         async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
             kind = TransactionType.RECOVER
-            connection, reply = await self._send(
+            connection, reply = await self._parts.send(
                 broker_id, NULL_TRANSACTION, kind, deadline_s, qualifier
             )
             try:
@@ -211,7 +221,7 @@ class XaCommands:
         Raises:
             MetaqError: as `require_done`, and as `BrokerConnection.call`.
         """
-        connection, reply = await self._send(broker_id, xid, kind, deadline_s)
+        connection, reply = await self._parts.send(broker_id, xid, kind, deadline_s)
         require_done(reply, f"broker {broker_id}")
         start = self._parts.starts.known(connection)
         if kind is COMMIT and start and start.is_after(promised_ms):
@@ -267,20 +277,6 @@ class XaCommands:
             raise NoBrokerError(f"{', '.join(away)} away, and may still know it")
 
     # -- inside -----------------------------------------------------------------------
-
-    async def _send(
-        self,
-        broker_id: BrokerId,
-        xid: TransactionId,
-        kind: TransactionType,
-        deadline_s: float,
-        qualifier: str | None = None,
-    ) -> tuple[PutConnection, Reply]:
-        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        reply = await self._parts.call(
-            connection, xid, kind, deadline_s=deadline_s, qualifier=qualifier
-        )
-        return connection, reply
 
     async def _failures(
         self,
@@ -346,3 +342,87 @@ def listed(brokers: Sequence[BrokerId]) -> str:
     """Return how an error names brokers."""
     names = ", ".join(map(str, sorted(brokers))) or "none"
     return f"broker{'s' if len(brokers) != 1 else ''} {names}"
+
+
+class XaBranches:
+    """A transaction under way. Owner: who began it; one call at a time."""
+
+    def __init__(
+        self,
+        parts: TransactionParts,
+        xid: XaTransactionId,
+        lifetime_s: int,
+        *,
+        is_refusing_others: bool = False,
+    ) -> None:
+        """Begin without branches; nothing is sent.
+
+        Args:
+            parts: of a producer.
+            xid: its id.
+            lifetime_s: time until a broker rolls back what is not prepared.
+            is_refusing_others: it has no messages for MetaQ 1.4 brokers.
+        """
+        self._parts = parts
+        self.xid = xid
+        self._lifetime_s = lifetime_s
+        self._is_refusing_others = is_refusing_others
+        self.branches: dict[BrokerId, Branch] = {}
+        self.is_prepared = False
+        self.promised_ms: Millis | None = None
+        self.failure: BaseException | None = None
+
+    async def put(
+        self, topic: str, messages: list[OutgoingMessage], *, deadline_s: float
+    ) -> list[PendingResult]:
+        """Add messages, at least one; see `TransactionSends.send`."""
+        placed = await self._parts.place(
+            topic, messages, None, deadline_s=deadline_s, is_bound=False
+        )
+        places: dict[BrokerId, list[int]] = {}
+        for at, message in enumerate(placed):
+            places.setdefault(message.partition.broker_id, []).append(at)
+        found: dict[int, PendingResult] = {}
+        try:
+            for broker_id, some in places.items():
+                branch = await self._branch(broker_id, deadline_s)
+                mine = [placed[at] for at in some]
+                branch.check([one.payload for one in mine])
+                results = await branch.put(mine, deadline_s=deadline_s)
+                found.update(zip(some, results, strict=True))
+        except BaseException as error:
+            self.failure = error
+            raise
+        return [found[at] for at in range(len(placed))]
+
+    async def _branch(self, broker_id: BrokerId, deadline_s: float) -> Branch:
+        branch = self.branches.get(broker_id)
+        if branch is None:
+            connection = await self._parts.wait_connect(
+                broker_id, deadline_s=deadline_s
+            )
+            if self._is_refusing_others:
+                _require_ours(connection, broker_id)
+            branch = Branch(self._parts, connection, broker_id, self.xid)
+            self.branches[broker_id] = branch
+            try:
+                await branch.begin(
+                    self._lifetime_s,
+                    deadline_s=deadline_s,
+                    qualifier=self.xid.qualifier,
+                )
+            except XaError as error:
+                if error.code == DUPID:
+                    # It is another program's: no command of ours may reach it.
+                    del self.branches[broker_id]
+                raise
+        return branch
+
+
+def _require_ours(connection: PutConnection, broker_id: BrokerId) -> None:
+    if not connection.capabilities.mput_tx:
+        raise TransactionError(
+            f"broker {broker_id} is a MetaQ 1.4 broker, which loses prepared"
+            " transactions when it starts again: exactly once writes to brokers of this"
+            " project alone; its messages may come from there"
+        )

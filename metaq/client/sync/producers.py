@@ -8,13 +8,13 @@ cross over to the loop.
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
+from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import require_text
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.exactly_once import AsyncExactlyOnce
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError

@@ -24,16 +24,31 @@ time at the broker.
 Source: docs/metaq-1.4/client.md 9.3.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+import asyncio
+import logging
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from metaq.client.errors import UnknownXidError
+from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.produce.broker_starts import BrokerStarts
+from metaq.client.produce.transaction_branch import Branch, BranchParts
 from metaq.errors import MetaqError, ServerError
-from metaq.model import Millis, TopicPartition
+from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import (
     SparkError,
@@ -49,6 +64,7 @@ from metaq.spark.sink.decisions import (
     branch_xid,
 )
 from metaq.spark.sink.outbox import (
+    OwnSender,
     RowOutbox,
     RowTargets,
     Targets,
@@ -61,22 +77,14 @@ from metaq.spark.sink.sink_rows import Payloads, fill_tombstones, sum_batch, sum
 
 if TYPE_CHECKING:
     from metaq.spark.sink.exactly_once import TransactionManager
-import asyncio
-import logging
-from collections.abc import Mapping
-from concurrent.futures import Future
-
-from metaq.client.fan_out import failures, for_each, raise_first
-from metaq.client.produce.broker_starts import BrokerStarts
-from metaq.client.produce.transaction_branch import Branch, BranchParts
-from metaq.model import BrokerId, XaTransactionId
-from metaq.spark.sink.outbox import OwnSender
 
 LIFETIME_S: Final = 24 * 3600
 """Seconds that a branch may take until it is prepared, of which a broker grants as many
 as its `maxTxTimeoutInSeconds` says."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class BranchSender(OwnSender):
@@ -155,7 +163,7 @@ class BranchSender(OwnSender):
         """
         self._wait()
         self.promised_ms = self._clock.wall_ms()
-        votes = self._thread.run(for_each(self._ask_vote, self._branches))
+        votes = self._thread.run(self._at_each(self._parts.vote))
         raise_first(votes)
         return tuple(sorted(one for one, has_work in votes.items() if has_work))
 
@@ -164,7 +172,8 @@ class BranchSender(OwnSender):
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        results = self._thread.run(for_each(self._drop, self._branches))
+        # Over any connections: those that it began with may be gone.
+        results = self._thread.run(self._at_each(self._parts.roll_back))
         for broker_id, error in failures(results).items():
             _log.info(
                 "rollback did not reach a broker: broker=%d error=%s",
@@ -208,18 +217,12 @@ class BranchSender(OwnSender):
         )
         return branch
 
-    async def _ask_vote(self, broker_id: BrokerId) -> bool:
-        return await self._branches[broker_id].prepare(deadline_s=self._deadline_s())
+    def _at_each(
+        self, work: Callable[..., Awaitable[T]]
+    ) -> Coroutine[Any, Any, dict[BrokerId, T | MetaqError]]:
+        act = partial(work, xid=self._xid, deadline_s=self._deadline_s())
+        return for_each(act, self._branches)
 
-    async def _drop(self, broker_id: BrokerId) -> None:
-        # Over any connection: the one that it began with may be gone.
-        deadline_s = self._deadline_s()
-        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
-        branch = Branch(self._parts, connection, broker_id, self._xid)
-        await branch.roll_back(deadline_s=deadline_s)
-
-
-T = TypeVar("T")
 
 _TIME_IS_OVER: Final = (
     "a task has the time from its first row to its last one that a broker grants a"

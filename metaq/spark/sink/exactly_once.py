@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import LostBranchError
 from metaq.client.names import name_few
@@ -31,6 +30,8 @@ from metaq.client.produce.branch_endings import (
     LOST,
     BranchEndings,
     Found,
+    lists_of,
+    silent_brokers,
 )
 from metaq.client.produce.branch_fates import Placed, Recovery
 from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
@@ -231,16 +232,15 @@ class TransactionManager:
         what = "nothing is decided"
         if decision is not None:
             what = f"batch {decision.batch} is decided and committed"
-        recorded = await recorded_addresses(self._context, deadline_s=self._deadline_s)
         found = await self._endings.look()
-        heard = {each for each, of in found.items() if not isinstance(of, MetaqError)}
-        silent = [str(broker_id) for broker_id in sorted({*recorded, *found} - heard)]
+        silent = await silent_brokers(self._context, found, deadline_s=self._deadline_s)
         if silent:
             errors = [of for of in found.values() if isinstance(of, MetaqError)]
             why = f": {errors[0]}" if errors else ""
             raise IncompleteError(
-                f"{self._name}: {what}, but brokers {name_few(silent)} do not say what"
-                f" they have prepared{why}; settle it again when they are there"
+                f"{self._name}: {what}, but brokers {name_few(list(map(str, silent)))}"
+                f" do not say what they have prepared{why}; settle it again when they"
+                " are there"
             )
         left = [placed for fate in self._plan(found, record) for placed in fate]
         if left:
@@ -299,8 +299,7 @@ class TransactionManager:
         return record
 
     def _plan(self, found: Found, record: QueryRecord) -> Recovery:
-        lists = {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
-        return plan_recovery(lists, record.decision, self._name)
+        return plan_recovery(lists_of(found), record.decision, self._name)
 
     async def _commit_all(self, decision: Decision, turn: str | None) -> None:
         """Commit what a durable decision names; IncompleteError if not all is.

@@ -17,28 +17,21 @@ What decides, and why no crash leaves a half, is in `metaq/client/decisions/rule
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Self
 
-from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.message_batch import ListedMessages
+from metaq.client.decisions.member import MemberDecisions
 from metaq.client.errors import TransactionInDoubtError
-from metaq.client.fan_out import raise_first
+from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.runs import frozen, list_messages
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.produce.xa_branches import XaBranches
-from metaq.client.produce.xa_commands import XaCommands, shown
+from metaq.client.produce.xa_commands import XaBranches, shown
 from metaq.errors import ConfigError, MetaqError, TransactionError
-from metaq.model import (
-    BrokerId,
-    GroupOffset,
-    Message,
-    MessageId,
-    Offset,
-    TopicPartition,
-    XaTransactionId,
-)
+from metaq.model import GroupOffset
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -49,109 +42,6 @@ FLUSH_BYTES: Final = 256 * 1024
 """Bytes of these messages, likewise."""
 
 
-class Decider(Protocol):
-    """Decisions of a batch's consumer; on its loop, for one batch at a time."""
-
-    @property
-    def context(self) -> ClientContext:
-        """Parts of the consumer's client."""
-        ...
-
-    def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
-        """Refuse a batch that cannot be begun now.
-
-        Raises:
-            ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one is committed.
-        """
-        ...
-
-    async def begin(
-        self, begins: Mapping[TopicPartition, Offset], *, deadline_s: float
-    ) -> XaTransactionId:
-        """Complete the last batch, and name the transaction of the next one.
-
-        Raises:
-            ConfigError, TransactionError: as `check`.
-            OwnershipLostError: a partition of the batch is not ours any more.
-            TransactionInDoubtError: the last one is decided, and a broker that is away
-                has not committed it.
-            CoordinationError: ZooKeeper cannot be asked.
-        """
-        ...
-
-    async def decide(
-        self,
-        xid: XaTransactionId,
-        brokers: Collection[BrokerId],
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        deadline_s: float,
-    ) -> None:
-        """Move the offsets and name the transaction; durable on return.
-
-        Its partitions are read again from what is stored when it raises.
-
-        Raises:
-            TransactionInDoubtError: it may be decided; nothing is to be rolled back.
-            MetaqError: it is not, and never will be.
-
-        Cancellation: it may be decided.
-        """
-        ...
-
-    async def complete(self, *, deadline_s: float) -> None:
-        """Commit what was decided last, again and again while a broker is away.
-
-        Raises:
-            TransactionInDoubtError: a broker has not committed it yet.
-            LostBranchError: a broker has lost a part of it.
-        """
-        ...
-
-    def leave(self, xid: XaTransactionId, brokers: Collection[BrokerId]) -> None:
-        """Note branches that were not decided and are to be rolled back later."""
-        ...
-
-    def end(self) -> None:
-        """Note that the transaction of `begin` has ended, in whichever way."""
-        ...
-
-
-class ConsumedBatch(Protocol):
-    """A batch of messages that a consumer handed out."""
-
-    @property
-    def begins(self) -> Mapping[TopicPartition, Offset]:
-        """Offset of the first message of each partition."""
-        ...
-
-    @property
-    def offsets(self) -> Mapping[TopicPartition, Offset]:
-        """Next offset of each partition."""
-        ...
-
-    @property
-    def decider(self) -> Decider:
-        """Decisions of its consumer; ConfigError if it cannot decide."""
-        ...
-
-    def __iter__(self) -> Iterator[Message]: ...
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no message was requested after those of this batch."""
-        ...
-
-    def redeliver(self) -> None:
-        """Have its messages delivered again; they are the last that were requested."""
-        ...
-
-    def confirm(self) -> None:
-        """Count its messages as handled."""
-        ...
-
-
 class AsyncExactlyOnce:
     """The messages made of one batch. Owner: the caller of `exactly_once`.
 
@@ -160,21 +50,36 @@ class AsyncExactlyOnce:
     Concurrency: on the loop; `add` from any thread.
     """
 
-    def __init__(self, parts: TransactionParts, batch: ConsumedBatch) -> None:
+    def __init__(
+        self,
+        parts: TransactionParts,
+        batch: ListedMessages[Any],
+        decider: MemberDecisions,
+        *,
+        confirm: Callable[[], None],
+        redeliver: Callable[[], None],
+    ) -> None:
         """Prepare; nothing is asked.
 
+        Args:
+            parts: of the producer.
+            batch: the present one of its consumer.
+            decider: decisions of the consumer.
+            confirm: counts the messages of the batch as handled.
+            redeliver: has them delivered again.
+
         Raises:
-            ConfigError: its consumer cannot decide, or is not of the same client.
+            ConfigError: the consumer is not of the same client.
         """
         self._parts = parts
         self._batch = batch
-        self._decider = batch.decider
-        if self._decider.context.pool is not parts.pool:
+        self._decider = decider
+        self._confirm, self._redeliver = confirm, redeliver
+        if decider.pool is not parts.pool:
             raise ConfigError(
                 "exactly_once: the batch is from a consumer of another client; one"
                 " client has the consumer and the producer"
             )
-        self._commands = XaCommands(self._decider.context, parts)
         self._current: XaBranches | None = None
         self._waiting: dict[str, list[OutgoingMessage]] = {}
         self._count = self._size = 0
@@ -297,7 +202,7 @@ class AsyncExactlyOnce:
                 self._batch.begins, deadline_s=parts.deadline_s(None)
             )
         except BaseException:
-            self._batch.redeliver()
+            self._redeliver()
             raise
         lifetime_s = parts.lifetime_s(None)
         self._current = XaBranches(parts, xid, lifetime_s, is_refusing_others=True)
@@ -347,23 +252,20 @@ class AsyncExactlyOnce:
             self._decider.end()
 
     async def _finish(self, current: XaBranches, deadline_s: float) -> None:
-        try:
-            await self.flush()
-            votes = await self._commands.prepare(
-                current.xid, current.branches, deadline_s
-            )
-            raise_first(votes)
-        except BaseException:
-            await self._give_up(current, deadline_s)
-            raise
-        self._parts.counters.prepared_count += 1
-        ids = _last_ids(self._batch)
+        ids = {message.partition: message.id for message in self._batch}
         offsets = {
             partition: GroupOffset(offset, ids.get(partition))
             for partition, offset in self._batch.offsets.items()
         }
-        brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
+        may_be_decided = False
         try:
+            await self.flush()
+            vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
+            votes = await for_each(vote, current.branches)
+            raise_first(votes)
+            self._parts.counters.prepared_count += 1
+            brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
+            may_be_decided = True
             await self._decider.decide(
                 current.xid, brokers, offsets, deadline_s=deadline_s
             )
@@ -371,32 +273,23 @@ class AsyncExactlyOnce:
             is_certain = isinstance(error, MetaqError) and not isinstance(
                 error, TransactionInDoubtError
             )
-            if is_certain:
+            if is_certain or not may_be_decided:
                 await self._give_up(current, deadline_s)
             else:
-                self._batch.redeliver()
+                self._redeliver()
             raise
-        self._batch.confirm()
+        self._confirm()
         await self._decider.complete(deadline_s=deadline_s)
 
     async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
         """Roll back before the decision: the batch is delivered again."""
-        try:
-            await self._roll_back(current, deadline_s)
-        finally:
-            self._batch.redeliver()
-
-    async def _roll_back(self, current: XaBranches, deadline_s: float) -> None:
-        brokers, left = list(current.branches), list(current.branches)
         self._parts.counters.rolled_back_count += 1
         try:
-            left = await self._commands.drop(current.xid, brokers, deadline_s)
+            await self._decider.give_up(
+                current.xid, current.branches, deadline_s=deadline_s
+            )
         finally:
-            self._decider.leave(current.xid, left)
+            self._redeliver()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id or 'not open'}: {self._batch!r}>"
-
-
-def _last_ids(batch: ConsumedBatch) -> dict[TopicPartition, MessageId]:
-    return {message.partition: message.id for message in batch}
