@@ -1,4 +1,4 @@
-"""What the commands of `metaq pipeline` share: Spark, its progress, the brokers.
+"""Parts that the commands of `metaq pipeline` share: Spark, its progress, the brokers.
 
 Spark is imported inside of functions: it is optional, and slow to load.
 """

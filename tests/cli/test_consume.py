@@ -148,13 +148,17 @@ def test_a_pattern_reads_all_topics_that_match_it(
     assert sorted(capsys.readouterr().out.splitlines()) == ["orders-a", "orders-b"]
 
 
+def set_terminal(monkeypatch: pytest.MonkeyPatch, *, is_one: bool) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_one)
+
+
 def test_a_pattern_that_no_topic_matches_is_waited_for_and_said(
     target: Target,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At a terminal: it may be misspelt."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    set_terminal(monkeypatch, is_one=True)
     consume(target, options(idle_s=0.3, topic="ordres-*"))
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -257,7 +261,7 @@ def test_a_wait_is_announced_at_a_terminal(
     text: str,
 ) -> None:
     """For what, and as which member; once, and not in the log of a script."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: has_terminal)
+    set_terminal(monkeypatch, is_one=has_terminal)
     direct = Target("memory", "/meta", (broker.address,), 10.0)
     consume(target if has_group else direct, options(idle_s=0.5))
     shown = capsys.readouterr()
