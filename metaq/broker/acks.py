@@ -73,6 +73,8 @@ CODES: Final[dict[type[MetaqError], str]] = {
 class Answerer(Protocol):
     """Session interface used by put handlers."""
 
+    context: BrokerContext
+
     @property
     def in_flight_bytes(self) -> int:
         """Return what its commands in flight hold."""
@@ -105,14 +107,13 @@ class PutTicket:
     """A run of puts that waits for the disk. Called once, on the loop's thread."""
 
     __slots__ = (
-        "_answerer", "_appended_s", "_context", "_log", "_receipts", "_record_count",
-        "_repeats", "_size_bytes",
+        "_answerer", "_appended_s", "_log", "_receipts", "_record_count", "_repeats",
+        "_size_bytes",
     )  # fmt: skip
 
     def __init__(
         self,
         answerer: Answerer,
-        context: BrokerContext,
         *,
         log: PartitionLog,
         receipts: Receipts,
@@ -120,13 +121,12 @@ class PutTicket:
         size_bytes: int,
     ) -> None:
         self._answerer = answerer
-        self._context = context
         self._log = log
         self._receipts = receipts
         self._record_count = record_count
         self._size_bytes = size_bytes
         self._repeats: tuple[PutTicket, ...] = ()
-        self._appended_s = context.clock.monotonic_s()
+        self._appended_s = answerer.context.clock.monotonic_s()
 
     def join(self, repeat: "PutTicket") -> None:
         """Answer a repeated batch together with this one."""
@@ -134,8 +134,9 @@ class PutTicket:
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
-        waited_s = self._context.clock.monotonic_s() - self._appended_s
-        self._context.put_latency.record(waited_s, self._record_count)
+        context = self._answerer.context
+        waited_s = context.clock.monotonic_s() - self._appended_s
+        context.put_latency.record(waited_s, self._record_count)
         try:
             replies = encode_put_replies(self._log.log_id.partition, *self._receipts)
         except MemoryError:
@@ -152,7 +153,7 @@ class PutTicket:
         """Refuse every put of the run."""
         log_id = self._log.log_id
         refusal = refuse_put(
-            self._context,
+            self._answerer.context,
             error,
             topic=log_id.topic,
             partition=log_id.partition,
@@ -173,7 +174,6 @@ def append_run(
     log: PartitionLog,
     chunks: Sequence[Buffer],
     answerer: Answerer,
-    context: BrokerContext,
     *,
     size_bytes: int,
     record_count: int,
@@ -194,7 +194,6 @@ def append_run(
     in_flight = size_bytes + count * PUT_OVERHEAD_BYTES
     ticket = PutTicket(
         answerer,
-        context,
         log=log,
         receipts=receipts,
         record_count=record_count,
@@ -279,16 +278,14 @@ def answer_repeated(
     log: PartitionLog,
     batch: StoredBatch,
     answerer: Answerer,
-    context: BrokerContext,
     *,
     opaque: int,
 ) -> None:
     """Answer a batch that the log has, or is about to have; nothing is appended."""
-    context.counters.batch_repeated += 1
+    answerer.context.counters.batch_repeated += 1
     answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
     ticket = PutTicket(
         answerer,
-        context,
         log=log,
         receipts=Receipts((b"%d" % opaque,), (batch.first_id,), (batch.offset,)),
         record_count=batch.count,

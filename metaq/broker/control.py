@@ -122,7 +122,7 @@ class Control:
                     offline_cause=None
                     if each.offline_cause is None
                     else str(each.offline_cause),
-                    is_silent=each.is_silent,
+                    is_silent=each.watch.is_silent,
                 )
                 for each in self._logs.directories()
             ),

@@ -56,7 +56,7 @@ Small: TypeAlias = (
 """All other commands; the session handles a quit."""
 
 
-def dispatch(command: Small, answerer: GetAnswerer, context: BrokerContext) -> bytes:
+def dispatch(command: Small, answerer: GetAnswerer) -> bytes:
     """Carry out one command.
 
     Returns:
@@ -66,34 +66,34 @@ def dispatch(command: Small, answerer: GetAnswerer, context: BrokerContext) -> b
         MemoryError: the command is lost half way, and must be the last one.
     """
     try:
-        body = _handle(command, answerer, context)
+        body = _handle(command, answerer)
     except MemoryError:
         raise  # how far the command came is unknown: the session ends
     except Exception as error:  # noqa: BLE001  # logged and answered
-        return encode_failure(error, command, context)
+        return encode_failure(error, command, answerer.context)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
 
 
 def dispatch_in_steps(
-    command: Large, answerer: Answerer, context: BrokerContext
+    command: Large, answerer: Answerer
 ) -> Generator[None, None, bytes]:
     """Carry out one command in steps; returns and raises what `dispatch` does."""
     cause = command.command if isinstance(command, InPieces) else command
     try:
         match command:
             case Stats():
-                body = yield from handle_stats(command, context)
+                body = yield from handle_stats(command, answerer.context)
                 return encode_result(Status.OK, body, command.opaque)
             case Mput():
-                yield from handle_mput(command, [command.payload], answerer, context)
+                yield from handle_mput(command, [command.payload], answerer)
             case InPieces(Mput() as mput, pieces):
-                yield from handle_mput(mput, pieces, answerer, context)
+                yield from handle_mput(mput, pieces, answerer)
             case InPieces(Put() as put, pieces):
-                yield from handle_put_in_pieces(put, pieces, answerer, context)
+                yield from handle_put_in_pieces(put, pieces, answerer)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # logged and answered
-        return encode_failure(error, cause, context)
+        return encode_failure(error, cause, answerer.context)
     return b""
 
 
@@ -109,27 +109,25 @@ def encode_failure(
     return encode_result(Status.SERVER_ERROR, text, command.opaque)
 
 
-def _handle(
-    command: Small, answerer: GetAnswerer, context: BrokerContext
-) -> bytes | None:
+def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
     match command:
         case Put():
-            handle_put(command, answerer, context)
+            handle_put(command, answerer)
         case Get():
-            handle_get(command, answerer, context)
+            handle_get(command, answerer)
         case OffsetQuery():
-            return handle_offset(command, answerer, context)
+            return handle_offset(command, answerer)
         case Version():
-            return handle_version(context)
+            return handle_version(answerer.context)
         case TransactionCommand():
-            return handle_transaction(command, answerer, context)
+            return handle_transaction(command, answerer)
         case CommitTogether():
-            handle_commit_together(command, answerer, context)
+            handle_commit_together(command, answerer)
         case Sync():
             handle_sync(command)
         case Oversized():
-            context.counters.put_failed += 1
-            context.counters.rejections["oversized"] += 1
+            answerer.context.counters.put_failed += 1
+            answerer.context.counters.rejections["oversized"] += 1
             raise ServerError(
                 texts.too_large(command.word, command.length, command.limit)
             )

@@ -273,7 +273,6 @@ class HotPuts:
             log,
             (HEADER.pack(payload_bytes, crc, first_id, flag), payload),
             self._answerer,
-            self._context,
             size_bytes=size_bytes,
             record_count=1,
             last_id=first_id,
@@ -448,7 +447,6 @@ class HotPuts:
                 run.log,
                 [records],
                 self._answerer,
-                self._context,
                 size_bytes=size_bytes,
                 record_count=count,
                 last_id=last_id,
@@ -463,7 +461,6 @@ class HotPuts:
                 payload,
             )
         put_run(
-            self._context.transactions,
             run.transaction,
             PutRun(run.log.log_id, [records], size_bytes, count, last_id, journalled),
             self._answerer,

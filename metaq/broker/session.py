@@ -65,7 +65,7 @@ class Session:
     ) -> None:
         limits = context.config.limits
         self.channel = channel
-        self._context = context
+        self.context = context
         self._on_closed = on_closed
         self._connection = Connection(
             Role.SERVER,
@@ -98,8 +98,8 @@ class Session:
 
     def start(self) -> None:
         """Begin to serve."""
-        self._context.connection_count += 1
-        load = self._context.load
+        self.context.connection_count += 1
+        load = self.context.load
         load.join(self)
         self.channel.start(
             on_data=self._on_data,
@@ -123,8 +123,8 @@ class Session:
             self.abort("no memory")
         self._drop_partial()
         self.channel.pause_reading()
-        self._context.waiters.end_all(self._waiters)
-        self._context.transactions.end_owner(self)
+        self.context.waiters.end_all(self._waiters)
+        self.context.transactions.end_owner(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
@@ -200,7 +200,7 @@ class Session:
         Received bytes that wait for their turn are not counted as held, so one
         connection at a time may receive more than the others.
         """
-        is_alone = not self._context.turns.is_busy
+        is_alone = not self.context.turns.is_busy
         return self._connection.buffer.missing_bytes if is_alone else 0
 
     def _take_single(self, data: bytes) -> bool:
@@ -208,7 +208,7 @@ class Session:
 
         Most connections send nothing else, so this skips the checks of `_process`.
         """
-        load = self._context.load
+        load = self.context.load
         if self.channel.queued_bytes or load.is_full:
             return False
         size_bytes = self._hot.take_single(data)
@@ -224,7 +224,7 @@ class Session:
 
     def _process(self) -> None:
         """Carry out what was received, as far as the bounds and this turn let us."""
-        connection, now_s = self._connection, self._context.clock.monotonic_s
+        connection, now_s = self._connection, self.context.clock.monotonic_s
         turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
             if self._steps is not None:
@@ -259,7 +259,7 @@ class Session:
         try:
             event = connection.next_event()
         except RemoteProtocolError as error:
-            self._context.counters.malformed_count += 1
+            self.context.counters.malformed_count += 1
             self.end(f"malformed frame: {error}")
             return False
         if event is NEED_DATA:
@@ -272,11 +272,11 @@ class Session:
             return False
         assert not isinstance(event, Result | Value), "no replies are heard"
         if isinstance(event, Mput | Stats | InPieces):
-            self._steps = dispatch_in_steps(event, self, self._context)
+            self._steps = dispatch_in_steps(event, self)
             self._steps_bytes = _payload_bytes(event)
-            self._context.load.hold(self._steps_bytes)
+            self.context.load.hold(self._steps_bytes)
         else:
-            reply = dispatch(event, self, self._context)
+            reply = dispatch(event, self)
             self.channel.queue(reply)
             # What is answered later has its begin wait for that.
             if reply and not is_begin(event):
@@ -306,7 +306,7 @@ class Session:
     def _release_steps(self) -> None:
         if self._steps_bytes:
             steps_bytes, self._steps_bytes = self._steps_bytes, 0
-            self._context.load.release(steps_bytes)
+            self.context.load.release(steps_bytes)
 
     def _finish_read(self) -> None:
         """Go on reading within the bounds: all that was received was carried out."""
@@ -319,12 +319,12 @@ class Session:
 
     def _note_frame(self) -> None:
         """Note since when a frame has been incomplete, and what it holds."""
-        connection, load = self._connection, self._context.load
+        connection, load = self._connection, self.context.load
         partial_bytes = connection.buffer.unread_bytes
         if connection.is_between_frames and not partial_bytes:
             self._frame_since_s = None
         elif self._frame_since_s is None:
-            self._frame_since_s = self._context.clock.monotonic_s()
+            self._frame_since_s = self.context.clock.monotonic_s()
         grown_bytes = partial_bytes - self._partial_bytes
         if grown_bytes:
             self._partial_bytes = partial_bytes
@@ -339,14 +339,14 @@ class Session:
             self.in_flight_bytes >= self._in_flight_max
             or self.channel.queued_bytes >= self._queue_max
             or self.channel.held_bytes >= self._queue_max
-            or self._context.load.is_full
-            or (self._context.load.has_many_replies and self.channel.held_bytes > 0)
+            or self.context.load.is_full
+            or (self.context.load.has_many_replies and self.channel.held_bytes > 0)
         )
 
     def _pause(self) -> None:
         self.is_paused = True
         self.channel.pause_reading()
-        load = self._context.load
+        load = self.context.load
         if load.is_full:
             load.call_when_room(self._resume_soon)
             load.relieve(self)
@@ -366,7 +366,7 @@ class Session:
         """Go on where `_pause` stopped, in a later turn of the loop."""
         if self.is_paused and not self._is_resume_due:
             self._is_resume_due = True
-            self._context.turns.ask(self._resume)
+            self.context.turns.ask(self._resume)
 
     def _resume(self) -> None:
         self._is_resume_due = False
@@ -381,7 +381,7 @@ class Session:
         self._release_steps()
         self.unanswered_count += count
         self.in_flight_bytes += size_bytes
-        self._context.load.hold(size_bytes)
+        self.context.load.hold(size_bytes)
 
     def answer(
         self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
@@ -400,7 +400,7 @@ class Session:
         except MemoryError:
             # The peer would wait for ever. Do not raise: others of the group follow.
             self.run_out()
-        self._context.load.release(size_bytes)
+        self.context.load.release(size_bytes)
         if self._end_reason:
             self._close_if_settled()
         elif self.is_paused:
@@ -408,7 +408,7 @@ class Session:
 
     def run_out(self) -> None:
         """Close at once: there is no memory to carry out or answer a command."""
-        self._context.load.drop(self, "no memory to carry out a command")
+        self.context.load.drop(self, "no memory to carry out a command")
         self.abort("no memory")
 
     def send_range(
@@ -428,11 +428,11 @@ class Session:
         if self._is_closed:
             return
         try:
-            handle_get(command, self, self._context, has_waited=True)
+            handle_get(command, self, has_waited=True)
         except MemoryError:
             self.run_out()
         except Exception as error:  # noqa: BLE001  # logged and answered
-            reply = encode_failure(error, command, self._context)
+            reply = encode_failure(error, command, self.context)
         self.answer(reply, count=1, size_bytes=0)
 
     # -- the end ----------------------------------------------------------------------
@@ -445,17 +445,17 @@ class Session:
         """Forget what was received and not carried out."""
         self._connection.buffer.clear()
         partial_bytes, self._partial_bytes = self._partial_bytes, 0
-        self._context.load.add_partial(-partial_bytes)
+        self.context.load.add_partial(-partial_bytes)
 
     def _on_channel_closed(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
         self._is_closed = True
         self._drop_steps()
         self._drop_partial()
-        self._context.load.leave(self)
-        self._context.waiters.end_all(self._waiters)
-        self._context.transactions.end_owner(self)
-        self._context.connection_count -= 1
+        self.context.load.leave(self)
+        self.context.waiters.end_all(self._waiters)
+        self.context.transactions.end_owner(self)
+        self.context.connection_count -= 1
         _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)
 

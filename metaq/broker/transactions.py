@@ -19,7 +19,6 @@ from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
 from metaq.protocol.transaction_ids import LINE_END
 from metaq.storage.partition_log import PartitionLog
-from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.state import TxState, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
@@ -115,7 +114,6 @@ class PutRunTicket:
 
 
 def put_run(
-    transactions: TransactionCoordinator,
     transaction: BrokerTransaction,
     puts: PutRun,
     answerer: Answerer,
@@ -124,7 +122,7 @@ def put_run(
     ids: Sequence[int],
 ) -> None:
     """Add puts to a transaction; they are answered when they are journalled."""
-    size_bytes = puts.size_bytes
+    transactions, size_bytes = answerer.context.transactions, puts.size_bytes
     ticket = PutRunTicket(
         transaction, answerer, puts.log_id.partition, opaques, ids, size_bytes
     )

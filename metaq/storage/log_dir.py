@@ -139,7 +139,8 @@ class LogDir:
         self.free_bytes = SizeBytes(0)
         """Free space of its disk, as far as it is known."""
         self._record_s = float("-inf")
-        self._watch = SilenceWatch("data directory", path)
+        self.watch: Final = SilenceWatch("data directory", path)
+        """Whether its thread answers."""
         self._refusal_logged_s = float("-inf")
         self._lacking_bytes = 0
         self._is_disk_full = False
@@ -254,11 +255,6 @@ class LogDir:
         return 0 < self._free_bytes_min > self.free_bytes - size_bytes
 
     @property
-    def is_silent(self) -> bool:
-        """Whether its disk hangs: the storage thread has not answered for long."""
-        return self._watch.is_silent
-
-    @property
     def is_low_on_space(self) -> bool:
         """Return whether puts are refused because the disk is full, or nearly.
 
@@ -274,7 +270,7 @@ class LogDir:
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
-            self._watch.tick(now_s, refresh_s, look)
+            self.watch.tick(now_s, refresh_s, look)
 
     def index(self) -> None:
         """Have small groups indexed that were committed since the last call."""
@@ -348,12 +344,12 @@ class LogDir:
 
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self.free_bytes = free_bytes
-        self._watch.on_answer(self._clock.monotonic_s())
+        self.watch.on_answer(self._clock.monotonic_s())
         if free_bytes - self._lacking_bytes >= self._free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:
-        self.offline_cause, self._watch.is_silent = error, False
+        self.offline_cause, self.watch.is_silent = error, False
         _log.error(
             "data directory offline until restart: directory=%s cause=%s",
             self.path,

@@ -150,13 +150,16 @@ def make_blocks(
 class RedoFile:
     """One redo file and its side file. Owner: the journal's thread."""
 
-    __slots__ = ("_places", "_redo", "_sums", "end", "is_dirty", "number", "references")
+    __slots__ = (
+        "_places", "_redo", "_sums", "end", "is_dirty", "number", "path", "references"
+    )  # fmt: skip
 
     def __init__(
         self, number: int, redo: AppendFile, places: UpdateFile, sums: AppendFile
     ) -> None:
         """Take over new files; `create_redo_file` makes them."""
         self.number: Final = number
+        self.path: Final = redo.path
         self.end = 0
         self.references = 0
         """Transactions that need it."""
@@ -166,11 +169,6 @@ class RedoFile:
         self._sums: AppendFile | None = sums
         self._places = OffsetsFile(places)
         self._sum(encode_head(number))
-
-    @property
-    def path(self) -> Path:
-        """The path of the redo file."""
-        return self._redo.path
 
     def write(self, data: Buffer) -> None:
         """Write records after the last one; call `note_written` next.

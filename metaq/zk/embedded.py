@@ -289,8 +289,7 @@ class EmbeddedZooKeeper:
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+            self.kill()
         self._process = None
 
     def kill(self) -> None:

@@ -385,7 +385,6 @@ def test_no_memory_to_append_a_batch_leaves_nothing_in_flight(data_dir: Path) ->
                     log,
                     [records],
                     peer.session,
-                    broker.context,
                     size_bytes=size,
                     record_count=1,
                     last_id=MessageId(1),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.put import JOURNAL_STEP_COUNT, handle_mput
 from metaq.errors import ServerError
 from metaq.model import MessageId, XaTransactionId
@@ -207,7 +208,8 @@ def test_a_batch_is_refused_as_a_whole(text: str, data_dir: Path) -> None:
 class Asked:
     """A session that asks; what it is answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: BrokerContext) -> None:
+        self.context = context
         self.replies = b""
         self.in_flight_bytes = 0
 
@@ -233,10 +235,10 @@ def test_a_verdict_of_another_connection_comes_before_a_batch_that_is_looked_at(
     async def scenario() -> None:
         async with running_broker(data_dir) as broker, Peer(broker) as peer:
             batch = Mput("test", 0, count, -1, OPAQUE, records, transaction=XID)
-            asked = Asked()
+            asked = Asked(broker.context)
             broker.context.transactions.begin(KEY, asked, 0)
-            list(handle_mput(batch, [records], asked, broker.context))
-            steps = handle_mput(batch, [records], asked, broker.context)
+            list(handle_mput(batch, [records], asked))
+            steps = handle_mput(batch, [records], asked)
             next(steps)
             assert await good(peer, command(b"PREPARE")) == b"0"
             with pytest.raises(ServerError, match=f"'{KEY}' takes no puts: prepared"):

@@ -61,7 +61,6 @@ class _End:
 def handle_get(
     command: Get,
     answerer: GetAnswerer,
-    context: BrokerContext,
     *,
     has_waited: bool = False,
 ) -> None:
@@ -70,9 +69,10 @@ def handle_get(
     Raises:
         WireError: no bytes; the text is the answer.
     """
+    context = answerer.context
     found = _find(command, context)
     if isinstance(found, _End):
-        if not has_waited and _wait(command, found, answerer, context):
+        if not has_waited and _wait(command, found, answerer):
             return
         count_get(context, command, is_miss=True, is_failure=found.log is not None)
         raise found.error
@@ -135,10 +135,9 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
     raise nothing  # 8
 
 
-def _wait(
-    command: Get, found: _End, answerer: GetAnswerer, context: BrokerContext
-) -> bool:
+def _wait(command: Get, found: _End, answerer: GetAnswerer) -> bool:
     """Let a get wait if it wants to and may; return whether it does."""
+    context = answerer.context
     limits, waiters = context.config.limits, context.waiters
     wait_ms = min(command.wait_ms, limits.wait_ms_max)
     if wait_ms <= 0 or waiters.count >= limits.waiters_max:

@@ -53,9 +53,7 @@ class _Asked:
     question: Question
 
 
-def handle_offset(
-    command: OffsetQuery, answerer: Answerer, context: BrokerContext
-) -> bytes | None:
+def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     """Return the nearest offset: log start, start of a segment, or the end.
 
     Closed partitions answer too. A question is answered later; then None is returned.
@@ -64,6 +62,7 @@ def handle_offset(
         NotFoundError: no put has made this log.
         ServerError: the log cannot answer the question now.
     """
+    context = answerer.context
     context.counters.cmd_offset += 1
     if context.topics.has_stat(command.topic):
         context.realtime.record("offset", command.topic)
@@ -71,7 +70,7 @@ def handle_offset(
     if log is None:
         raise NotFoundError(texts.no_such_log(command.topic, command.partition))
     if command.question is not None:
-        _begin_answer(command, command.question, log, answerer, context)
+        _begin_answer(command, command.question, log, answerer)
         return None
     return b"%d" % log.nearest_offset(Offset(command.offset))
 
@@ -81,13 +80,13 @@ def _begin_answer(
     question: Question,
     log: PartitionLog,
     answerer: Answerer,
-    context: BrokerContext,
 ) -> None:
     """Have a question answered by another thread; `answerer` sends the answer later.
 
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
     """
+    context = answerer.context
     work = partial(_answer, _ask(command, question, log, context))
     future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)

@@ -65,43 +65,38 @@ JOURNAL_STEP_COUNT: Final = 512
 millisecond."""
 
 
-def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None:
+def handle_put(command: Put, answerer: Answerer) -> None:
     """Append one message; it is answered when it is stored.
 
     Raises:
         WireError: refused; the text is the answer.
     """
+    context = answerer.context
     payload = command.payload
     if command.transaction is not None:
         count_puts(context, command.topic, count=1, payload_bytes=len(payload))
-        handle_transactional_put(command, answerer, context)
+        handle_transactional_put(command, answerer)
         return
-    _append_put(command, [payload], checksum(payload), answerer, context)
+    _append_put(command, [payload], checksum(payload), answerer)
 
 
 def handle_put_in_pieces(
-    command: Put,
-    pieces: Sequence[Piece],
-    answerer: Answerer,
-    context: BrokerContext,
+    command: Put, pieces: Sequence[Piece], answerer: Answerer
 ) -> Generator[None]:
     """Append one message whose payload came in pieces, in steps; see `handle_put`."""
     if command.transaction is not None:
-        handle_put(replace(command, payload=b"".join(pieces)), answerer, context)
+        handle_put(replace(command, payload=b"".join(pieces)), answerer)
         return
     found = yield from checksum_in_steps(pieces)
     # A view would keep what was received with it for as long as the disk takes.
-    _append_put(command, list(map(bytes, pieces)), found, answerer, context)
+    _append_put(command, list(map(bytes, pieces)), found, answerer)
 
 
 def _append_put(
-    command: Put,
-    pieces: Sequence[bytes],
-    found: int,
-    answerer: Answerer,
-    context: BrokerContext,
+    command: Put, pieces: Sequence[bytes], found: int, answerer: Answerer
 ) -> None:
     """Append a message whose payload has the checksum `found`."""
+    context = answerer.context
     topic, partition = command.topic, command.partition
     payload_bytes = sum(map(len, pieces))
     count_puts(context, topic, count=1, payload_bytes=payload_bytes)
@@ -116,7 +111,6 @@ def _append_put(
         log,
         [HEADER.pack(payload_bytes, found, message_id, command.flag), *pieces],
         answerer,
-        context,
         size_bytes=HEADER_BYTES + payload_bytes,
         record_count=1,
         last_id=message_id,
@@ -125,10 +119,7 @@ def _append_put(
 
 
 def handle_mput(
-    command: Mput,
-    pieces: Sequence[BytesLike],
-    answerer: Answerer,
-    context: BrokerContext,
+    command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
     """Append a batch in steps; it is answered when it is stored.
 
@@ -140,6 +131,7 @@ def handle_mput(
     Raises:
         WireError: refused, and nothing was appended; the text is the answer.
     """
+    context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
     limit = context.config.limits.batch_records_max
     if not 1 <= count <= limit:
@@ -148,36 +140,34 @@ def handle_mput(
     payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
     if command.transaction is not None:
-        yield from _put_in_transaction(command, pieces, answerer, context)
+        yield from _put_in_transaction(command, pieces, answerer)
         return
     try:
         partition = context.topics.resolve_put(topic, partition)
-        if _answer_if_repeated(command, partition, answerer, context):
+        if _answer_if_repeated(command, partition, answerer):
             return
         parts = yield from _check(command, pieces, context)
-        if _answer_if_repeated(command, partition, answerer, context):
+        if _answer_if_repeated(command, partition, answerer):
             return
         log = context.topics.log_for_put(topic, partition)
     except REFUSALS as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
-    _append_mput(command, parts, size_bytes, log, answerer, context)
+    _append_mput(command, parts, size_bytes, log, answerer)
 
 
 def _put_in_transaction(
-    command: Mput,
-    pieces: Sequence[BytesLike],
-    answerer: Answerer,
-    context: BrokerContext,
+    command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
     """Journal a batch of a transaction; it is answered when that is written.
 
     Raises:
         WireError: refused, and nothing was journalled; the text is the answer.
     """
+    context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
-    find_transaction(command, answerer, context, count=count)
+    find_transaction(command, answerer, count=count)
     try:
         parts = yield from _check(command, pieces, context)
         log_id = context.topics.log_for_put(topic, partition).log_id
@@ -196,10 +186,9 @@ def _put_in_transaction(
             journalled += encode_batch(log_id, key, command.opaque, data, some)
             yield
     # Another connection may have ended it since, or closed the partition.
-    transaction = find_transaction(command, answerer, context, count=count)
+    transaction = find_transaction(command, answerer, count=count)
     records, last_id = [part.records for part in parts], id_after(first_id, count - 1)
     put_run(
-        context.transactions,
         transaction,
         PutRun(log_id, records, sum(map(len, pieces)), count, last_id, journalled),
         answerer,
@@ -208,14 +197,13 @@ def _put_in_transaction(
     )
 
 
-def _answer_if_repeated(
-    command: Mput, partition: int, answerer: Answerer, context: BrokerContext
-) -> bool:
+def _answer_if_repeated(command: Mput, partition: int, answerer: Answerer) -> bool:
     """Answer a batch that its producer sends again; return whether it was one.
 
     Raises:
         SequenceError: its numbers were used for something else.
     """
+    context = answerer.context
     log = context.topics.find_log(command.topic, partition)
     if command.producer is None or log is None:
         return False
@@ -224,7 +212,7 @@ def _answer_if_repeated(
     )
     if batch is None:
         return False
-    answer_repeated(log, batch, answerer, context, opaque=command.opaque)
+    answer_repeated(log, batch, answerer, opaque=command.opaque)
     return True
 
 
@@ -234,9 +222,9 @@ def _append_mput(
     size_bytes: int,
     log: PartitionLog,
     answerer: Answerer,
-    context: BrokerContext,
 ) -> None:
     """Append a verified batch, with or without a producer who may send it again."""
+    context = answerer.context
     count, offset = command.count, log.next_offset
     first_id = context.ids.reserve(count)
     records = [part.records for part in parts]
@@ -255,7 +243,6 @@ def _append_mput(
         log,
         records,
         answerer,
-        context,
         size_bytes=size_bytes,
         record_count=count,
         last_id=id_after(first_id, count - 1),

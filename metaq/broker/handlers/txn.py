@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from metaq.broker.acks import REFUSALS, Answerer, refuse_put, require_checksum
-from metaq.broker.context import BrokerContext
 from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
 from metaq.errors import (
     ForbiddenError,
@@ -39,9 +38,7 @@ from metaq.txn.records import encode_put
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
 
-def handle_transaction(
-    command: TransactionCommand, answerer: Answerer, context: BrokerContext
-) -> bytes | None:
+def handle_transaction(command: TransactionCommand, answerer: Answerer) -> bytes | None:
     """Carry out a transaction command.
 
     Returns:
@@ -51,14 +48,13 @@ def handle_transaction(
         ServerError: refused; the text is MetaQ's.
     """
     try:
-        return _handle(command, answerer, context)
+        return _handle(command, answerer)
     except TransactionError as error:
         raise refusal_of(error) from error
 
 
-def _handle(
-    command: TransactionCommand, answerer: Answerer, context: BrokerContext
-) -> bytes | None:
+def _handle(command: TransactionCommand, answerer: Answerer) -> bytes | None:
+    context = answerer.context
     transactions, kind = context.transactions, command.type
     if kind is TransactionType.END:
         return None
@@ -88,14 +84,13 @@ def _handle(
     return None
 
 
-def handle_commit_together(
-    command: CommitTogether, answerer: Answerer, context: BrokerContext
-) -> None:
+def handle_commit_together(command: CommitTogether, answerer: Answerer) -> None:
     """Commit several transactions; answered when the outcome of each is known.
 
     Raises:
         ServerError: nothing was done.
     """
+    context = answerer.context
     try:
         ids = decode_keys(command.payload, command.count)
         keys = [format_key(each) for each in ids]
@@ -121,13 +116,14 @@ def _answered_later(
 
 
 def find_transaction(
-    command: Put | Mput, answerer: Answerer, context: BrokerContext, *, count: int = 1
+    command: Put | Mput, answerer: Answerer, *, count: int = 1
 ) -> BrokerTransaction:
     """Return the transaction that a command with `count` messages puts to.
 
     Raises:
         WireError: it or the partition takes none; the text is the answer.
     """
+    context = answerer.context
     topic, partition = command.topic, command.partition
     assert command.transaction is not None, "a put of a transaction"
     key = format_key(command.transaction)
@@ -147,16 +143,15 @@ def find_transaction(
     return found
 
 
-def handle_transactional_put(
-    command: Put, answerer: Answerer, context: BrokerContext
-) -> None:
+def handle_transactional_put(command: Put, answerer: Answerer) -> None:
     """Journal a put of a transaction; it is answered when that is written.
 
     Raises:
         WireError: refused; the text is the answer.
     """
+    context = answerer.context
     topic, partition, payload = command.topic, command.partition, command.payload
-    tx = find_transaction(command, answerer, context)
+    tx = find_transaction(command, answerer)
     try:
         require_checksum(checksum(payload), command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
@@ -166,7 +161,6 @@ def handle_transactional_put(
     record = encode_record(payload, id=message_id, flag=command.flag)
     journalled = (encode_put(message_id, encode(command)),)
     put_run(
-        context.transactions,
         tx,
         PutRun(log_id, (record,), len(record), 1, message_id, journalled),
         answerer,
