@@ -374,7 +374,7 @@ def remove_segment(
     if policy.kind is DeleteKind.DELETE:
         fs.unlink(segment.path)
     elif policy.is_compressed:
-        _write_zip(fs, segment, require_wanted)
+        _Zip(fs, segment, require_wanted).write()
         fs.unlink(segment.path)
     else:
         archive = segment.path.with_name(segment.path.name + ARCHIVE_SUFFIX)
@@ -382,70 +382,62 @@ def remove_segment(
     fs.discard(spans_path(segment.path, segment.base_offset))
 
 
-def _write_zip(
-    fs: FileSystem, segment: Segment, require_wanted: Callable[[], None]
-) -> None:
-    """Make `<name>.meta.zip`, whole and durable, with one entry `<name>.meta`."""
-    archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
-    temporary = archive.with_name(archive.name + ".tmp")
-    fs.discard(temporary)
-    try:
-        with fs.open_read(segment.path) as source:
-            _refuse_damage(fs, source, segment, require_wanted)
-            _compress(fs, source, segment.path.name, temporary, require_wanted)
-        require_wanted()
-        fs.rename(temporary, archive)
-    except (StorageError, ClosedError):
-        # The error that matters is on its way; a leftover goes at the next start.
-        with suppress(StorageError):
-            fs.unlink(temporary)
-        raise
+@dataclass(frozen=True, slots=True)
+class _Zip:
+    """The archive `<name>.meta.zip` of a segment, with one entry `<name>.meta`."""
 
+    fs: FileSystem
+    segment: Segment
+    require_wanted: Callable[[], None]
 
-def _refuse_damage(
-    fs: FileSystem,
-    source: ReadFile,
-    segment: Segment,
-    require_wanted: Callable[[], None],
-) -> None:
-    index = read_index(fs, segment.path, segment.base_offset)
-    if index is None:
-        return
-    spans = _while_wanted(index.spans, require_wanted)
-    for damage in damage_in_spans(source, segment, spans):
-        raise CorruptRecordError(f"segment is not archived: {damage}")
+    def write(self) -> None:
+        """Make the archive, whole and durable."""
+        fs, segment = self.fs, self.segment
+        archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
+        temporary = archive.with_name(archive.name + ".tmp")
+        fs.discard(temporary)
+        try:
+            with fs.open_read(segment.path) as source:
+                self._refuse_damage(source)
+                self._compress(source, temporary)
+            self.require_wanted()
+            fs.rename(temporary, archive)
+        except (StorageError, ClosedError):
+            # The error that matters is on its way; a leftover goes at the next start.
+            with suppress(StorageError):
+                fs.unlink(temporary)
+            raise
 
+    def _refuse_damage(self, source: ReadFile) -> None:
+        segment = self.segment
+        index = read_index(self.fs, segment.path, segment.base_offset)
+        if index is None:
+            return
+        spans = self._while_wanted(index.spans)
+        for damage in damage_in_spans(source, segment, spans):
+            raise CorruptRecordError(f"segment is not archived: {damage}")
 
-def _while_wanted(
-    spans: Sequence[Span], require_wanted: Callable[[], None]
-) -> Iterator[Span]:
-    for span in spans:
-        require_wanted()
-        yield span
+    def _while_wanted(self, spans: Sequence[Span]) -> Iterator[Span]:
+        for span in spans:
+            self.require_wanted()
+            yield span
 
-
-def _compress(
-    fs: FileSystem,
-    source: ReadFile,
-    name: str,
-    target: Path,
-    require_wanted: Callable[[], None],
-) -> None:
-    """Write a zip of one file and sync it."""
-    when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
-    entry = zipfile.ZipInfo(name, max(when, _ZIP_EARLIEST))
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    with fs.open_append(target, create=True) as file:
-        with (
-            zipfile.ZipFile(_Stream(file), "w") as archive,
-            archive.open(entry, "w", force_zip64=True) as stream,
-        ):
-            position = Position(0)
-            while data := source.read_at(position, SizeBytes(COPY_BYTES)):
-                require_wanted()
-                stream.write(data)
-                position = Position(position + len(data))
-        file.sync()
+    def _compress(self, source: ReadFile, target: Path) -> None:
+        """Write a zip of one file and sync it."""
+        when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
+        entry = zipfile.ZipInfo(self.segment.path.name, max(when, _ZIP_EARLIEST))
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        with self.fs.open_append(target, create=True) as file:
+            with (
+                zipfile.ZipFile(_Stream(file), "w") as archive,
+                archive.open(entry, "w", force_zip64=True) as stream,
+            ):
+                position = Position(0)
+                while data := source.read_at(position, SizeBytes(COPY_BYTES)):
+                    self.require_wanted()
+                    stream.write(data)
+                    position = Position(position + len(data))
+            file.sync()
 
 
 class _Stream:
