@@ -9,7 +9,6 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
-from metaq.cli.options import dry_option, yes_option
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, GroupDescription, PartitionProgress
 from metaq.errors import ClientError
@@ -51,8 +50,6 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
 @command(
     "groups delete",
     click.argument("group"),
-    dry_option,
-    yes_option,
     examples=("metaq groups delete billing --dry-run", "metaq groups delete billing"),
 )
 def delete(

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.options import json_option, max_option, takes
+from metaq.cli.options import directory_argument, json_option, max_option, takes
 from metaq.cli.tree import command
 from metaq.errors import (
     ConfigError,
@@ -293,9 +293,7 @@ def check(
 
 @command(
     "verify",
-    click.argument(
-        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-    ),
+    directory_argument,
     examples=(
         "metaq verify ~/.local/share/metaq",
         "metaq verify /var/lib/metaq --json",

@@ -19,7 +19,6 @@ from metaq.cli.options import (
     partitions_option,
     read_group,
     takes,
-    yes_option,
 )
 from metaq.cli.tree import command, group
 from metaq.client import (
@@ -148,7 +147,6 @@ def describe_offset(offset: int, start: int, end: int) -> str:
     ),
     partitions_option("Move"),
     takes(WriteOptions),
-    yes_option,
     examples=(
         "metaq offsets reset billing orders --to earliest --dry-run",
         "metaq offsets reset billing orders --to 2026-01-31T12:00",
@@ -281,8 +279,6 @@ def parse_goal(text: str) -> Goal:
     "offsets delete",
     click.argument("group"),
     click.argument("topic", default=""),
-    dry_option,
-    yes_option,
     examples=(
         "metaq offsets delete billing orders --dry-run",
         "metaq offsets delete billing orders",

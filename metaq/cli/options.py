@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import click
@@ -135,6 +136,11 @@ def takes(
 
 flag = functools.partial(click.option, is_flag=True)
 """Makes an option without a value."""
+DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+"""A directory that is there."""
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+"""A file, which need not be there."""
+directory_argument = click.argument("directory", type=DIRECTORY)
 json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
 yes_option = flag("--yes", "is_sure", help="Do not ask.")
 dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")

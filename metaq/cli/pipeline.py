@@ -23,7 +23,7 @@ from rich.progress import (
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.options import json_option, pairs_option, takes, target_options
+from metaq.cli.options import FILE, json_option, pairs_option, takes, target_options
 from metaq.cli.tree import group
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -58,7 +58,7 @@ class JobRun:
         Path | None,
         click.option(
             "--spark-log",
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=FILE,
             help="Append Spark's log to this file.",
         ),
     ]

@@ -18,11 +18,13 @@ from metaq.cli.cluster import Target, check_target, find_missing
 from metaq.cli.groups import describe_groups, print_progress, to_json
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
+    DIRECTORY,
     INTERVAL_S_MAX,
     ROOT,
     TIMEOUT_S,
     ZOOKEEPER,
     SecondsRange,
+    directory_argument,
     flag,
     metrics_option,
     takes,
@@ -176,9 +178,7 @@ class RunOptions:
 
 @command(
     "pipeline run",
-    click.argument(
-        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-    ),
+    directory_argument,
     takes(RunOptions),
     run_options,
     short_help="Run the declared pipeline of DIRECTORY.",
@@ -275,11 +275,7 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
 
 @command(
     "pipeline status",
-    click.argument(
-        "directory",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        default=".",
-    ),
+    click.argument("directory", type=DIRECTORY, default="."),
     short_help="Print the lag of the pipeline of DIRECTORY.",
     examples=("metaq pipeline status errors --json",),
 )

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.options import pairs_option, takes
+from metaq.cli.options import FILE, pairs_option, takes
 from metaq.cli.tree import command
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
@@ -119,7 +119,7 @@ class LocalOptions:
         "--config",
         "path",
         required=True,
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         help="Settings, in MetaQ's format.",
     ),
     pairs_option(

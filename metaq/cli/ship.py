@@ -19,6 +19,7 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
+    FILE,
     attribute_option,
     flag,
     headers_option,
@@ -54,16 +55,14 @@ STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
 class ShipOptions:
     """The options of `metaq ship`."""
 
-    file: Annotated[
-        Path, click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-    ]
+    file: Annotated[Path, click.argument("file", type=FILE)]
     """The file to follow; it may not exist yet."""
     topic: Annotated[str, click.argument("topic")]
     state: Annotated[
         Path | None,
         click.option(
             "--state",
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=FILE,
             help="Keep the position in the file here, to go on from after a restart.",
         ),
     ]
