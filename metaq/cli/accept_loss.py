@@ -176,15 +176,14 @@ def _ask_zookeeper(
 
     async def ask() -> Mapping[str, tuple[str, int]]:
         clock = SystemClock()
-        coordinator: Coordinator
-        if new_coordinator is None:
-            coordinator = KazooCoordinator(
+        make = new_coordinator or (
+            lambda clock: KazooCoordinator(
                 zookeeper.connect,
                 session_timeout_ms=zookeeper.session_timeout_ms,
                 clock=clock,
             )
-        else:
-            coordinator = new_coordinator(clock)
+        )
+        coordinator = make(clock)
         coordinator.start()
         try:
             until_s = clock.monotonic_s() + zookeeper.connection_timeout_ms / 1000

@@ -18,6 +18,7 @@ from metaq.cli.options import (
     max_option,
     parse_start,
     partitions_option,
+    start_option,
     takes,
     time_option,
 )
@@ -39,12 +40,8 @@ class CatOptions:
     topic: Annotated[str, click.argument("topic")]
     start: Annotated[
         str,
-        click.option(
-            "--from",
-            default="earliest",
-            show_default=True,
-            metavar="earliest|latest|TIME",
-            help="Where to begin; TIME is ISO 8601 (local time without a zone) or"
+        start_option(
+            "Where to begin; TIME is ISO 8601 (local time without a zone) or"
             " seconds since 1970. Messages stamped by a Java broker carry no time.",
         ),
     ]

@@ -22,6 +22,7 @@ from metaq.cli.options import (
     metrics_option,
     parse_start,
     serve_while_running,
+    start_option,
     takes,
 )
 from metaq.cli.tree import command
@@ -48,12 +49,8 @@ class ConsumeOptions:
     group: Annotated[str, group_option]
     start: Annotated[
         str,
-        click.option(
-            "--from",
-            default="earliest",
-            show_default=True,
-            metavar="earliest|latest|TIME",
-            help="Where the group begins in partitions without a committed offset;"
+        start_option(
+            "Where the group begins in partitions without a committed offset;"
             " TIME as of metaq cat.",
         ),
     ]

@@ -40,7 +40,7 @@ SHOW_COLUMNS = (
     "topic", "partition", "committed", "message_id", "log_start", "log_end", "state",
 )  # fmt: skip
 PLAN_COLUMNS = ("topic", "partition", "old", "new")
-OFFSET_COLUMNS = ("topic", "partition", "committed")
+OLD_COLUMNS = ("topic", "partition", "committed")
 """Of offsets that are to be deleted."""
 
 group("offsets", "Show, move or delete what groups have committed.")
@@ -193,7 +193,7 @@ def reset_offsets(
         return await _try(move, options), await admin.groups()
 
     changes, known = target.ask(plan)
-    _print_plan(changes, options)
+    print_changes(changes, PLAN_COLUMNS, as_json=options.as_json)
     question = (
         f"There is no group {group}; groups there are: {', '.join(known) or 'none'}."
         " Make it?"
@@ -232,7 +232,7 @@ def copy_offsets(
         )
         return await _try(move, options)
 
-    _print_plan(target.ask(copy), options)
+    print_changes(target.ask(copy), PLAN_COLUMNS, as_json=options.as_json)
     render.may_change("", is_dry=options.is_dry, is_sure=True)
 
 
@@ -249,17 +249,19 @@ async def _try(
         return await move(force=True)
 
 
-def _print_plan(changes: Changes, options: WriteOptions) -> None:
+def print_changes(
+    changes: Changes, columns: Sequence[str] = OLD_COLUMNS, *, as_json: bool
+) -> None:
+    """Print old offsets, or old and new ones; a node that contains none has no old."""
     rows = [
-        (
-            change.partition.topic,
-            change.partition.name,
-            change.old.offset if change.old else None,
-            change.new.offset if change.new else None,
-        )
-        for change in changes
+        [
+            each.partition.topic,
+            each.partition.name,
+            *(offset and offset.offset for offset in (each.old, each.new)),
+        ][: len(columns)]
+        for each in changes
     ]
-    render.print_rows(PLAN_COLUMNS, rows, as_json=options.as_json)
+    render.print_rows(columns, rows, as_json=as_json)
 
 
 def parse_goal(text: str) -> Goal:
@@ -304,21 +306,9 @@ def delete(
     )
     if not found:
         raise _nothing_committed(group, topic)
-    render.print_rows(OFFSET_COLUMNS, offset_rows(found), as_json=as_json)
+    print_changes(found, as_json=as_json)
     count = render.count_text(len(found), "committed offset")
     question = f"Delete {count} of group {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_offsets(group, topics=topics))
         render.say(f"{count} of group {group} deleted")
-
-
-def offset_rows(found: Changes) -> list[tuple[render.Cell, ...]]:
-    """Return the cells of offsets; a node that contains none has an empty one."""
-    return [
-        (
-            each.partition.topic,
-            each.partition.name,
-            each.old.offset if each.old else None,
-        )
-        for each in found
-    ]

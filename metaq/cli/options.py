@@ -127,8 +127,12 @@ def takes(
         wrapped: Callable[..., R] = with_options
         for field, hint in reversed(hints.items()):
             for declare in hint.__metadata__:
+                before = len(getattr(wrapped, "__click_params__", ()))
                 wrapped = declare(wrapped)
-                vars(wrapped)["__click_params__"][-1].name = field
+                added = vars(wrapped)["__click_params__"][before:]
+                # Several options make one value, as those of a cluster do.
+                if len(added) == 1:
+                    added[0].name = field
         return wrapped
 
     return decorate
@@ -186,6 +190,20 @@ def parse_start(text: str, *, hint: str = "--from") -> Moment:
             f" 1769857200, got '{text}'",
             param_hint=hint,
         ) from error
+
+
+def start_option(
+    text: str, *, metavar: str = "earliest|latest|TIME"
+) -> Callable[[F], F]:
+    """Return the option that says where to begin; `parse_start` reads it."""
+    return click.option(
+        "--from",
+        "start",
+        default="earliest",
+        show_default=True,
+        metavar=metavar,
+        help=text,
+    )
 
 
 def time_option(flag: str, text: str) -> Callable[[F], F]:

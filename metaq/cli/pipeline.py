@@ -137,9 +137,14 @@ def task_progress(session: Any, what: str) -> Iterator[None]:
 class Wire:
     """Cluster of brokers, and more options of `format("metaq")`."""
 
-    target: Target
+    target: Annotated[Target, target_options]
     """Address of the cluster."""
-    options: Mapping[str, str]
+    options: Annotated[
+        Mapping[str, str],
+        pairs_option(
+            "--option", "options", 'Option of format("metaq"), see docs/spark.md'
+        ),
+    ]
     """Values of `--option`, which win."""
 
     def to_map(self, **more: str) -> dict[str, str]:
@@ -186,14 +191,5 @@ class Wire:
             find_topic(self.target, topic, (), kind=kind, is_partial=True)
 
 
-def wire_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add the options that say which brokers are meant, as the argument `wire`."""
-
-    @functools.wraps(command)
-    def with_wire(
-        *args: Any, target: Target, options: dict[str, str], **given: Any
-    ) -> R:
-        return command(*args, wire=Wire(target=target, options=options), **given)
-
-    text = 'Option of format("metaq"), see docs/spark.md'
-    return target_options(pairs_option("--option", "options", text)(with_wire))
+wire_options = takes(Wire, "wire")
+"""Adds the options that say which brokers are meant."""

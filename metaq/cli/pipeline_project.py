@@ -301,26 +301,19 @@ def status(directory: Path, *, as_json: bool) -> None:
         )
     flows = flows_of(spec.storage)
     groups = describe_groups(_target_of(spec.configuration), group, with_parts=True)
-    if as_json:
-        value = {
-            "pipeline": spec.name,
-            "flows": [
-                {
-                    "flow": each.flow,
-                    "target": each.target,
-                    "batch": each.batch,
-                    "finished": render.format_time(each.finished_ms),
-                }
-                for each in flows
-            ],
-            "groups": [to_json(each) for each in groups],
-        }
-        render.print_json(value)
-        return
     rows = [
         (each.flow, each.target, each.batch, render.format_time(each.finished_ms))
         for each in flows
     ]
+    if as_json:
+        render.print_json(
+            {
+                "pipeline": spec.name,
+                "flows": [dict(zip(FLOW_COLUMNS, row, strict=True)) for row in rows],
+                "groups": [to_json(each) for each in groups],
+            }
+        )
+        return
     render.print_rows(FLOW_COLUMNS, rows, as_json=False)
     for each in groups:
         click.echo(f"\ngroup {each.group}")
