@@ -5,16 +5,17 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.options import (
+    declared,
     dry_option,
-    flag,
     json_option,
+    option,
     parse_start,
     partitions_option,
     read_group,
@@ -50,16 +51,13 @@ group("offsets", "Show, move or delete what groups have committed.")
 class WriteOptions:
     """Options of carrying out a plan."""
 
-    is_dry: Annotated[bool, dry_option]
-    is_forced: Annotated[
-        bool,
-        flag(
-            "--force",
-            help="Write although members read; they overwrite it with their next"
-            " commit.",
-        ),
-    ]
-    as_json: Annotated[bool, json_option]
+    is_dry: bool = declared(dry_option)
+    is_forced: bool = option(
+        "--force",
+        is_flag=True,
+        help="Write although members read; they overwrite it with their next commit.",
+    )
+    as_json: bool = declared(json_option)
     """The plan as one object per partition."""
 
 
@@ -253,14 +251,11 @@ def print_changes(
     changes: Changes, columns: Sequence[str] = OLD_COLUMNS, *, as_json: bool
 ) -> None:
     """Print old offsets, or old and new ones; a node that contains none has no old."""
-    rows = [
-        [
-            each.partition.topic,
-            each.partition.name,
-            *(offset and offset.offset for offset in (each.old, each.new)),
-        ][: len(columns)]
-        for each in changes
-    ]
+    rows: list[list[render.Cell]] = []
+    for each in changes:
+        offsets = (one.offset if one else None for one in (each.old, each.new))
+        cells = [each.partition.topic, each.partition.name, *offsets]
+        rows.append(cells[: len(columns)])
     render.print_rows(columns, rows, as_json=as_json)
 
 

@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast
 
 import click
 
@@ -24,12 +25,13 @@ ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
 """Longest pause between repetitions, seconds."""
+ADD: Final = "add"
+"""Key of a field's metadata."""
 DIGITS_OF_MILLISECONDS: Final = 12
 """A number with this many digits or more is in milliseconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
-T = TypeVar("T")
 Moment = Literal["earliest", "latest"] | dt.datetime
 
 
@@ -106,33 +108,46 @@ def target_options(command: F) -> F:
     return cast("F", with_target)
 
 
+def declared(add: Callable[[F], F], **default: Any) -> Any:
+    """Return a field of a dataclass of options; `takes` adds what it declares.
+
+    Args:
+        add: a decorator, as `click.option` makes.
+        default: `default`, for those who make the value themselves.
+    """
+    return field(metadata={ADD: add}, **default)
+
+
+def option(*words: str, **attributes: Any) -> Any:
+    """Return a field that one `click.option` declares."""
+    return declared(click.option(*words, **attributes))
+
+
 def takes(
-    kind: type[T], name: str = "options"
+    kind: type[Any], name: str = "options"
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Add the options that a dataclass declares, as one argument.
 
     Args:
-        kind: each field is `Annotated` with its `click.option` or `click.argument`,
-            which get its name; help comes in the order of the fields.
+        kind: each field is made by `option` or `declared`, and gives the option its
+            name; help comes in the order of the fields.
         name: name of the argument.
     """
-    hints = get_type_hints(kind, include_extras=True)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(command)
         def with_options(*args: Any, **given: Any) -> R:
-            own = {field: given.pop(field) for field in hints}
+            own = {each.name: given.pop(each.name) for each in fields(kind)}
             return command(*args, **{name: kind(**own)}, **given)
 
         wrapped: Callable[..., R] = with_options
-        for field, hint in reversed(hints.items()):
-            for declare in hint.__metadata__:
-                before = len(getattr(wrapped, "__click_params__", ()))
-                wrapped = declare(wrapped)
-                added = vars(wrapped)["__click_params__"][before:]
-                # Several options make one value, as those of a cluster do.
-                if len(added) == 1:
-                    added[0].name = field
+        for each in reversed(fields(kind)):
+            before = len(getattr(wrapped, "__click_params__", ()))
+            wrapped = each.metadata[ADD](wrapped)
+            added = vars(wrapped)["__click_params__"][before:]
+            # Several options make one value, as those of a cluster do.
+            if len(added) == 1:
+                added[0].name = each.name
         return wrapped
 
     return decorate

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -24,9 +24,11 @@ from metaq.cli.options import (
     TIMEOUT_S,
     ZOOKEEPER,
     SecondsRange,
+    declared,
     directory_argument,
     flag,
     metrics_option,
+    option,
     takes,
 )
 from metaq.cli.pipeline import JobRun, run_options
@@ -144,35 +146,30 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    is_once: Annotated[bool, flag("--once", help="End behind one update.")]
+    is_once: bool = option("--once", is_flag=True, help="End behind one update.")
     """Make one update."""
-    interval_s: Annotated[
-        float,
-        click.option(
-            "--every",
-            type=SecondsRange(0, INTERVAL_S_MAX),
-            default=5.0,
-            show_default=True,
-            help="Seconds between the end of an update and the next one.",
-        ),
-    ]
+    interval_s: float = option(
+        "--every",
+        type=SecondsRange(0, INTERVAL_S_MAX),
+        default=5.0,
+        show_default=True,
+        help="Seconds between the end of an update and the next one.",
+    )
     """Pause behind each update, seconds."""
-    refreshed: Annotated[
-        tuple[str, ...],
-        click.option(
-            "--full-refresh",
-            multiple=True,
-            metavar="TABLE",
-            help="Compute this table from the start, once; may be repeated.",
-        ),
-    ]
+    refreshed: tuple[str, ...] = option(
+        "--full-refresh",
+        multiple=True,
+        metavar="TABLE",
+        help="Compute this table from the start, once; may be repeated.",
+    )
     """Tables to compute from the start."""
-    refreshes_all: Annotated[
-        bool,
-        flag("--full-refresh-all", help="Compute everything from the start, once."),
-    ]
+    refreshes_all: bool = option(
+        "--full-refresh-all",
+        is_flag=True,
+        help="Compute everything from the start, once.",
+    )
     """Whether these are all of them."""
-    metrics_port: Annotated[int | None, metrics_option]
+    metrics_port: int | None = declared(metrics_option)
     """Port that answers scrapes; None: none."""
 
 
