@@ -251,7 +251,7 @@ def print_changes(
     changes: Changes, columns: Sequence[str] = OLD_COLUMNS, *, as_json: bool
 ) -> None:
     """Print old offsets, or old and new ones; a node that contains none has no old."""
-    rows: list[list[render.Cell]] = []
+    rows: list[Sequence[render.Cell]] = []
     for each in changes:
         offsets = (one.offset if one else None for one in (each.old, each.new))
         cells = [each.partition.topic, each.partition.name, *offsets]
