@@ -17,7 +17,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.inspect_log import list_segments, require_data_directory
-from metaq.cli.options import yes_option
+from metaq.cli.options import FILE, directory_argument
 from metaq.cli.serve import read_bytes
 from metaq.cli.tree import command
 from metaq.clock import Clock, SystemClock
@@ -48,19 +48,16 @@ STOP_S: Final = 3.0
 
 @command(
     "accept-loss",
-    click.argument(
-        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-    ),
+    directory_argument,
     click.option(
         "--config",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         callback=lambda _context, _option, path: (
             None if path is None else load_config(str(path), read_bytes)
         ),
         help="Settings of the broker: shows what its other data directories and"
         " ZooKeeper know of this one, and accepts a new disk.",
     ),
-    yes_option,
     examples=(
         "metaq accept-loss /var/lib/metaq",
         "metaq accept-loss /var/lib/metaq --config config/server.ini",
@@ -179,15 +176,14 @@ def _ask_zookeeper(
 
     async def ask() -> Mapping[str, tuple[str, int]]:
         clock = SystemClock()
-        coordinator: Coordinator
-        if new_coordinator is None:
-            coordinator = KazooCoordinator(
+        make = new_coordinator or (
+            lambda clock: KazooCoordinator(
                 zookeeper.connect,
                 session_timeout_ms=zookeeper.session_timeout_ms,
                 clock=clock,
             )
-        else:
-            coordinator = new_coordinator(clock)
+        )
+        coordinator = make(clock)
         coordinator.start()
         try:
             until_s = clock.monotonic_s() + zookeeper.connection_timeout_ms / 1000

@@ -14,7 +14,7 @@ import click
 
 from metaq.broker.admin_socket import SOCKET_NAME, call_admin
 from metaq.cli import render
-from metaq.cli.options import json_option
+from metaq.cli.options import FILE, json_option
 from metaq.cli.serve import default_data_dir, read_bytes
 from metaq.cli.tree import command, group
 from metaq.config.load import load_config
@@ -67,7 +67,7 @@ def here_options(function: Callable[..., R]) -> Callable[..., R]:
     )
     add_config = click.option(
         "--config",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         help="Configuration of the broker; its dataPath is the data directory.",
     )
     return add_directory(add_config(with_directory))

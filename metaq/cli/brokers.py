@@ -10,7 +10,7 @@ import click
 from metaq.cli import render
 from metaq.cli.admin import ask, here_options
 from metaq.cli.cluster import Target
-from metaq.cli.options import dry_option, json_option, yes_option
+from metaq.cli.options import json_option
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, BrokerDescription, MetaqError, NoBrokerError
 from metaq.peer.replies import parse_stats
@@ -55,8 +55,6 @@ def list_brokers(target: Target, *, as_json: bool) -> bool:
 @command(
     "brokers forget",
     click.argument("number", metavar="BROKER", type=click.IntRange(0)),
-    dry_option,
-    yes_option,
     examples=("metaq brokers forget 3 --dry-run", "metaq brokers forget 3 --yes"),
 )
 def forget(

@@ -6,18 +6,21 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import (
+    declared,
     flag,
     json_option,
     max_option,
+    option,
     parse_start,
     partitions_option,
+    start_option,
     takes,
     time_option,
 )
@@ -36,48 +39,40 @@ LOOK_S: Final = 0.2
 class CatOptions:
     """The options of `metaq cat`."""
 
-    topic: Annotated[str, click.argument("topic")]
-    start: Annotated[
-        str,
-        click.option(
-            "--from",
-            default="earliest",
-            show_default=True,
-            metavar="earliest|latest|TIME",
-            help="Where to begin; TIME is ISO 8601 (local time without a zone) or"
+    topic: str = declared(click.argument("topic"))
+    start: str = declared(
+        start_option(
+            "Where to begin; TIME is ISO 8601 (local time without a zone) or"
             " seconds since 1970. Messages stamped by a Java broker carry no time.",
-        ),
-    ]
-    last: Annotated[
-        int | None,
-        click.option(
-            "--last",
-            type=click.IntRange(0),
-            metavar="N",
-            help="Begin with the newest N messages instead, of all partitions together,"
-            " oldest first.",
-        ),
-    ]
-    since: Annotated[
-        dt.datetime | None,
+        )
+    )
+    last: int | None = option(
+        "--last",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Begin with the newest N messages instead, of all partitions together,"
+        " oldest first.",
+    )
+    since: dt.datetime | None = declared(
         time_option("--since", "Begin at the first message of that time or later."),
-    ] = None
-    until: Annotated[
-        dt.datetime | None,
+        default=None,
+    )
+    until: dt.datetime | None = declared(
         time_option("--until", "End before the first message of that time or later."),
-    ] = None
-    count_max: Annotated[int | None, max_option("Stop after so many messages.")]
-    follows: Annotated[bool, flag("--follow", help="Wait for new messages.")]
-    partitions: Annotated[tuple[str, ...], partitions_option("Read")]
-    is_partial: Annotated[
-        bool,
+        default=None,
+    )
+    count_max: int | None = declared(max_option("Stop after so many messages."))
+    follows: bool = option("--follow", is_flag=True, help="Wait for new messages.")
+    partitions: tuple[str, ...] = declared(partitions_option("Read"))
+    is_partial: bool = declared(
         flag(
             "--partial",
             help="Go on without the partitions of brokers that are away.  [default:"
             " fail]",
         ),
-    ] = False
-    as_json: Annotated[bool, json_option]
+        default=False,
+    )
+    as_json: bool = declared(json_option)
     """One object per message instead of its bytes and a line end."""
 
 

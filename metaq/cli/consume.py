@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
@@ -15,13 +15,15 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     SecondsRange,
-    flag,
+    declared,
     group_option,
     json_option,
     max_option,
     metrics_option,
+    option,
     parse_start,
     serve_while_running,
+    start_option,
     takes,
 )
 from metaq.cli.tree import command
@@ -39,40 +41,32 @@ COUNT_MAX: Final = 1000
 class ConsumeOptions:
     """The options of `metaq consume`."""
 
-    topic: Annotated[
-        str | TopicPattern,
+    topic: str | TopicPattern = declared(
         click.argument(
             "topic", callback=lambda _context, _argument, text: parse_topic(text)
-        ),
-    ]
-    group: Annotated[str, group_option]
-    start: Annotated[
-        str,
-        click.option(
-            "--from",
-            default="earliest",
-            show_default=True,
-            metavar="earliest|latest|TIME",
-            help="Where the group begins in partitions without a committed offset;"
+        )
+    )
+    group: str = declared(group_option)
+    start: str = declared(
+        start_option(
+            "Where the group begins in partitions without a committed offset;"
             " TIME as of metaq cat.",
-        ),
-    ]
-    count_max: Annotated[int | None, max_option("End after so many messages.")]
-    idle_s: Annotated[
-        float | None,
-        click.option(
-            "--idle",
-            type=SecondsRange(0),
-            metavar="SECONDS",
-            help="End after so long without a message.  [default: never]",
-        ),
-    ]
-    no_commit: Annotated[
-        bool,
-        flag("--no-commit", help="Begin at the group's offsets, and commit nothing."),
-    ]
-    metrics_port: Annotated[int | None, metrics_option] = None
-    as_json: Annotated[bool, json_option]
+        )
+    )
+    count_max: int | None = declared(max_option("End after so many messages."))
+    idle_s: float | None = option(
+        "--idle",
+        type=SecondsRange(0),
+        metavar="SECONDS",
+        help="End after so long without a message.  [default: never]",
+    )
+    no_commit: bool = option(
+        "--no-commit",
+        is_flag=True,
+        help="Begin at the group's offsets, and commit nothing.",
+    )
+    metrics_port: int | None = declared(metrics_option, default=None)
+    as_json: bool = declared(json_option)
     """One object per message instead of its bytes and a line end."""
 
 

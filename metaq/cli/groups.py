@@ -8,8 +8,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.offsets import OFFSET_COLUMNS, offset_rows
-from metaq.cli.options import dry_option, yes_option
+from metaq.cli.offsets import print_changes
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, GroupDescription, PartitionProgress
 from metaq.errors import ClientError
@@ -51,8 +50,6 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
 @command(
     "groups delete",
     click.argument("group"),
-    dry_option,
-    yes_option,
     examples=("metaq groups delete billing --dry-run", "metaq groups delete billing"),
 )
 def delete(
@@ -63,9 +60,9 @@ def delete(
     Prints these offsets and asks; a group with live members is refused. If it comes
     back, it begins as a new group does.
     """
-    rows = offset_rows(target.ask(lambda admin: admin.delete_group(group, plan=True)))
-    render.print_rows(OFFSET_COLUMNS, rows, as_json=as_json)
-    count = render.count_text(len(rows), "committed offset")
+    found = target.ask(lambda admin: admin.delete_group(group, plan=True))
+    print_changes(found, as_json=as_json)
+    count = render.count_text(len(found), "committed offset")
     question = f"Delete group {group} and its {count}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_group(group))
@@ -116,9 +113,13 @@ def to_json(group: GroupDescription) -> dict[str, object]:
     }
 
 
-def _unowned(group: GroupDescription) -> list[PartitionProgress]:
-    """Return the wanted partitions that have no owner."""
-    return [each for each in group.partitions if each.is_wanted and not each.owner]
+def _unowned(group: GroupDescription) -> list[int]:
+    """Return the numbers of the wanted partitions that have no owner."""
+    return [
+        index
+        for index, each in enumerate(group.partitions)
+        if each.is_wanted and not each.owner
+    ]
 
 
 def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
@@ -160,11 +161,7 @@ def _print_group(group: GroupDescription) -> None:
 
 def print_progress(group: GroupDescription) -> None:
     """Print how far a group is in each partition, with what is wrong there."""
-    marked = [
-        index
-        for index, each in enumerate(group.partitions)
-        if each.is_wanted and not each.owner
-    ]
+    marked = _unowned(group)
     rows = [_partition_row(each) for each in group.partitions]
     render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marked=marked)
     if marked:

@@ -7,12 +7,19 @@ its present end.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
 from metaq.cli import render
-from metaq.cli.options import json_option, max_option, takes
+from metaq.cli.options import (
+    declared,
+    directory_argument,
+    json_option,
+    max_option,
+    option,
+    takes,
+)
 from metaq.cli.tree import command
 from metaq.errors import (
     ConfigError,
@@ -55,20 +62,16 @@ DUMP_COLUMNS: Final = {
 class DumpOptions:
     """The options of `metaq dump`."""
 
-    segment: Annotated[
-        Path,
+    segment: Path = declared(
         click.argument(
             "segment", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-        ),
-    ]
-    start: Annotated[
-        int | None,
-        click.option(
-            "--from", type=click.IntRange(0), help="Offset of the first record."
-        ),
-    ]
-    count_max: Annotated[int | None, max_option("Stop after so many records.")]
-    as_json: Annotated[bool, json_option]
+        )
+    )
+    start: int | None = option(
+        "--from", type=click.IntRange(0), help="Offset of the first record."
+    )
+    count_max: int | None = declared(max_option("Stop after so many records."))
+    as_json: bool = declared(json_option)
     """Objects, with the whole payload."""
 
 
@@ -293,9 +296,7 @@ def check(
 
 @command(
     "verify",
-    click.argument(
-        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-    ),
+    directory_argument,
     examples=(
         "metaq verify ~/.local/share/metaq",
         "metaq verify /var/lib/metaq --json",

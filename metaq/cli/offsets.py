@@ -5,21 +5,21 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.options import (
+    declared,
     dry_option,
-    flag,
     json_option,
+    option,
     parse_start,
     partitions_option,
     read_group,
     takes,
-    yes_option,
 )
 from metaq.cli.tree import command, group
 from metaq.client import (
@@ -41,7 +41,7 @@ SHOW_COLUMNS = (
     "topic", "partition", "committed", "message_id", "log_start", "log_end", "state",
 )  # fmt: skip
 PLAN_COLUMNS = ("topic", "partition", "old", "new")
-OFFSET_COLUMNS = ("topic", "partition", "committed")
+OLD_COLUMNS = ("topic", "partition", "committed")
 """Of offsets that are to be deleted."""
 
 group("offsets", "Show, move or delete what groups have committed.")
@@ -51,16 +51,13 @@ group("offsets", "Show, move or delete what groups have committed.")
 class WriteOptions:
     """Options of carrying out a plan."""
 
-    is_dry: Annotated[bool, dry_option]
-    is_forced: Annotated[
-        bool,
-        flag(
-            "--force",
-            help="Write although members read; they overwrite it with their next"
-            " commit.",
-        ),
-    ]
-    as_json: Annotated[bool, json_option]
+    is_dry: bool = declared(dry_option)
+    is_forced: bool = option(
+        "--force",
+        is_flag=True,
+        help="Write although members read; they overwrite it with their next commit.",
+    )
+    as_json: bool = declared(json_option)
     """The plan as one object per partition."""
 
 
@@ -148,7 +145,6 @@ def describe_offset(offset: int, start: int, end: int) -> str:
     ),
     partitions_option("Move"),
     takes(WriteOptions),
-    yes_option,
     examples=(
         "metaq offsets reset billing orders --to earliest --dry-run",
         "metaq offsets reset billing orders --to 2026-01-31T12:00",
@@ -195,7 +191,7 @@ def reset_offsets(
         return await _try(move, options), await admin.groups()
 
     changes, known = target.ask(plan)
-    _print_plan(changes, options)
+    print_changes(changes, PLAN_COLUMNS, as_json=options.as_json)
     question = (
         f"There is no group {group}; groups there are: {', '.join(known) or 'none'}."
         " Make it?"
@@ -234,7 +230,7 @@ def copy_offsets(
         )
         return await _try(move, options)
 
-    _print_plan(target.ask(copy), options)
+    print_changes(target.ask(copy), PLAN_COLUMNS, as_json=options.as_json)
     render.may_change("", is_dry=options.is_dry, is_sure=True)
 
 
@@ -251,17 +247,16 @@ async def _try(
         return await move(force=True)
 
 
-def _print_plan(changes: Changes, options: WriteOptions) -> None:
-    rows = [
-        (
-            change.partition.topic,
-            change.partition.name,
-            change.old.offset if change.old else None,
-            change.new.offset if change.new else None,
-        )
-        for change in changes
-    ]
-    render.print_rows(PLAN_COLUMNS, rows, as_json=options.as_json)
+def print_changes(
+    changes: Changes, columns: Sequence[str] = OLD_COLUMNS, *, as_json: bool
+) -> None:
+    """Print old offsets, or old and new ones; a node that contains none has no old."""
+    rows: list[Sequence[render.Cell]] = []
+    for each in changes:
+        offsets = (one.offset if one else None for one in (each.old, each.new))
+        cells = [each.partition.topic, each.partition.name, *offsets]
+        rows.append(cells[: len(columns)])
+    render.print_rows(columns, rows, as_json=as_json)
 
 
 def parse_goal(text: str) -> Goal:
@@ -281,8 +276,6 @@ def parse_goal(text: str) -> Goal:
     "offsets delete",
     click.argument("group"),
     click.argument("topic", default=""),
-    dry_option,
-    yes_option,
     examples=(
         "metaq offsets delete billing orders --dry-run",
         "metaq offsets delete billing orders",
@@ -308,21 +301,9 @@ def delete(
     )
     if not found:
         raise _nothing_committed(group, topic)
-    render.print_rows(OFFSET_COLUMNS, offset_rows(found), as_json=as_json)
+    print_changes(found, as_json=as_json)
     count = render.count_text(len(found), "committed offset")
     question = f"Delete {count} of group {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_offsets(group, topics=topics))
         render.say(f"{count} of group {group} deleted")
-
-
-def offset_rows(found: Changes) -> list[tuple[render.Cell, ...]]:
-    """Return the cells of offsets; a node that contains none has an empty one."""
-    return [
-        (
-            each.partition.topic,
-            each.partition.name,
-            each.old.offset if each.old else None,
-        )
-        for each in found
-    ]

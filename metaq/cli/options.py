@@ -7,7 +7,9 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, cast
 
 import click
 
@@ -23,12 +25,13 @@ ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
 """Longest pause between repetitions, seconds."""
+ADD: Final = "add"
+"""Key of a field's metadata."""
 DIGITS_OF_MILLISECONDS: Final = 12
 """A number with this many digits or more is in milliseconds."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
-T = TypeVar("T")
 Moment = Literal["earliest", "latest"] | dt.datetime
 
 
@@ -105,29 +108,46 @@ def target_options(command: F) -> F:
     return cast("F", with_target)
 
 
+def declared(add: Callable[[F], F], **default: Any) -> Any:
+    """Return a field of a dataclass of options; `takes` adds what it declares.
+
+    Args:
+        add: a decorator, as `click.option` makes.
+        default: `default`, for those who make the value themselves.
+    """
+    return field(metadata={ADD: add}, **default)
+
+
+def option(*words: str, **attributes: Any) -> Any:
+    """Return a field that one `click.option` declares."""
+    return declared(click.option(*words, **attributes))
+
+
 def takes(
-    kind: type[T], name: str = "options"
+    kind: type[Any], name: str = "options"
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Add the options that a dataclass declares, as one argument.
 
     Args:
-        kind: each field is `Annotated` with its `click.option` or `click.argument`,
-            which get its name; help comes in the order of the fields.
+        kind: each field is made by `option` or `declared`, and gives the option its
+            name; help comes in the order of the fields.
         name: name of the argument.
     """
-    hints = get_type_hints(kind, include_extras=True)
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(command)
         def with_options(*args: Any, **given: Any) -> R:
-            own = {field: given.pop(field) for field in hints}
+            own = {each.name: given.pop(each.name) for each in fields(kind)}
             return command(*args, **{name: kind(**own)}, **given)
 
         wrapped: Callable[..., R] = with_options
-        for field, hint in reversed(hints.items()):
-            for declare in hint.__metadata__:
-                wrapped = declare(wrapped)
-                vars(wrapped)["__click_params__"][-1].name = field
+        for each in reversed(fields(kind)):
+            before = len(getattr(wrapped, "__click_params__", ()))
+            wrapped = each.metadata[ADD](wrapped)
+            added = vars(wrapped)["__click_params__"][before:]
+            # Several options make one value, as those of a cluster do.
+            if len(added) == 1:
+                added[0].name = each.name
         return wrapped
 
     return decorate
@@ -135,6 +155,11 @@ def takes(
 
 flag = functools.partial(click.option, is_flag=True)
 """Makes an option without a value."""
+DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+"""A directory that is there."""
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+"""A file, which need not be there."""
+directory_argument = click.argument("directory", type=DIRECTORY)
 json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
 yes_option = flag("--yes", "is_sure", help="Do not ask.")
 dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")
@@ -180,6 +205,20 @@ def parse_start(text: str, *, hint: str = "--from") -> Moment:
             f" 1769857200, got '{text}'",
             param_hint=hint,
         ) from error
+
+
+def start_option(
+    text: str, *, metavar: str = "earliest|latest|TIME"
+) -> Callable[[F], F]:
+    """Return the option that says where to begin; `parse_start` reads it."""
+    return click.option(
+        "--from",
+        "start",
+        default="earliest",
+        show_default=True,
+        metavar=metavar,
+        help=text,
+    )
 
 
 def time_option(flag: str, text: str) -> Callable[[F], F]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import click
 from rich.console import Console
@@ -23,7 +23,15 @@ from rich.progress import (
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.options import json_option, pairs_option, takes, target_options
+from metaq.cli.options import (
+    FILE,
+    declared,
+    json_option,
+    option,
+    pairs_option,
+    takes,
+    target_options,
+)
 from metaq.cli.tree import group
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -39,31 +47,23 @@ group("pipeline", "Run pipelines; archive, replay, ingest and compare topics.")
 class JobRun:
     """Options of a Spark run."""
 
-    master: Annotated[
-        str,
-        click.option(
-            "--master",
-            envvar="METAQ_SPARK_MASTER",
-            default="local[*]",
-            show_default=True,
-            help="Spark cluster to run on.",
-        ),
-    ]
+    master: str = option(
+        "--master",
+        envvar="METAQ_SPARK_MASTER",
+        default="local[*]",
+        show_default=True,
+        help="Spark cluster to run on.",
+    )
     """URL of the Spark master."""
-    settings: Annotated[
-        Mapping[str, str], pairs_option("--conf", "settings", "Setting of Spark")
-    ]
+    settings: Mapping[str, str] = declared(
+        pairs_option("--conf", "settings", "Setting of Spark")
+    )
     """Spark settings."""
-    log: Annotated[
-        Path | None,
-        click.option(
-            "--spark-log",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Append Spark's log to this file.",
-        ),
-    ]
+    log: Path | None = option(
+        "--spark-log", type=FILE, help="Append Spark's log to this file."
+    )
     """File for Spark's log."""
-    as_json: Annotated[bool, json_option]
+    as_json: bool = declared(json_option)
     """Objects instead of tables."""
 
     @contextmanager
@@ -137,9 +137,13 @@ def task_progress(session: Any, what: str) -> Iterator[None]:
 class Wire:
     """Cluster of brokers, and more options of `format("metaq")`."""
 
-    target: Target
+    target: Target = declared(target_options)
     """Address of the cluster."""
-    options: Mapping[str, str]
+    options: Mapping[str, str] = declared(
+        pairs_option(
+            "--option", "options", 'Option of format("metaq"), see docs/spark.md'
+        )
+    )
     """Values of `--option`, which win."""
 
     def to_map(self, **more: str) -> dict[str, str]:
@@ -186,14 +190,5 @@ class Wire:
             find_topic(self.target, topic, (), kind=kind, is_partial=True)
 
 
-def wire_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add the options that say which brokers are meant, as the argument `wire`."""
-
-    @functools.wraps(command)
-    def with_wire(
-        *args: Any, target: Target, options: dict[str, str], **given: Any
-    ) -> R:
-        return command(*args, wire=Wire(target=target, options=options), **given)
-
-    text = 'Option of format("metaq"), see docs/spark.md'
-    return target_options(pairs_option("--option", "options", text)(with_wire))
+wire_options = takes(Wire, "wire")
+"""Adds the options that say which brokers are meant."""

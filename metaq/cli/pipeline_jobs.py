@@ -19,6 +19,7 @@ from metaq.cli.options import (
     flag,
     pairs_option,
     parse_start,
+    start_option,
 )
 from metaq.cli.pipeline import JobRun, Wire, run_options, task_progress, wire_options
 from metaq.cli.tree import command
@@ -388,13 +389,9 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
     "pipeline schema",
     click.argument("topic"),
     count_option(SAMPLE_COUNT),
-    click.option(
-        "--from",
-        "start",
-        default="earliest",
-        show_default=True,
+    start_option(
+        "Where to begin in each partition; TIME as of metaq cat.",
         metavar="earliest|TIME",
-        help="Where to begin in each partition; TIME as of metaq cat.",
     ),
     short_help="Propose a schema for the messages of TOPIC.",
     examples=(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -18,13 +18,17 @@ from metaq.cli.cluster import Target, check_target, find_missing
 from metaq.cli.groups import describe_groups, print_progress, to_json
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
+    DIRECTORY,
     INTERVAL_S_MAX,
     ROOT,
     TIMEOUT_S,
     ZOOKEEPER,
     SecondsRange,
+    declared,
+    directory_argument,
     flag,
     metrics_option,
+    option,
     takes,
 )
 from metaq.cli.pipeline import JobRun, run_options
@@ -142,43 +146,36 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    is_once: Annotated[bool, flag("--once", help="End behind one update.")]
+    is_once: bool = option("--once", is_flag=True, help="End behind one update.")
     """Make one update."""
-    interval_s: Annotated[
-        float,
-        click.option(
-            "--every",
-            type=SecondsRange(0, INTERVAL_S_MAX),
-            default=5.0,
-            show_default=True,
-            help="Seconds between the end of an update and the next one.",
-        ),
-    ]
+    interval_s: float = option(
+        "--every",
+        type=SecondsRange(0, INTERVAL_S_MAX),
+        default=5.0,
+        show_default=True,
+        help="Seconds between the end of an update and the next one.",
+    )
     """Pause behind each update, seconds."""
-    refreshed: Annotated[
-        tuple[str, ...],
-        click.option(
-            "--full-refresh",
-            multiple=True,
-            metavar="TABLE",
-            help="Compute this table from the start, once; may be repeated.",
-        ),
-    ]
+    refreshed: tuple[str, ...] = option(
+        "--full-refresh",
+        multiple=True,
+        metavar="TABLE",
+        help="Compute this table from the start, once; may be repeated.",
+    )
     """Tables to compute from the start."""
-    refreshes_all: Annotated[
-        bool,
-        flag("--full-refresh-all", help="Compute everything from the start, once."),
-    ]
+    refreshes_all: bool = option(
+        "--full-refresh-all",
+        is_flag=True,
+        help="Compute everything from the start, once.",
+    )
     """Whether these are all of them."""
-    metrics_port: Annotated[int | None, metrics_option]
+    metrics_port: int | None = declared(metrics_option)
     """Port that answers scrapes; None: none."""
 
 
 @command(
     "pipeline run",
-    click.argument(
-        "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-    ),
+    directory_argument,
     takes(RunOptions),
     run_options,
     short_help="Run the declared pipeline of DIRECTORY.",
@@ -275,11 +272,7 @@ def _print_batch(batch: Any, *, as_json: bool) -> None:
 
 @command(
     "pipeline status",
-    click.argument(
-        "directory",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        default=".",
-    ),
+    click.argument("directory", type=DIRECTORY, default="."),
     short_help="Print the lag of the pipeline of DIRECTORY.",
     examples=("metaq pipeline status errors --json",),
 )
@@ -305,26 +298,19 @@ def status(directory: Path, *, as_json: bool) -> None:
         )
     flows = flows_of(spec.storage)
     groups = describe_groups(_target_of(spec.configuration), group, with_parts=True)
-    if as_json:
-        value = {
-            "pipeline": spec.name,
-            "flows": [
-                {
-                    "flow": each.flow,
-                    "target": each.target,
-                    "batch": each.batch,
-                    "finished": render.format_time(each.finished_ms),
-                }
-                for each in flows
-            ],
-            "groups": [to_json(each) for each in groups],
-        }
-        render.print_json(value)
-        return
     rows = [
         (each.flow, each.target, each.batch, render.format_time(each.finished_ms))
         for each in flows
     ]
+    if as_json:
+        render.print_json(
+            {
+                "pipeline": spec.name,
+                "flows": [dict(zip(FLOW_COLUMNS, row, strict=True)) for row in rows],
+                "groups": [to_json(each) for each in groups],
+            }
+        )
+        return
     render.print_rows(FLOW_COLUMNS, rows, as_json=False)
     for each in groups:
         click.echo(f"\ngroup {each.group}")

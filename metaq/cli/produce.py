@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
@@ -15,8 +15,10 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
     attribute_option,
+    declared,
     headers_option,
     json_option,
+    option,
     put_option,
     takes,
 )
@@ -49,34 +51,25 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 class ProduceOptions:
     """The options of `metaq produce`."""
 
-    topic: Annotated[str, click.argument("topic")]
-    file: Annotated[
-        Path | None,
-        click.option(
-            "--file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Read this file instead of standard input.",
-        ),
-    ]
-    partition: Annotated[str | None, put_option("all partitions in turn")]
-    attribute: Annotated[str | None, attribute_option]
-    key: Annotated[
-        str | None,
-        click.option(
-            "--key", help="Key of every message; the same key, the same partition."
-        ),
-    ]
-    key_separator: Annotated[
-        str | None,
-        click.option(
-            "--key-separator",
-            metavar="TEXT",
-            help="The key of a line is its part before this text; a line without it has"
-            " no key.",
-        ),
-    ]
-    headers: Annotated[HeaderPairs, headers_option]
-    as_json: Annotated[bool, json_option]
+    topic: str = declared(click.argument("topic"))
+    file: Path | None = option(
+        "--file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Read this file instead of standard input.",
+    )
+    partition: str | None = declared(put_option("all partitions in turn"))
+    attribute: str | None = declared(attribute_option)
+    key: str | None = option(
+        "--key", help="Key of every message; the same key, the same partition."
+    )
+    key_separator: str | None = option(
+        "--key-separator",
+        metavar="TEXT",
+        help="The key of a line is its part before this text; a line without it has"
+        " no key.",
+    )
+    headers: HeaderPairs = declared(headers_option)
+    as_json: bool = declared(json_option)
     """The summary as one object."""
 
 

@@ -30,12 +30,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.options import pairs_option, takes
+from metaq.cli.options import FILE, declared, option, pairs_option, takes
 from metaq.cli.tree import command
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
@@ -69,48 +69,34 @@ SETTINGS_BYTES_MAX: Final = 1024 * 1024
 class LocalOptions:
     """The options of `metaq local`."""
 
-    data_dir: Annotated[
-        Path | None,
-        click.option(
-            "--data-dir",
-            type=click.Path(file_okay=False, path_type=Path),
-            help="Directory of all data.  [default: metaq in the user's data"
-            " directory]",
-        ),
-    ]
-    port: Annotated[
-        int,
-        click.option(
-            "--port",
-            type=click.IntRange(0, PORT_MAX),
-            default=PORT,
-            show_default=True,
-            help="Port of the broker; 0 picks a free one.",
-        ),
-    ]
-    zookeeper_port: Annotated[
-        int,
-        click.option(
-            "--zk-port",
-            type=click.IntRange(0, PORT_MAX),
-            default=ZOOKEEPER_PORT,
-            show_default=True,
-            help="Port of ZooKeeper; 0 picks a free one.",
-        ),
-    ]
-    settings: Annotated[
-        dict[str, str],
-        pairs_option("--set", "settings", "Override a key of server.ini"),
-    ]
-    topics: Annotated[
-        tuple[str, ...],
-        click.option(
-            "--topic",
-            multiple=True,
-            metavar="NAME[=PARTITIONS]",
-            help="Add a topic; may be repeated.",
-        ),
-    ]
+    data_dir: Path | None = option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Directory of all data.  [default: metaq in the user's data directory]",
+    )
+    port: int = option(
+        "--port",
+        type=click.IntRange(0, PORT_MAX),
+        default=PORT,
+        show_default=True,
+        help="Port of the broker; 0 picks a free one.",
+    )
+    zookeeper_port: int = option(
+        "--zk-port",
+        type=click.IntRange(0, PORT_MAX),
+        default=ZOOKEEPER_PORT,
+        show_default=True,
+        help="Port of ZooKeeper; 0 picks a free one.",
+    )
+    settings: dict[str, str] = declared(
+        pairs_option("--set", "settings", "Override a key of server.ini")
+    )
+    topics: tuple[str, ...] = option(
+        "--topic",
+        multiple=True,
+        metavar="NAME[=PARTITIONS]",
+        help="Add a topic; may be repeated.",
+    )
 
 
 @command(
@@ -119,7 +105,7 @@ class LocalOptions:
         "--config",
         "path",
         required=True,
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         help="Settings, in MetaQ's format.",
     ),
     pairs_option(

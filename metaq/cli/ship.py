@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import click
 
@@ -19,11 +19,13 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
+    FILE,
     attribute_option,
-    flag,
+    declared,
     headers_option,
     json_option,
     metrics_option,
+    option,
     put_option,
     serve_while_running,
     takes,
@@ -54,33 +56,25 @@ STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
 class ShipOptions:
     """The options of `metaq ship`."""
 
-    file: Annotated[
-        Path, click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-    ]
+    file: Path = declared(click.argument("file", type=FILE))
     """The file to follow; it may not exist yet."""
-    topic: Annotated[str, click.argument("topic")]
-    state: Annotated[
-        Path | None,
-        click.option(
-            "--state",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Keep the position in the file here, to go on from after a restart.",
-        ),
-    ]
-    from_start: Annotated[
-        bool,
-        flag(
-            "--from-start",
-            help="The first time, send what is there already.  [default: new lines"
-            " only]",
-        ),
-    ]
-    once: Annotated[bool, flag("--once", help="End at the end of the file.")]
-    partition: Annotated[str | None, put_option("one, by the file's name")]
-    attribute: Annotated[str | None, attribute_option]
-    headers: Annotated[HeaderPairs, headers_option] = ()
-    metrics_port: Annotated[int | None, metrics_option] = None
-    as_json: Annotated[bool, json_option]
+    topic: str = declared(click.argument("topic"))
+    state: Path | None = option(
+        "--state",
+        type=FILE,
+        help="Keep the position in the file here, to go on from after a restart.",
+    )
+    from_start: bool = option(
+        "--from-start",
+        is_flag=True,
+        help="The first time, send what is there already.  [default: new lines only]",
+    )
+    once: bool = option("--once", is_flag=True, help="End at the end of the file.")
+    partition: str | None = declared(put_option("one, by the file's name"))
+    attribute: str | None = declared(attribute_option)
+    headers: HeaderPairs = declared(headers_option, default=())
+    metrics_port: int | None = declared(metrics_option, default=None)
+    as_json: bool = declared(json_option)
     """The summary as one object."""
 
 

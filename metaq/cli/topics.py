@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import pairs_option, takes
+from metaq.cli.options import declared, option, pairs_option, takes
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import (
     AsyncAdmin,
@@ -111,34 +111,27 @@ def _read_brokers(
 class Wishes:
     """Wanted settings of a topic."""
 
-    partitions: Annotated[
-        int | None,
-        click.option(
-            "--partitions",
-            type=click.IntRange(1),
-            help="How many, on each of its brokers; needed for a new topic. They never"
-            " become fewer.",
-        ),
-    ]
-    served_by: Annotated[
-        Brokers | None,
-        click.option(
-            "--brokers",
-            metavar="all|ID,...",
-            callback=_read_brokers,
-            help="Brokers that serve it; 'all' includes later ones.",
-        ),
-    ]
-    settings: Annotated[
-        dict[str, str],
+    partitions: int | None = option(
+        "--partitions",
+        type=click.IntRange(1),
+        help="How many, on each of its brokers; needed for a new topic. They never"
+        " become fewer.",
+    )
+    served_by: Brokers | None = option(
+        "--brokers",
+        metavar="all|ID,...",
+        callback=_read_brokers,
+        help="Brokers that serve it; 'all' includes later ones.",
+    )
+    settings: dict[str, str] = declared(
         pairs_option(
             "--set",
             "settings",
             "A setting, as in a topic section of server.ini: "
             + ", ".join(key.name for key in DEFINITION_KEYS)
             + "; a blank value goes back to the broker's default",
-        ),
-    ]
+        )
+    )
 
 
 topic_argument = click.argument("topic")

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.options import json_option, target_options
+from metaq.cli.options import dry_option, json_option, target_options, yes_option
 from metaq.errors import MetaqError
 from metaq.model import printable
 
@@ -32,7 +32,12 @@ SECTIONS: Final = {
 }  # fmt: skip
 """Sections of the help, and their commands in the order of a first use."""
 
-SHARED: Final = {"as_json": json_option, "target": target_options}
+SHARED: Final = {
+    "is_dry": dry_option,
+    "is_sure": yes_option,
+    "as_json": json_option,
+    "target": target_options,
+}
 """Options of many commands, by the argument that they become."""
 
 F = TypeVar("F", bound=Callable[..., Any])
