@@ -235,7 +235,7 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
         @functools.wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> R:
             for name in keywords.keys() - names:
-                raise _no_option(title, name, names - {"self"})
+                raise no_option(title, name, names - {"self"})
             return function(*args, **keywords)
 
         full = signature.replace(parameters=[*own, *options.values()])
@@ -258,7 +258,7 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def refuse(keywords: Collection[str]) -> None:
         for name in keywords:
             if name not in names:
-                raise _no_option(function.__qualname__, name, names) from None
+                raise no_option(function.__qualname__, name, names) from None
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
@@ -271,7 +271,11 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _no_option(title: str, name: str, names: Collection[str]) -> TypeError:
+def no_option(title: str, name: str, names: Collection[str]) -> TypeError:
+    """Return the error of a call, named by its title, with an argument that it lacks.
+
+    The text has our name for it, the nearest of `names`, or all of them.
+    """
     ours = OURS.get(name.replace(".", "_"))
     if ours is not None:
         return TypeError(f"{title}: no option '{name}'; here that is {ours}")

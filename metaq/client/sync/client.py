@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
 from typing import Final, Self, Unpack
 
 from metaq.client.admin.topic_admin import AsyncAdmin
@@ -51,6 +50,7 @@ from metaq.client.sync.derived import (
     SyncPart,
     blocking,
     direct,
+    making,
     on_loop,
 )
 from metaq.client.sync.handler_threads import Handler, run_threads
@@ -184,40 +184,8 @@ class Client(SyncObject[AsyncClient]):
             clock=self._clock,
         )
 
-    @takes_options(ProducerOptions)
-    def ordered_producer(
-        self,
-        topic: str,
-        partitions: str | Sequence[str],
-        directory: Path | str,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
-    ) -> OrderedProducer:
-        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
-        thread = self._require_thread()
-        work = on_loop(
-            self._twin.ordered_producer,
-            topic,
-            partitions,
-            directory,
-            selector=selector,
-            **options,
-        )
-        return OrderedProducer(thread.run(work), thread)
-
-    @takes_options(ProducerOptions)
-    def xa(
-        self,
-        qualifier: str,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
-    ) -> Xa:
-        """Return what runs XA transactions, for any thread; see `AsyncClient.xa`."""
-        thread = self._require_thread()
-        work = on_loop(self._twin.xa, qualifier, selector=selector, **options)
-        return Xa(thread.run(work), thread)
+    ordered_producer = making(AsyncClient.ordered_producer, OrderedProducer)
+    xa = making(AsyncClient.xa, Xa)
 
     @takes_options(ConsumerOptions)
     def consumer(

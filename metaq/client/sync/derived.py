@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
+from metaq.client.options import no_option
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -21,6 +22,7 @@ T_co = TypeVar("T_co", covariant=True)
 C_co = TypeVar("C_co", bound=Closable, covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 SYNC_WORDS: Final = {
     "Cancellation:": "Interrupt:",
@@ -111,6 +113,25 @@ def direct(
         return method(self._twin, *args, **keywords)
 
     return _named_like(method, call)
+
+
+def making(
+    method: Callable[Concatenate[T, P], R], part: Callable[[R, LoopThread], S]
+) -> Callable[Concatenate[SyncObject[T], P], S]:
+    """Return the sync form of a method that makes an object: `part` wraps that."""
+    signature = inspect.signature(method).replace(return_annotation=part)
+    names = signature.parameters.keys() - {"self"}
+
+    def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> S:
+        for name in keywords.keys() - names:
+            raise no_option(call.__qualname__, name, names)
+        thread = self._require_thread()
+        work = on_loop(method, self._twin, *args, **keywords)
+        return part(thread.run(work), thread)
+
+    derived = _named_like(method, call)
+    vars(derived)["__signature__"] = signature
+    return derived
 
 
 async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:

@@ -6,7 +6,7 @@ cross over to the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.message_batch import ListedMessages
@@ -27,6 +27,7 @@ from metaq.client.sync.derived import (
     blocking,
     closing,
     direct,
+    making,
     on_loop,
 )
 from metaq.clock import Clock
@@ -211,15 +212,7 @@ class Producer(SyncClosable[AsyncProducer]):
         self._thread.require_usable()
         self._twin.append_oneway(topic, data, attribute, key, headers)
 
-    def transaction(
-        self,
-        timeout: float | None = None,
-        *,
-        keys: Literal["cluster", "local"] = "cluster",
-    ) -> Transaction:
-        """Return a transaction; see `AsyncProducer.transaction`."""
-        work = on_loop(self._twin.transaction, timeout, keys=keys)
-        return Transaction(self._thread.run(work), self._thread)
+    transaction = making(AsyncProducer.transaction, Transaction)
 
     def exactly_once(self, batch: ListedMessages[Any]) -> ExactlyOnce:
         """Return the block that writes a batch; see `AsyncProducer.exactly_once`."""
