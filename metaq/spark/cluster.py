@@ -151,9 +151,8 @@ class Cluster:
 
         Harmless twice, and in the child of a fork.
         """
-        if self.is_usable:
-            self._thread.run(self._close())
-            self._thread.stop()
+        self._thread.run_close(self._close())
+        self._thread.stop()
 
     def run(self, work: ClusterWork[T]) -> T:
         """Run a coroutine over the client and wait for its end."""

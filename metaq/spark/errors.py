@@ -131,9 +131,6 @@ class DataLossError(SparkError):
         self.lost = lost
         """Lost ranges, one or more."""
 
-    def __reduce__(self) -> tuple[type["DataLossError"], tuple[tuple[LostRange, ...]]]:
-        return type(self), (self.lost,)
-
 
 class BadRowError(SparkError):
     """A value is not of the asked format, and bad rows are to fail the query."""
@@ -147,11 +144,6 @@ class BadRowError(SparkError):
         self.offset = offset
         """The first byte of its record."""
         self.reason = reason
-
-    def __reduce__(
-        self,
-    ) -> tuple[type["BadRowError"], tuple[TopicPartition, Offset, str]]:
-        return type(self), (self.partition, self.offset, self.reason)
 
 
 class DamagedRecordError(CorruptRecordError):
@@ -178,12 +170,3 @@ class DamagedRecordError(CorruptRecordError):
         """The record's first byte."""
         self.detail = detail
         """Description of the damage, with both numbers."""
-
-    def __reduce__(
-        self,
-    ) -> tuple[
-        type["DamagedRecordError"],
-        tuple[TopicPartition, Offset, str, Offset | None],
-    ]:
-        fields = (self.partition, self.offset, self.detail, self.next_good_offset)
-        return type(self), fields

@@ -24,7 +24,6 @@ time at the broker.
 Source: docs/metaq-1.4/client.md 9.3.
 """
 
-import asyncio
 import logging
 from collections.abc import (
     Awaitable,
@@ -145,10 +144,7 @@ class BranchSender(OwnSender):
         self._wait()
         self.message_count += len(payloads)
         self.size_bytes += sum(map(len, payloads))
-        self._thread.require_usable()
-        self._sending = asyncio.run_coroutine_threadsafe(
-            self._put(partition, payloads, flags), self._thread.loop
-        )
+        self._sending = self._thread.begin(self._put(partition, payloads, flags))
 
     def prepare(self) -> tuple[BrokerId, ...]:
         """Have every broker promise to keep its branch until it is ended.

@@ -105,10 +105,8 @@ class OwnSender:
 
         Harmless twice.
         """
-        if not self._thread.is_usable:
-            return
         try:
-            self._thread.run(self._close())
+            self._thread.run_close(self._close())
         finally:
             self._thread.stop()
 

@@ -27,7 +27,7 @@ from metaq.spark.options import BadRows, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange, settle
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
-from metaq.spark.values import Converted, ValueConverter
+from metaq.spark.values import ValueConverter
 
 if TYPE_CHECKING:
     from metaq.spark.sink.outbox import Outbox
@@ -234,13 +234,12 @@ class _Converting:
         converted = self._converter.convert(batch)
         if converted.rejected is not None:
             assert self._options.values.bad_rows is BadRows.TOPIC
-            self._put(converted)
+            import metaq.spark.source.dead_letters as post  # noqa: PLC0415  # see the top
+
+            if self._outbox is None:
+                bounds = self._task.bounds
+                self._outbox = post.letter_outbox(
+                    self._task.range, bounds, self._options
+                )
+            self._outbox.put(post.letters(converted))
         return converted.rows
-
-    def _put(self, converted: Converted) -> None:
-        import metaq.spark.source.dead_letters as post  # noqa: PLC0415  # see the top
-
-        if self._outbox is None:
-            task = self._task
-            self._outbox = post.letter_outbox(task.range, task.bounds, self._options)
-        self._outbox.put(post.letters(converted))
