@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from metaq.testing.fake_transactions import Heuristic
+from metaq.testing.fake_metaq import Heuristic
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.decisions.rules import make_decision
@@ -813,6 +813,28 @@ def test_a_message_that_failed_has_the_block_rolled_back() -> None:
             await tx.__aexit__(None, None, None)
         assert "PREPARE" not in stage.asked
         assert stage.member.positions == batch.begins
+        await stage.finish()
+
+    play(story)
+
+
+def test_a_block_that_is_cancelled_before_the_decision_is_rolled_back() -> None:
+    """While it waits for the promises of its brokers; the batch comes again."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.world.pause_s = lambda: 0.05
+        batch = stage.batch()
+        task = asyncio.create_task(stage.member.write(batch))
+        while "PREPARE" not in stage.asked:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (stage.prepared(), batch.ends) == ([], ["again"])
+        assert stage.member.positions == batch.begins
+        assert "transact" not in stage.asked
+        stage.world.pause_s = lambda: 0.0
         await stage.finish()
 
     play(story)
