@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from metaq.testing.fake_metaq import Heuristic
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.decisions.rules import make_decision
@@ -21,6 +20,7 @@ from metaq.errors import (
 from metaq.model import Offset, XaTransactionId
 from metaq.protocol.commands import TransactionCommand, TransactionType
 from metaq.protocol.transaction_ids import parse_key
+from metaq.testing.fake_metaq import Heuristic
 from metaq.zk.decisions import batch_xid
 from metaq.zk.errors import PayloadError
 from metaq.zk.session import SessionEvent
@@ -734,7 +734,9 @@ def test_a_broker_that_has_nothing_to_commit_is_not_named() -> None:
         await tx.__aenter__()
         tx.add("out", [OutgoingMessage(b"0 0", partition="0")])
         await tx.flush()
-        stage.world.brokers[BROKERS[0]].transactions.recover()
+        transactions = stage.world.brokers[BROKERS[0]].transactions
+        for kind in (TransactionType.ROLLBACK, TransactionType.BEGIN):
+            transactions.answer(TransactionCommand(xid_of(tx), "none", kind, 1), None)
         await tx.__aexit__(None, None, None)
         assert stage.asked.count("COMMIT_TWO_PHASE") == 0
 
