@@ -702,6 +702,19 @@ def test_a_commit_that_was_carried_out_is_not_taken_for_a_loss() -> None:
     play(story)
 
 
+def test_a_commit_whose_answer_is_lost_is_sent_again_and_is_no_loss() -> None:
+    """The broker does not know the branch any more, for it has committed it."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.fail("COMMIT_TWO_PHASE", fault=Fault.ANSWER_LOST, count=len(BROKERS))
+        await stage.member.write(stage.batch())
+        assert stage.asked.count("COMMIT_TWO_PHASE") == 2 * len(BROKERS)
+        await stage.finish()
+
+    play(story)
+
+
 def test_a_batch_is_committed_once_where_each_broker_has_a_part() -> None:
     """Not again with the next one; and each batch has an id of its own."""
 
