@@ -140,6 +140,15 @@ class FakeTransactions:
         """Keep what is prepared, as a broker does that was killed."""
         self._live = {p: one for p, one in self._live.items() if one.is_prepared}
 
+    def recover(self) -> None:
+        """Roll back what is begun, as a broker does when its port is open already.
+
+        Puts so far are lost, and the transaction goes on.
+        """
+        for one in self._live.values():
+            if not one.is_prepared:
+                one.puts.clear()
+
     # -- commands ---------------------------------------------------------------------
 
     def put(self, put: Put, number: int, connection: object) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from metaq.testing.fake_transactions import Heuristic
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.decisions.rules import make_decision
@@ -21,6 +20,7 @@ from metaq.errors import (
 from metaq.model import Offset, XaTransactionId
 from metaq.protocol.commands import TransactionCommand, TransactionType
 from metaq.protocol.transaction_ids import parse_key
+from metaq.testing.fake_metaq import Heuristic
 from metaq.zk.decisions import batch_xid
 from metaq.zk.errors import PayloadError
 from metaq.zk.session import SessionEvent
@@ -702,6 +702,19 @@ def test_a_commit_that_was_carried_out_is_not_taken_for_a_loss() -> None:
     play(story)
 
 
+def test_a_commit_whose_answer_is_lost_is_sent_again_and_is_no_loss() -> None:
+    """The broker does not know the branch any more, for it has committed it."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.fail("COMMIT_TWO_PHASE", fault=Fault.ANSWER_LOST, count=len(BROKERS))
+        await stage.member.write(stage.batch())
+        assert stage.asked.count("COMMIT_TWO_PHASE") == 2 * len(BROKERS)
+        await stage.finish()
+
+    play(story)
+
+
 def test_a_batch_is_committed_once_where_each_broker_has_a_part() -> None:
     """Not again with the next one; and each batch has an id of its own."""
 
@@ -734,7 +747,9 @@ def test_a_broker_that_has_nothing_to_commit_is_not_named() -> None:
         await tx.__aenter__()
         tx.add("out", [OutgoingMessage(b"0 0", partition="0")])
         await tx.flush()
-        stage.world.brokers[BROKERS[0]].transactions.recover()
+        transactions = stage.world.brokers[BROKERS[0]].transactions
+        for kind in (TransactionType.ROLLBACK, TransactionType.BEGIN):
+            transactions.answer(TransactionCommand(xid_of(tx), "none", kind, 1), None)
         await tx.__aexit__(None, None, None)
         assert stage.asked.count("COMMIT_TWO_PHASE") == 0
 
@@ -813,6 +828,28 @@ def test_a_message_that_failed_has_the_block_rolled_back() -> None:
             await tx.__aexit__(None, None, None)
         assert "PREPARE" not in stage.asked
         assert stage.member.positions == batch.begins
+        await stage.finish()
+
+    play(story)
+
+
+def test_a_block_that_is_cancelled_before_the_decision_is_rolled_back() -> None:
+    """While it waits for the promises of its brokers; the batch comes again."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.world.pause_s = lambda: 0.05
+        batch = stage.batch()
+        task = asyncio.create_task(stage.member.write(batch))
+        while "PREPARE" not in stage.asked:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (stage.prepared(), batch.ends) == ([], ["again"])
+        assert stage.member.positions == batch.begins
+        assert "transact" not in stage.asked
+        stage.world.pause_s = lambda: 0.0
         await stage.finish()
 
     play(story)

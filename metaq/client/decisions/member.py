@@ -532,7 +532,11 @@ class _Deciding:
         except CoordinationError as error:
             if not self.was_sent:
                 raise
-            raise self._in_doubt(error) from error
+            raise TransactionInDoubtError(
+                f"{self.decision.xid} is in doubt, not failed: the decision was sent to"
+                " ZooKeeper, and may be carried out; the next owner of the partitions"
+                f" finds out, and goes on from there: {error}"
+            ) from error
 
     def _require_session(self) -> None:
         assert self.context.coordinator is not None
@@ -541,17 +545,10 @@ class _Deciding:
             status.state is SessionState.LOST
             or status.session_version != self.session_version
         ):
-            text = f"{self._names()}: the session of the claims is lost"
-            if self.was_sent:
-                raise self._in_doubt(text)
-            raise OwnershipLostError(f"{text}; their messages will be delivered again")
-
-    def _in_doubt(self, why: object) -> TransactionInDoubtError:
-        return TransactionInDoubtError(
-            f"{self.decision.xid} is in doubt, not failed: the decision was sent to"
-            " ZooKeeper, and may be carried out; the next owner of the partitions finds"
-            f" out, and goes on from there: {why}"
-        )
+            raise OwnershipLostError(
+                f"{self._names()}: the session of the claims is lost; their messages"
+                " will be delivered again"
+            )
 
     def _require_unchanged(self, found: Mapping[TopicPartition, Place | None]) -> None:
         """Refuse to follow what others have written since we have read it."""
