@@ -27,7 +27,7 @@ from metaq.client.decisions.member import MemberDecisions
 from metaq.client.errors import TransactionInDoubtError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.runs import frozen, list_messages
+from metaq.client.produce.runs import frozen, list_outgoing
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
 from metaq.errors import ConfigError, MetaqError, TransactionError
@@ -137,10 +137,7 @@ class AsyncExactlyOnce:
         Raises:
             As `send`.
         """
-        listed = [
-            one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
-            for one in list_messages(messages)
-        ]
+        listed = list_outgoing(messages)
         if self.add(topic, listed):
             await self.flush()
 

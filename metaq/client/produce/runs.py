@@ -226,3 +226,13 @@ def frozen(data: BytesLike) -> bytes:
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     raise TypeError(f"data: expected bytes-like, got {type(data).__name__}")
+
+
+def list_outgoing(
+    messages: Iterable[BytesLike | OutgoingMessage],
+) -> list[OutgoingMessage]:
+    """Return the messages that a user gave; raises as `list_messages`."""
+    return [
+        one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
+        for one in list_messages(messages)
+    ]

@@ -28,7 +28,7 @@ from metaq.client.produce.partition_sender import ANSWER_GRACE_S
 from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.put_connection import Pool, PutConnection
 from metaq.client.produce.routes import Routes
-from metaq.client.produce.runs import encode_outgoing, frozen, list_messages
+from metaq.client.produce.runs import encode_outgoing, frozen, list_outgoing
 from metaq.client.produce.transaction_replies import (
     parse_pending,
     parse_vote,
@@ -340,10 +340,7 @@ class TransactionSends:
 
         Cancellation: the transaction has failed.
         """
-        listed = [
-            one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
-            for one in list_messages(messages)
-        ]
+        listed = list_outgoing(messages)
         return await self._send(topic, listed, timeout) if listed else ()
 
     async def _send(
