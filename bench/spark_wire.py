@@ -17,13 +17,7 @@ from bench import load
 from bench.figures import TOPIC, Figure, Turns, WithLines, batches
 from bench.floor.spark_stream import FloorStream
 from bench.lines import Payloads
-from bench.spark_figures import (
-    WARM_UPS,
-    prepare,
-    rows_per_second,
-    session,
-    write_rows,
-)
+from bench.spark_figures import WARM_UPS, prepare, rows_per_second, session, write_rows
 from metaq.client import Client
 from metaq.spark.data_source import register
 from metaq.zk.embedded import EmbeddedZooKeeper

@@ -43,11 +43,7 @@ from typing import Final, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
-from metaq.broker.single_puts import (
-    SINGLE_BYTES_MAX,
-    SINGLE_OVERHEAD_BYTES,
-    SinglePuts,
-)
+from metaq.broker.single_puts import SINGLE_BYTES_MAX, SINGLE_OVERHEAD_BYTES, SinglePuts
 from metaq.broker.transactions import put_run
 from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, WireError
 from metaq.model import RANDOM_PARTITION, MessageId, SizeBytes

@@ -13,15 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from functools import wraps
-from typing import (
-    Any,
-    Concatenate,
-    Final,
-    NamedTuple,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-)
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from metaq.client.cluster.catalog import (
     NEW_TOPIC_S,

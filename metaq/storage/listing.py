@@ -25,12 +25,7 @@ from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
 from metaq.storage.damage import Tail, apart, check_tail
 from metaq.storage.segment import META_SUFFIX, Damage, Segment, segment_file_name
-from metaq.storage.span_index import (
-    SPANS_SUFFIX,
-    SpanIndex,
-    spans_path,
-    try_read_index,
-)
+from metaq.storage.span_index import SPANS_SUFFIX, SpanIndex, spans_path, try_read_index
 from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
 
 _OFFSET_MAX: Final = 2**63 - 1

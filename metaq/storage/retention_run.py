@@ -57,12 +57,7 @@ from metaq.storage.retention import (
     trust_at_start,
 )
 from metaq.storage.segment import Segment
-from metaq.storage.span_index import (
-    Span,
-    read_index,
-    read_totals,
-    spans_path,
-)
+from metaq.storage.span_index import Span, read_index, read_totals, spans_path
 
 _log = logging.getLogger(__name__)
 

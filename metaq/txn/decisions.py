@@ -31,12 +31,7 @@ from metaq.fs import FileSystem
 from metaq.model import LogId
 from metaq.txn.journal import Gate, Journal, JournalEntry, Slot
 from metaq.txn.ports import FindLog
-from metaq.txn.records import (
-    BatchLocation,
-    bounds_of,
-    encode_operation,
-    ending_of,
-)
+from metaq.txn.records import BatchLocation, bounds_of, encode_operation, ending_of
 from metaq.txn.side_files import OUTCOMES, TOGETHER, KeptOutcome
 from metaq.txn.state import HeuristicOutcome, outcome_error
 from metaq.txn.transaction import BrokerTransaction, OnDone

@@ -60,12 +60,7 @@ from metaq.txn.redo_file import (
     create_redo_file,
     remove_files,
 )
-from metaq.txn.side_files import (
-    DELETIONS,
-    Deletions,
-    JournalPosition,
-    write_checkpoint,
-)
+from metaq.txn.side_files import DELETIONS, Deletions, JournalPosition, write_checkpoint
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much

@@ -36,14 +36,7 @@ from metaq.errors import StorageError
 from metaq.fs import AppendFile, Buffer, FileSystem, UpdateFile
 from metaq.model import Offset, Position, SizeBytes
 from metaq.txn.records import OFFSET
-from metaq.txn.sums import (
-    BESIDE,
-    BOUND,
-    SYNCED,
-    encode_entry,
-    encode_head,
-    encode_span,
-)
+from metaq.txn.sums import BESIDE, BOUND, SYNCED, encode_entry, encode_head, encode_span
 
 FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
 

@@ -32,13 +32,7 @@ from metaq.errors import OwnershipLostError
 from metaq.model import GroupOffset, TopicPartition
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError, PayloadError
 from metaq.zk.paths import NodeKind, NodePaths, parse_partition
-from metaq.zk.session import (
-    CheckNode,
-    Coordinator,
-    Operation,
-    SessionState,
-    WriteNode,
-)
+from metaq.zk.session import CheckNode, Coordinator, Operation, SessionState, WriteNode
 from metaq.zk.znodes import decode_group_offset, encode_group_offset, encode_owner
 
 # Only tools write the offset of a partition that we own.

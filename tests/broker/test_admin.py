@@ -14,11 +14,7 @@ from typing import cast
 
 import pytest
 
-from metaq.broker.admin import (
-    CONNECTION_COUNT_MAX,
-    TEMPORARY_NAME,
-    AdminServer,
-)
+from metaq.broker.admin import CONNECTION_COUNT_MAX, TEMPORARY_NAME, AdminServer
 from metaq.broker.admin_socket import (
     ADDRESS_BYTES_MAX,
     REQUEST_BYTES_MAX,

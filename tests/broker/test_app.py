@@ -18,9 +18,7 @@ import pytest
 from metaq.broker.admin_socket import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.health import Alarm, find_problems
-from metaq.broker.registration import (
-    make_snapshot,
-)
+from metaq.broker.registration import make_snapshot
 from metaq.clock import SystemClock
 from metaq.config.load import load_config
 from metaq.errors import (

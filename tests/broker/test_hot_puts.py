@@ -14,12 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.broker.hot_puts import (
-    ANY_READS_MAX,
-    TAKEN_MAX,
-    HotPuts,
-    read_i32,
-)
+from metaq.broker.hot_puts import ANY_READS_MAX, TAKEN_MAX, HotPuts, read_i32
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from metaq.txn.records import decode_record

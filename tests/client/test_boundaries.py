@@ -10,11 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.cluster.boundaries import (
-    WINDOW_BYTES,
-    offset_back,
-    require_boundary,
-)
+from metaq.client.cluster.boundaries import WINDOW_BYTES, offset_back, require_boundary
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.errors import ClientError, CorruptRecordError, NoRecordError

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import (
-    NoBrokerError,
-    PartitionDescription,
-    PartitionsAwayError,
-)
+from metaq.client import NoBrokerError, PartitionDescription, PartitionsAwayError
 from metaq.client.errors import BrokerRegisteredError
 from metaq.errors import ClientError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition

@@ -19,12 +19,7 @@ from metaq.client.produce.ordered_producer import AsyncOrderedProducer, Spooled
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client
-from metaq.errors import (
-    ClosedError,
-    ConfigError,
-    LogDirLockedError,
-    StorageError,
-)
+from metaq.errors import ClosedError, ConfigError, LogDirLockedError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.model import BrokerId, TopicPartition

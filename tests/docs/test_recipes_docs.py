@@ -20,14 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import (
-    Admin,
-    Client,
-    Consumer,
-    ConsumerOptions,
-    Message,
-    Producer,
-)
+from metaq.client import Admin, Client, Consumer, ConsumerOptions, Message, Producer
 from metaq.client.foreign_names import OURS
 from tests.docs import kafka_names
 from tests.docs.blocks import ROOT

@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, BrokerId, MessageId, Millis
-from metaq.record.ids import (
-    MS_MAX,
-    SEQUENCE_MASK,
-    IdGenerator,
-    id_after,
-    id_runs,
-)
+from metaq.record.ids import MS_MAX, SEQUENCE_MASK, IdGenerator, id_after, id_runs
 
 
 class StepClock:

@@ -8,21 +8,11 @@ from pathlib import Path
 import pytest
 
 from metaq.config.settings import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
-from metaq.errors import (
-    DataMissingError,
-    StorageError,
-)
+from metaq.errors import DataMissingError, StorageError
 from metaq.model import LogId, Millis
-from metaq.storage.holdings import (
-    HOLDINGS_FILE,
-    Claim,
-    Holdings,
-)
+from metaq.storage.holdings import HOLDINGS_FILE, Claim, Holdings
 from metaq.storage.inventory import read_holdings, write_holdings
-from tests.rigs.fs import (
-    FaultyFileSystem,
-    keep_none,
-)
+from tests.rigs.fs import FaultyFileSystem, keep_none
 from tests.rigs.storage import StorageBench
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 from tests.storage.test_holdings import AWAY, RECORD, filled, put

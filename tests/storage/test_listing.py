@@ -16,14 +16,7 @@ from tests.storage.logs import (
     put_segment,
     record,
 )
-from tests.storage.recovering import (
-    BYTES,
-    COMMITS,
-    META,
-    SPANS,
-    disk_with_log,
-    recover,
-)
+from tests.storage.recovering import BYTES, COMMITS, META, SPANS, disk_with_log, recover
 
 
 @pytest.mark.parametrize(

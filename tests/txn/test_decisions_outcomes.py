@@ -4,11 +4,7 @@ import errno
 
 import pytest
 
-from metaq.txn.side_files import (
-    JAVA_OUTCOMES_FILE,
-    OUTCOMES,
-    KeptOutcome,
-)
+from metaq.txn.side_files import JAVA_OUTCOMES_FILE, OUTCOMES, KeptOutcome
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, keep_none
 from tests.txn.support import JOURNAL, A, killed, opened

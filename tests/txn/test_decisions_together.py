@@ -6,11 +6,7 @@ import pytest
 
 from metaq.errors import StorageError
 from metaq.model import MessageId
-from metaq.txn.side_files import (
-    TOGETHER,
-    NamedGroup,
-    encode_fields,
-)
+from metaq.txn.side_files import TOGETHER, NamedGroup, encode_fields
 from metaq.txn.state import HeuristicOutcome, XaCommandError
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
 from tests.txn.support import (

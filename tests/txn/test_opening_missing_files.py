@@ -19,13 +19,7 @@ from metaq.txn.side_files import (
     encode_checkpoint,
 )
 from metaq.txn.state import HeuristicOutcome
-from tests.rigs.fs import (
-    FaultyFileSystem,
-    Operation,
-    keep_all,
-    keep_none,
-    keep_random,
-)
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none, keep_random
 from tests.sampling import quarter, sample
 from tests.txn.support import JOURNAL, A, TransactionBench, opened
 from tests.txn.test_redo_file_handover import java_start

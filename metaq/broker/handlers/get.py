@@ -59,10 +59,7 @@ class _End:
 
 
 def handle_get(
-    command: Get,
-    answerer: GetAnswerer,
-    *,
-    has_waited: bool = False,
+    command: Get, answerer: GetAnswerer, *, has_waited: bool = False
 ) -> None:
     """Answer with bytes of the log, or wait for some, unless that wait is over.
 

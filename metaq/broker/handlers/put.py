@@ -38,9 +38,7 @@ from metaq.broker.acks import (
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
-from metaq.errors import (
-    ServerError,
-)
+from metaq.errors import ServerError
 from metaq.model import SizeBytes
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.connection import Piece

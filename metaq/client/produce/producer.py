@@ -54,12 +54,7 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import (
-    BrokerAddress,
-    BrokerId,
-    LocalTransactionId,
-    TopicPartition,
-)
+from metaq.model import BrokerAddress, BrokerId, LocalTransactionId, TopicPartition
 from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers

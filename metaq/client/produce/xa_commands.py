@@ -48,12 +48,7 @@ from metaq.errors import (
     RemoteProtocolError,
     TransactionError,
 )
-from metaq.model import (
-    NULL_TRANSACTION,
-    BrokerId,
-    Millis,
-    XaTransactionId,
-)
+from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
 from metaq.protocol.commands import CommitTogether, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX

@@ -49,10 +49,7 @@ from metaq.client.produce.transaction_branch import Branch, BranchParts
 from metaq.errors import MetaqError, ServerError
 from metaq.model import BrokerId, Millis, TopicPartition, XaTransactionId
 from metaq.spark.clusters import shared_cluster
-from metaq.spark.errors import (
-    SparkError,
-    TakenOverError,
-)
+from metaq.spark.errors import SparkError, TakenOverError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink.decisions import (
     Decision,

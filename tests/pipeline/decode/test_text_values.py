@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.pipeline.decode.text_values import CsvValues, PatternValues, group_names
 from metaq.spark.errors import OptionError
-from tests.pipeline.decode.values import (
-    FIELDS,
-    LINE,
-    NOON,
-    csv_values,
-    decoded,
-    row,
-)
+from tests.pipeline.decode.values import FIELDS, LINE, NOON, csv_values, decoded, row
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.spark.brokers import (
-    TOPIC,
-)
+from tests.spark.brokers import TOPIC
 
 
 @pytest.fixture

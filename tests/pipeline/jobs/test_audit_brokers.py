@@ -12,12 +12,7 @@ from metaq.pipeline.jobs.archive_store import open_archive
 from metaq.pipeline.jobs.audit import AuditFindingKind, audit_archive
 from metaq.pipeline.jobs.compact import compact
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.spark.brokers import (
-    TOPIC,
-    numbered,
-    publish,
-    tp,
-)
+from tests.spark.brokers import TOPIC, numbered, publish, tp
 from tests.spark.brokers import wire as options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -7,10 +7,7 @@ from pyspark.sql import SparkSession
 
 from metaq.pipeline.jobs.ingest import ingest
 from metaq.testing.embedded import EmbeddedBroker
-from tests.spark.brokers import (
-    data_of,
-    stored,
-)
+from tests.spark.brokers import data_of, stored
 from tests.spark.brokers import wire as options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,14 +15,7 @@ from metaq.pipeline.jobs.replay import replay
 from metaq.pipeline.jobs.window_stats import stats
 from metaq.spark.errors import OptionError
 from metaq.testing.embedded import EmbeddedBroker
-from tests.spark.brokers import (
-    TOPIC,
-    data_of,
-    numbered,
-    publish,
-    stored,
-    tp,
-)
+from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.brokers import wire as options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

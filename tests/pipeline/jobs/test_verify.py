@@ -10,10 +10,7 @@ from pyspark.sql import SparkSession
 
 from metaq.model import SizeBytes
 from metaq.pipeline.jobs.archive_store import ArchiveStore, read_archive
-from metaq.pipeline.jobs.verify import (
-    VerifyProgress,
-    verify,
-)
+from metaq.pipeline.jobs.verify import VerifyProgress, verify
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.errors import OptionError
 from tests.pipeline.jobs.archives import row

@@ -8,12 +8,7 @@ from pyspark.sql import SparkSession
 from metaq.pipeline.jobs.window_stats import WindowStats, follow_stats, stats
 from metaq.spark.errors import OptionError
 from metaq.testing.embedded import EmbeddedBroker
-from tests.spark.brokers import (
-    TOPIC,
-    numbered,
-    publish,
-    tp,
-)
+from tests.spark.brokers import TOPIC, numbered, publish, tp
 from tests.spark.brokers import wire as options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
