@@ -360,6 +360,8 @@ class AsyncProducer:
             ConfigError: topic, attribute, key or headers cannot be written.
             ClosedError: the producer is of another event loop.
             TypeError: an argument of another type; the text names it.
+            Exception: what the selector raises, for a topic that is known; for one that
+                is not, it is counted.
         """
         self._require_loop()
         self.append_oneway(topic, data, attribute, key, headers)
