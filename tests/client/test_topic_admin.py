@@ -628,7 +628,7 @@ def test_a_topic_is_not_taken_up_before_it_is_remembered(
     copy.unlink()
     copy.mkdir()
     with pytest.raises(RequestTimeoutError, match=r"not served yet .* by brokers 1 "):
-        client.admin().create_topic("orders", partitions=1, timeout=3)
+        client.admin().create_topic("orders", partitions=1, timeout=10)
     assert "topics.json" in cluster.problems(1)[0]
     assert [str(p) for p in client.partitions("orders")] == ["orders/0-0"]
     copy.rmdir()
