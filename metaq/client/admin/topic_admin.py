@@ -123,6 +123,9 @@ class AsyncAdmin(AsyncGroupAdmin):
                 values: `{"deletePolicy": "delete,72h"}`.
             timeout: seconds; None takes `request_timeout_s`.
 
+        Returns:
+            The topic as its brokers serve it.
+
         Raises:
             ConfigError: name, number or settings cannot be; or the client has no
                 ZooKeeper.
@@ -187,6 +190,9 @@ class AsyncAdmin(AsyncGroupAdmin):
                 readable.
             settings: other settings; a blank text goes back to the default.
             timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            The topic as its brokers serve it now.
 
         Raises:
             NoTopicError: nothing is known of it.

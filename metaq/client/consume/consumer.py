@@ -306,7 +306,20 @@ class AsyncConsumer(ConsumerLife):
             await handling.close()
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
-        """Make the state that the workers of a `run` share, for both worlds."""
+        """Make the state that the workers of a `run` share, for both worlds.
+
+        Args:
+            concurrency: workers, 1 to `CONCURRENCY_MAX`.
+            retry: what becomes of a message whose handler fails.
+
+        Returns:
+            The state; its caller closes it.
+
+        Raises:
+            ConfigError: `concurrency` is outside its range.
+            TypeError: `retry` is no policy.
+            ClientError: the consumer is not started, or is run already.
+        """
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         if not isinstance(retry, RetryPolicy):
             raise wrong_type("retry", "RetryPolicy", retry)

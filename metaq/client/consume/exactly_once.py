@@ -142,7 +142,18 @@ class AsyncExactlyOnce:
             await self.flush()
 
     def add(self, topic: str, messages: list[OutgoingMessage]) -> bool:
-        """Keep messages; return whether so many wait that they are to be flushed."""
+        """Keep messages for the next `flush`; from any thread.
+
+        Args:
+            topic: where they go.
+            messages: checked and encoded, in the order of sending.
+
+        Returns:
+            Whether so many wait that they are to be flushed.
+
+        Raises:
+            TransactionError: the block is not open.
+        """
         self._require_open()
         with self._lock:
             self._waiting.setdefault(topic, []).extend(messages)

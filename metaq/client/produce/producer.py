@@ -267,7 +267,7 @@ class AsyncProducer:
     ) -> SendFuture:
         """Begin to send one message; waits for memory only.
 
-        Arguments are those of `send`.
+        Arguments: see `AsyncProducer.send`.
 
         Returns:
             Its outcome, by its deadline in every case: that of a topic that is not
@@ -353,8 +353,9 @@ class AsyncProducer:
     ) -> None:
         """Send one message without an outcome for the caller.
 
-        A message that cannot be appended is dropped, and counted by its reason; later
-        failures are counted with the others. Retries are the same as for `send`.
+        Arguments and retries: see `AsyncProducer.send`. A message that cannot be
+        appended is dropped, and counted by its reason; later failures are counted with
+        the others.
 
         Raises:
             ConfigError: topic, attribute, key or headers cannot be written.
@@ -374,7 +375,7 @@ class AsyncProducer:
         key: str | bytes | None,
         headers: Headers,
     ) -> None:
-        """Do what `send_oneway` does, in any thread."""
+        """Do it in any thread; see `AsyncProducer.send_oneway`."""
         require_text("topic", topic)
         try:
             try:
