@@ -89,6 +89,7 @@ def test_a_topic_of_a_broker_that_is_away_is_not_an_unknown_one(
     second.stop()
     with Client(**first.client_options) as client:
         assert client.topics() == ("t", "u")
+        assert [str(one) for one in client.partitions("u")] == ["u/1-0"]
         with pytest.raises(PartitionsAwayError, match="with it u/1-0"):
             next(client.browse("u", timeout=0.2))
         with pytest.raises(NoBrokerError, match="no broker serves"):
