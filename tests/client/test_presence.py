@@ -259,8 +259,9 @@ def test_a_named_address_that_is_not_there_is_away(
         with pytest.raises(PartitionsAwayError, match="with it t/1-0, t/1-1"):
             read(client, 0.5)
     with Client(brokers=[first.address, second.address], **options) as client:
+        wait_until(lambda: BrokerId(0) in parts_of(client).metadata.snapshot.brokers)
         with pytest.raises(PartitionsAwayError) as caught:
-            read(client, 3)
+            read(client, 0.5)
         assert f"no answer yet from meta://{second.address}" in str(caught.value)
         assert caught.value.partitions == ()
         assert read(client, 3, partial=True) == [b"here"]
