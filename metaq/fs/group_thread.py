@@ -45,8 +45,8 @@ class Worker(Protocol[R_contra]):
     def submit(self, *requests: R_contra) -> None:
         """Queue requests; never blocks."""
 
-    def stop(self) -> None:
-        """Finish what is queued, then end; never blocks."""
+    def stop(self, *requests: R_contra) -> None:
+        """Finish what is queued, and last of all `requests`; then end. Never blocks."""
 
 
 class GroupThread(Generic[R]):
@@ -65,12 +65,12 @@ class GroupThread(Generic[R]):
         """Prepare the thread.
 
         `on_idle` is called on it when everything it took is done, with the number of
-        requests that it has taken so far; not after `stop`.
+        requests that it has taken so far; not after the last ones, given to `stop`.
         """
         self._run = run
         self._on_idle = on_idle
         # No bound here: the broker bounds the bytes in flight and stops reading.
-        self._queue: SimpleQueue[Sequence[R] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Sequence[R], bool]] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
 
     def start(self) -> None:
@@ -79,11 +79,11 @@ class GroupThread(Generic[R]):
 
     def submit(self, *requests: R) -> None:
         """Queue requests; never blocks."""
-        self._queue.put(requests)
+        self._queue.put((requests, False))
 
-    def stop(self) -> None:
-        """Let the thread end when the queue is empty."""
-        self._queue.put(None)
+    def stop(self, *requests: R) -> None:
+        """Let the thread end after what is queued and `requests`; never blocks."""
+        self._queue.put((requests, True))
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
@@ -97,8 +97,8 @@ class GroupThread(Generic[R]):
             # Only this thread takes, so a queue that is not empty stays so.
             while not self._queue.empty():
                 taken.append(self._queue.get())
-            is_last = is_last or None in taken
-            requests = [each for group in taken if group is not None for each in group]
+            is_last = is_last or any(ends for _group, ends in taken)
+            requests = [each for group, _ends in taken for each in group]
             count += len(requests)
             has_more = (bool(requests) or has_more) and self._run(requests)
             if not (has_more or is_last):

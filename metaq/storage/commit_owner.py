@@ -165,12 +165,12 @@ class CommitOwner:
         else:
             self._wait_turns(1)
 
-    def stop(self) -> None:
-        """Have what is queued finished by the thread, which ends then."""
+    def stop(self, last: Request) -> None:
+        """Have what is queued, and then `last`, done by the thread, which ends then."""
+        self._waiting.append(last)
         self._apply(OwnerEvent.STOP)
         if self.owner is Owner.ENDED:
-            self._hand()
-            self._worker.stop()
+            self._end_worker()
 
     def _apply(self, event: OwnerEvent) -> None:
         self.owner = TRANSITIONS[self.owner, event]
@@ -213,6 +213,11 @@ class CommitOwner:
         waiting, self._waiting = self._waiting, []
         self._handed_count += len(waiting)
         self._worker.submit(*waiting)
+
+    def _end_worker(self) -> None:
+        """Hand over all together, the end too: the last one's word may end the loop."""
+        self._worker.stop(*self._waiting)
+        self._waiting = []
 
     def _on_reported(self, count: int) -> None:
         if self.owner is Owner.THREAD and count == self._handed_count:
@@ -303,8 +308,7 @@ class CommitOwner:
         left, self._left = self._left, []
         self._waiting[:0] = left
         if self.owner is Owner.ENDED:
-            self._hand()
-            self._worker.stop()
+            self._end_worker()
         elif self._expected_count > 1 and not left:
             self._wait_turns(GATHER_TURNS)
         else:

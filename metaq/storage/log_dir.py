@@ -311,9 +311,9 @@ class LogDir:
         was_started = self.state is not DirState.NEW
         self._apply(DirEvent.CLOSE)
         if was_started:
-            close = partial(self.appender.close, tuple(logs), seal, on_closed)
-            self._worker.submit(close)
-            self._worker.stop()
+            self._worker.stop(
+                partial(self.appender.close, tuple(logs), seal, on_closed)
+            )
         else:
             self._post(on_closed)
 

@@ -24,7 +24,7 @@ from tests.client.worlds import payloads
 PATHS = NodePaths()
 PLACE = TopicPartition("in", BrokerId(0), 0)
 DECIDED, LEFT, LIVING = ("0a" * 16, "0b" * 16, "0c" * 16)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ONE_BROKER = {"broker": "lists transactions, and takes those of exactly once"}
 Broker: TypeAlias = "EmbeddedBroker"
 

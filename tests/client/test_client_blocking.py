@@ -358,7 +358,7 @@ def test_closing_the_client_ends_calls_that_wait_in_other_threads(
 
     calls = [Caller(browse), Caller(lambda: client.producer().send("none", b"m"))]
     assert waiting.wait(20)
-    client.close()
+    client.close(timeout=0.2)
     for call in calls:
         with pytest.raises(MetaqError):
             call.join()

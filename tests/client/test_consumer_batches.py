@@ -13,7 +13,7 @@ from metaq.errors import ClientError, ConfigError, MetaqError, OwnershipLostErro
 from tests.brokers import StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads
 from tests.rigs.inside import redeliver, twin_of
-from tests.rigs.waiting import wait_until
+from tests.rigs.waiting import PATIENCE_S, wait_until
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
 MANUAL: dict[str, Any] = {"commit_interval_s": None, **IDLE}
@@ -114,7 +114,7 @@ def test_a_partition_that_goes_while_a_list_is_filled_is_left_out(
         client.consumer("g", ["two"], **IDLE) as consumer,
         ThreadPoolExecutor(1) as pool,
     ):
-        filling = pool.submit(consumer.receive_many, 100, 2, fill=True)
+        filling = pool.submit(consumer.receive_many, 7, PATIENCE_S, fill=True)
         fetch_buffer = async_of(consumer).fetch_buffer
         wait_until(
             lambda: (
@@ -128,6 +128,7 @@ def test_a_partition_that_goes_while_a_list_is_filled_is_left_out(
         else:
             consumer.pause(ZERO)
             wait_until(lambda: not fetch_buffer.statistics()[ZERO].is_taken)
+        broker.put(*numbered(3, 7), topic="two", partition=1)
         assert {message.partition for message in filling.result()} == {ONE}
         assert is_lost or fetch_buffer.handled()[ZERO].offset == 0
 

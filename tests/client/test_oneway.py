@@ -61,6 +61,7 @@ def test_waiting_for_a_topic_takes_memory_of_the_buffer_until_it_fails(
         WORLDS[world](**broker.client_options, **QUICK) as client,
         client.producer(timeout_s=0.3, buffer_count_max=3) as producer,
     ):
+        client.partitions("test")  # ZooKeeper is known to be there
         for round_number in (1, 2):
             for _ in range(5):
                 producer.send_oneway("no", b"x")

@@ -23,7 +23,7 @@ from metaq.client import (
 )
 from metaq.client.errors import BrokerRegisteredError, TopicRefusedError
 from metaq.clock import Clock
-from metaq.errors import ClientError
+from metaq.errors import ClientError, MetaqError
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.definitions import TopicDefinition, encode_definition
@@ -107,6 +107,17 @@ def send(client: Client, topic: str, *data: bytes, partition: str = "0-0") -> li
             producer.send(topic, each, partition=partition, timeout=20).offset
             for each in data
         ]
+
+
+def delete_but_for(admin: Any, topic: str, left: str) -> None:
+    """Delete a topic until the error says that nothing but `left` is missing."""
+
+    def is_so() -> bool:
+        with pytest.raises(MetaqError) as late:
+            admin.delete_topic(topic, timeout=0.5)
+        return isinstance(late.value, RequestTimeoutError) and left in str(late.value)
+
+    wait_until(is_so)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -422,8 +433,7 @@ def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     send(client, "orders", b"b", partition="0-1")
     wait_until(lambda: count(0) == 3)
     cluster.brokers[1].stop()
-    with pytest.raises(RequestTimeoutError, match=r"still: 1 \(not there\)"):
-        admin.delete_topic("orders", timeout=1)
+    delete_but_for(admin, "orders", "still: 1 (not there)")
     wait_until(lambda: count(0) == 1)
 
 
@@ -446,8 +456,7 @@ def test_a_broker_that_is_away_does_its_part_when_it_comes_back(
     admin.create_topic("orders", partitions=1)
     send(client, "orders", b"a", partition="1-0")
     cluster.brokers[1].stop()
-    with pytest.raises(RequestTimeoutError, match=r"still: 1 \(not there\)"):
-        admin.delete_topic("orders", timeout=1)
+    delete_but_for(admin, "orders", "still: 1 (not there)")
     with pytest.raises(TopicExistsError, match=r"being deleted, .*: 1 \(not there\)"):
         admin.create_topic("orders", partitions=1)
     with pytest.raises(ClientError, match=r"'orders' is being deleted"):
@@ -473,8 +482,7 @@ def test_a_deletion_does_not_wait_for_a_broker_that_is_forgotten(
         with pytest.raises(BrokerRegisteredError, match="broker 1 is registered at"):
             admin.forget_broker(1)
         cluster.brokers[1].stop()
-        with pytest.raises(RequestTimeoutError, match=r"still: 1 \(not there\)"):
-            admin.delete_topic("orders", timeout=1)
+        delete_but_for(admin, "orders", "still: 1 (not there)")
         wait_until(lambda: [b.is_present for b in admin.brokers()] == [True, False])
         assert admin.forget_broker(1).broker_id == 1
         wait_until(lambda: "orders" not in cluster.names("/catalog/topics"))
@@ -627,10 +635,16 @@ def test_a_topic_is_not_taken_up_before_it_is_remembered(
     wait_until(copy.exists)
     copy.unlink()
     copy.mkdir()
-    with pytest.raises(RequestTimeoutError, match=r"not served yet .* by brokers 1 "):
-        client.admin().create_topic("orders", partitions=1, timeout=10)
+    topic, timeout_s = "orders", 1.0
+    while True:
+        with pytest.raises(RequestTimeoutError, match=r"not served yet .* 1 ") as late:
+            client.admin().create_topic(topic, partitions=1, timeout=timeout_s)
+        if "by brokers 1 " in str(late.value):
+            break
+        # The other one needs more time, on a machine that is busy.
+        topic, timeout_s = f"{topic}-more", timeout_s * 2
     assert "topics.json" in cluster.problems(1)[0]
-    assert [str(p) for p in client.partitions("orders")] == ["orders/0-0"]
+    assert [str(p) for p in client.partitions(topic)] == [f"{topic}/0-0"]
     copy.rmdir()
-    wait_until(lambda: len(client.partitions("orders")) == 2)
+    wait_until(lambda: len(client.partitions(topic)) == 2)
     assert cluster.problems(1) == ()

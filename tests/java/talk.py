@@ -8,7 +8,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 
 SILENCE = "silence"
 CLOSED = "closed"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SILENCE_S = 0.2
 """Silence that is taken for the end of the talk."""
 

@@ -75,8 +75,9 @@ class StepWorker:
         assert not self.is_stopped, "a request after the end of the thread"
         self.queue += requests
 
-    def stop(self) -> None:
-        """Take no more requests."""
+    def stop(self, *requests: Request) -> None:
+        """Queue the last requests."""
+        self.queue += requests
         self.is_stopped = True
 
     def step(self) -> None:

@@ -15,7 +15,7 @@ from metaq.testing.zk import MemoryZooKeeper
 
 XID = XaTransactionId(1, b"write", b"task", "sender-test")
 FIRST, SECOND = (TopicPartition("test", BrokerId(n), 0) for n in range(2))
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_rollback_that_reaches_nobody_is_logged(
     """The branch ends with its time at the broker; the others are rolled back now."""
     caplog.set_level("INFO")
     addresses = {BrokerId(n): each.address for n, each in enumerate(brokers)}
-    with BranchSender(addresses, XID, timeout_s=1.0) as sender:
+    with BranchSender(addresses, XID, timeout_s=3.0) as sender:
         sender.send(FIRST, [b"x"], [0])
         sender.send(SECOND, [b"x"], [0])
         sender.prepare()

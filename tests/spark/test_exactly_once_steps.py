@@ -45,7 +45,7 @@ from tests.spark.brokers import data_of, own_clusters, stored, tp, watched
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAME = "sink-steps"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 TASKS = 2
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from tests.spark.brokers import tp
 
 NAME = "write-settled"
 QUERY = "0f8fad5b-d9cb-469f-a165-70867728950e"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def test_what_was_prepared_and_not_decided_is_rolled_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -14,6 +14,7 @@ from metaq.errors import LogDirOfflineError, NoSpaceError, StorageError
 from metaq.fs import LOCK_FILE
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
+from metaq.storage.append_request import Request
 from metaq.storage.commit_owner import (
     ALIVE_S,
     GATHER_TURNS,
@@ -32,7 +33,7 @@ from metaq.storage.span_index import read_index
 from metaq.testing.clock import ManualClock
 from tests.rigs.fs import FaultyFileSystem, MemorySyncs, keep_none
 from tests.rigs.inside import commit_owner_of
-from tests.rigs.storage import StorageBench, Ticket
+from tests.rigs.storage import StepWorker, StorageBench, Ticket
 from tests.sampling import IS_WHOLE
 from tests.storage.support import (
     DATA,
@@ -459,6 +460,39 @@ def test_what_a_power_cut_finds_before_the_sync_was_not_acknowledged(
     syncs_of(fs).reap()
     assert len(fs.crash(keep_none).synced_bytes(SEGMENT)) == size + RECORD
     assert ticket.is_stored
+
+
+class QuickWorker(StepWorker):
+    """Does what it is given before its giver goes on."""
+
+    def submit(self, *requests: Request) -> None:
+        super().submit(*requests)
+        self.step()
+
+    def stop(self, *requests: Request) -> None:
+        super().stop(*requests)
+        self.step()
+
+
+class QuickBench(StorageBench):
+    """Storage threads that are quicker than the loop."""
+
+    def _start_worker(self, *args: Any) -> StepWorker:
+        self.workers.append(QuickWorker(*args))
+        return self.workers[-1]
+
+
+def test_the_thread_says_nothing_after_the_word_that_all_is_closed(
+    fs: FaultyFileSystem,
+) -> None:
+    """The loop may have ended by then: who posts to one that has gets an error."""
+    bench = QuickBench(fs, config())
+    bench.open()
+    bench.run()
+    left: list[object] = []
+    bench.manager.close(lambda: left.append(bench.loop.names()))
+    bench.run()
+    assert left == [()]
 
 
 # -- all orders of what may happen
