@@ -320,7 +320,7 @@ def test_snapshots_follow_a_broker(zookeeper: str) -> None:
             registry = BrokerRegistry(other.coordinator, PATHS, clock=CLOCK)
             registry.start()
             watch = ClusterWatch(one.coordinator, PATHS, clock=CLOCK)
-            watch.start()
+            watch.open()
 
             async def newer(condition: Callable[[ClusterSnapshot], bool]) -> None:
                 snapshot = watch.snapshot
