@@ -11,7 +11,7 @@ limits.
 import enum
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from metaq.model import BrokerId, no_items
@@ -25,11 +25,6 @@ HOUR_MS: Final = 60 * MINUTE_MS
 # Defaults that are used more than once; the others are beside their fields.
 
 BROKER_ID: Final = BrokerId(0)
-PARTITION_COUNT: Final = 1
-UNFLUSH_THRESHOLD: Final = 0
-"""Group commit; MetaQ's code says 1000, but the key is required in a file anyway."""
-UNFLUSH_INTERVAL_MS: Final = 10_000
-DELETE_WHEN: Final = "0 0 6,18 * * ?"
 ZK_ROOT: Final = "/meta"
 SPAN_BYTES_MIN: Final = 16 * KIB
 """Fine enough to find a time or a boundary, coarse enough to recover 1 GiB quickly."""
@@ -73,7 +68,38 @@ def default_data_path() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemConfig:
+class TopicSettings:
+    """Settings of a topic; where its own section says nothing, those of `[system]`."""
+
+    partition_count: int = 1
+    """Partitions 0 .. count-1 take puts; shrinking deletes nothing."""
+    stat: bool = False
+    """Keep realtime statistics."""
+    delete_policy: DeletePolicy = DeletePolicy()
+    delete_when: str = "0 0 6,18 * * ?"
+    """Quartz expression of its deletion job, local time; `broker.schedule` reads it."""
+    data_path: str = field(default_factory=default_data_path)
+    """Directory of its partition logs, whose parent must exist; open logs stay where
+    they are."""
+    # MetaQ's code says 1000, but the key is required in a file anyway.
+    unflush_threshold: int = 0
+    """Records; 0 or less: group commit; n: sync after more than n unsynced puts. The
+    mode of an open log does not change."""
+    unflush_interval_ms: int = 10_000
+    """Sync at least this often; 0 or less: no timer."""
+    accept_publish: bool = True
+    """Advertise it to producers."""
+    accept_subscribe: bool = True
+    """Advertise it to consumers."""
+
+    @property
+    def unflush_interval_s(self) -> float:
+        """Return how old unsynced records may become, seconds, 0 or more."""
+        return max(0, self.unflush_interval_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemConfig(TopicSettings):
     """`[system]`: one broker's settings; changes take effect at restart."""
 
     broker_id: BrokerId = BROKER_ID
@@ -84,18 +110,10 @@ class SystemConfig:
     """TCP port, 0..65535; 0 lets the system pick one."""
     dashboard_http_port: int = 8120
     """MetaQ's dashboard; accepted, without effect (see `LimitsConfig.http_port`)."""
-    partition_count: int = PARTITION_COUNT
-    """Partitions of a topic that does not say otherwise, 1 or more."""
-    data_path: str = field(default_factory=default_data_path)
-    """Directory of the partition logs; its parent must exist."""
     data_log_path: str = ""
     """Root of the transaction journal, "" becomes `data_path`."""
     app_class_path: str | None = None
     """Directory of filter classes; accepted, without effect: none is run."""
-    unflush_threshold: int = UNFLUSH_THRESHOLD
-    """Records; 0 or less: group commit; n: sync after more than n unsynced puts."""
-    unflush_interval_ms: int = UNFLUSH_INTERVAL_MS
-    """Sync at least this often; 0 or less: no timer."""
     segment_bytes_max: int = 1024 * MIB
     """Roll size, 1..2147483647."""
     transfer_bytes_max: int = MIB
@@ -104,10 +122,6 @@ class SystemConfig:
     """MetaQ's pool (0: 10 per CPU); accepted, without effect: there is no pool."""
     put_thread_count: int = 0
     """MetaQ's pool (0: 10 per CPU); accepted, without effect: there is no pool."""
-    delete_policy: DeletePolicy = DeletePolicy()
-    """Retention of topics that do not say otherwise."""
-    delete_when: str = DELETE_WHEN
-    """Quartz expression in local time; `broker.schedule` reads it."""
     quartz_thread_count: int = 5
     """MetaQ's pool; accepted, without effect: deletion runs in turn."""
     checkpoints_max: int = 3
@@ -120,12 +134,6 @@ class SystemConfig:
     """Upper bound on the timeout that a client may ask for, seconds."""
     flush_tx_log_at_commit: int = 1
     """1: sync every prepare, commit and rollback; 2: every second; 0: never."""
-    accept_publish: bool = True
-    """Topics take puts unless they say otherwise."""
-    accept_subscribe: bool = True
-    """Topics take gets unless they say otherwise."""
-    stat: bool = False
-    """Topics have realtime statistics unless they say otherwise."""
     update_consumer_offsets: bool = False
     """A get after the end answers 301 with the end (row 7 of docs/metaq-1.4/broker.md
     1.5)."""
@@ -227,53 +235,22 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
+class TopicConfig(TopicSettings):
     """`[topic=NAME]`, or for a topic without a section the values of `[system]`."""
 
     name: str
     """Topic name; in a configured topic also a pattern (docs/metaq-1.4/broker.md
     2.2)."""
-    partition_count: int = PARTITION_COUNT
-    """Partitions 0 .. count-1 take puts; shrinking deletes nothing."""
-    stat: bool = False
-    """Keep realtime statistics."""
-    delete_policy: DeletePolicy = DeletePolicy()
-    """Retention by age."""
-    delete_when: str = DELETE_WHEN
-    """Quartz expression of its deletion job."""
-    data_path: str = field(default_factory=default_data_path)
-    """Directory of its partition logs; open logs stay where they are."""
-    unflush_interval_ms: int = UNFLUSH_INTERVAL_MS
-    """Sync at least this often; 0 or less: no timer."""
-    unflush_threshold: int = UNFLUSH_THRESHOLD
-    """Records; 0 or less: group commit. The mode of an open log does not change."""
-    accept_publish: bool = True
-    """Advertise it to producers."""
-    accept_subscribe: bool = True
-    """Advertise it to consumers."""
     filters: Mapping[str, str] = field(default_factory=no_items)
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 
-    @property
-    def unflush_interval_s(self) -> float:
-        """Return how old unsynced records may become, seconds, 0 or more."""
-        return max(0, self.unflush_interval_ms) / 1000
+
+_SHARED: Final = tuple(each.name for each in fields(TopicSettings))
 
 
 def default_topic(name: str, system: SystemConfig) -> TopicConfig:
     """Return the settings of a topic that has no section of its own."""
-    return TopicConfig(
-        name=name,
-        partition_count=system.partition_count,
-        stat=system.stat,
-        delete_policy=system.delete_policy,
-        delete_when=system.delete_when,
-        data_path=system.data_path,
-        unflush_interval_ms=system.unflush_interval_ms,
-        unflush_threshold=system.unflush_threshold,
-        accept_publish=system.accept_publish,
-        accept_subscribe=system.accept_subscribe,
-    )
+    return TopicConfig(name=name, **{each: getattr(system, each) for each in _SHARED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

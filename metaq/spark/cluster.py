@@ -25,7 +25,7 @@ from metaq.client.cluster.catalog import (
 )
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.log_ends import LogEnds
-from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.cluster.presence import (
     describe_absent,
     describe_away,
@@ -382,7 +382,7 @@ class Cluster:
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, LogSpan | None]:
         """Return the present spans of logs; None where a broker has no log yet."""
-        questions = (log_range(context, p, deadline_s=deadline_s) for p in partitions)
+        questions = (LogQueries(context, p, deadline_s).ends() for p in partitions)
         return _log_spans(zip(partitions, await all_of(questions), strict=True))
 
     @_blocking

@@ -45,7 +45,6 @@ from metaq.zk.session import (
     CheckNode,
     ChildrenCallback,
     DataCallback,
-    DeleteNode,
     Operation,
     SessionEvent,
     SessionState,
@@ -297,12 +296,7 @@ def _apply(nodes: dict[str, Node], operation: Operation) -> int:
             nodes[path] = Node(data, owner_session_id=0, version=0)
         case WriteNode(_, data) if node is not None:
             nodes[path] = replace(node, data=data, version=node.version + 1)
-        case DeleteNode():
-            if any(other.startswith(f"{path}/") for other in nodes):
-                raise NodeNotEmptyError(f"transact {path}")
-            del nodes[path]
-    is_there = path in nodes and not is_any
-    return nodes[path].version if is_there else NO_VERSION
+    return NO_VERSION if is_any else nodes[path].version
 
 
 @dataclass(eq=False, slots=True)

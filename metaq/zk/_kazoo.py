@@ -66,7 +66,6 @@ from metaq.zk.session import (
     CheckNode,
     ChildrenCallback,
     DataCallback,
-    DeleteNode,
     Operation,
     SessionEvent,
     SessionState,
@@ -140,8 +139,6 @@ def _add_operation(request: Any, operation: Operation) -> None:
             request.create(path, data)
         case WriteNode(path, data, version):
             request.set_data(path, data, version)
-        case DeleteNode(path, version):
-            request.delete(path, version)
 
 
 def _version_after(operation: Operation, result: Any) -> int:

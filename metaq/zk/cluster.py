@@ -21,11 +21,11 @@ Source: docs/metaq-1.4/client.md 4.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot, Counts
@@ -41,7 +41,7 @@ from metaq.zk.paths import (
     parse_follower,
     parse_role,
 )
-from metaq.zk.session import Cancel, Coordinator
+from metaq.zk.session import Cancel, ChildrenCallback, Coordinator
 from metaq.zk.znodes import decode_address, decode_partition_count, decode_registration
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 PARTITIONS_MAX: Final = 100_000
 """Partitions of one topic on one broker; a node that promises more is not believed."""
 _TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
-_Counted: TypeAlias = ValuesWatch[int]
 
 
 def _decode_count(data: bytes) -> int:
@@ -88,74 +87,137 @@ def _broker_of(name: str) -> BrokerId:
     return BrokerId(int(name.partition("-")[0]))
 
 
+_WATCHED: Final[
+    Mapping[NodeKind, tuple[Callable[[bytes], int], Callable[[str], bool]]]
+] = {
+    NodeKind.TOPIC_PUB: (_decode_count, _is_leader),
+    NodeKind.TOPIC_SUB: (_decode_count, _is_role),
+    NodeKind.RECORDED_PARTITIONS: (_decode_recorded, _is_broker_id),
+}
+"""Kind of a topic's nodes → the number in their payload, and which names count."""
+
 SnapshotCallback = Callable[[ClusterSnapshot], None]
 
 
-class ClusterWatch:
-    """Keeps a `ClusterSnapshot` current for a set of topics that grows.
-
-    Lifecycle: `start` once, then use, then `close`. The caller owns the coordinator,
-    which may connect before or after.
+class SnapshotFeed:
+    """The present snapshot of a cluster, and who is called with the next one.
 
     Concurrency: everything on one event loop; callbacks are called on it.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing known."""
+        self.snapshot = ClusterSnapshot()
+        """The present snapshot; version 0 while nothing is known."""
+        self._listeners: dict[object, SnapshotCallback] = {}
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def add_listener(self, on_snapshot: SnapshotCallback) -> Cancel:
+        """Call `on_snapshot` on the loop with each new snapshot, in order."""
+        key = object()
+        self._listeners[key] = on_snapshot
+
+        def cancel() -> None:
+            self._listeners.pop(key, None)
+
+        return cancel
+
+    async def wait_above(self, version: int, timeout_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its version is above `version`.
+
+        Raises:
+            TimeoutError: there was none in time.
+            ClosedError: the feed is closed.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                self._require_open()
+                if self.snapshot.version > version:
+                    return self.snapshot
+                await self._changed.wait()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the watch on the cluster is closed")
+
+    def _end(self) -> None:
+        """Call nobody any more, and wake who waits."""
+        self._is_closed = True
+        self._listeners.clear()
+        self._changed.set()
+
+    def _offer(self, new: ClusterSnapshot) -> None:
+        """Publish a snapshot, if anything is different from the present one.
+
+        The version is given here, and the brokers that were seen are added up.
+        """
+        old = self.snapshot
+        new = replace(new, seen=old.seen.union(new.brokers), version=old.version)
+        if new == old and old.version:
+            return
+        self.snapshot = replace(new, version=old.version + 1)
+        _log.info(
+            "cluster changed: version=%d brokers=%d topics=%d",
+            self.snapshot.version,
+            len(new.brokers),
+            len(new.topics | new.puts.keys() | new.gets.keys()),
+        )
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for callback in tuple(self._listeners.values()):
+            # One callback's failure must not keep the others from being called.
+            asyncio.get_running_loop().call_soon(callback, self.snapshot)
+
+
+class ClusterWatch(SnapshotFeed):
+    """Keeps a `ClusterSnapshot` current for a set of topics that grows.
+
+    Lifecycle: `open` once, then use, then `close`. The caller owns the coordinator,
+    which may connect before or after.
     """
 
     def __init__(
         self, coordinator: Coordinator, paths: NodePaths, *, clock: Clock
     ) -> None:
-        """Prepare a watch; nothing is read before `start`."""
+        """Prepare a watch; nothing is read before `open`."""
+        super().__init__()
         self._coordinator = coordinator
         self._paths = paths
-        self._clock = clock
-        self.snapshot = ClusterSnapshot()
-        """The present snapshot; version 0 while nothing is known."""
-        self._listeners: list[SnapshotCallback] = []
-        self._changed = asyncio.Event()
-        self._is_closed = False
-        self._cancel_ids: Cancel | None = None
+        self.clock = clock
         self._has_ids = False
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
-        self._topics: dict[str, dict[NodeKind, _Counted]] = {}
+        self._topics: dict[str, dict[NodeKind, ValuesWatch[int]]] = {}
         self._listed: dict[str, frozenset[str] | None] = {}
         """Parent of topics → their names; None: not read yet."""
-        self._cancel_names: list[Cancel] = []
+        self._cancels: list[Cancel] = []
         self._settler = Settler(coordinator, self._is_complete, self._publish)
 
-    def start(self) -> None:
+    def open(self) -> None:
         """Begin to watch the brokers."""
-        self._cancel_ids = self._coordinator.watch_children(
-            self._paths.broker_ids(), self._on_ids
-        )
+        self._watch_children(self._paths.broker_ids(), self._on_ids)
+
+    def _watch_children(self, path: str, callback: ChildrenCallback) -> None:
+        self._cancels.append(self._coordinator.watch_children(path, callback))
 
     def close(self) -> None:
         """End all watches and wake who waits. May be repeated."""
-        self._is_closed = True
         self._settler.cancel()
-        if self._cancel_ids is not None:
-            self._cancel_ids()
-        for cancel in self._cancel_names:
+        for cancel in self._cancels:
             cancel()
-        for broker in self._brokers.values():
-            broker.cancel()
+        for watch in self._all_values():
+            watch.cancel()
+        self._end()
+
+    def _all_values(self) -> Iterator[ValuesWatch[Any]]:
+        """Yield the watches on brokers and topics."""
+        yield from self._brokers.values()
         for watches in self._topics.values():
-            for watch in watches.values():
-                watch.cancel()
-        self._listeners.clear()
-        self._changed.set()
-
-    def add_listener(self, on_snapshot: SnapshotCallback) -> Cancel:
-        """Call `on_snapshot` on the loop with each new snapshot, in order."""
-        self._listeners.append(on_snapshot)
-
-        def cancel() -> None:
-            if on_snapshot in self._listeners:
-                self._listeners.remove(on_snapshot)
-
-        return cancel
+            yield from watches.values()
 
     # -- topics -----------------------------------------------------------------------
 
-    def watch_topic(self, topic: str) -> None:
+    def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic, too; it does not have to exist.
 
         Raises:
@@ -163,30 +225,17 @@ class ClusterWatch:
             ClosedError: the watch is closed.
         """
         self._require_open()
-        if topic in self._topics:
-            return
-
-        def watch(
-            path: str, decode: Callable[[bytes], int], wants: Callable[[str], bool]
-        ) -> _Counted:
-            return ValuesWatch(
-                self._coordinator, path, decode, self._settler.note, wants=wants
-            )
-
-        paths = self._paths
-        self._topics[topic] = {
-            NodeKind.TOPIC_PUB: watch(
-                paths.topic_children(NodeKind.TOPIC_PUB, topic),
-                _decode_count,
-                _is_leader,
-            ),
-            NodeKind.TOPIC_SUB: watch(
-                paths.topic_children(NodeKind.TOPIC_SUB, topic), _decode_count, _is_role
-            ),
-            NodeKind.RECORDED_PARTITIONS: watch(
-                paths.recorded_topic(topic), _decode_recorded, _is_broker_id
-            ),
-        }
+        if name not in self._topics:
+            self._topics[name] = {
+                kind: ValuesWatch(
+                    self._coordinator,
+                    self._paths.topic_children(kind, name),
+                    decode,
+                    self._settler.note,
+                    wants=wants,
+                )
+                for kind, (decode, wants) in _WATCHED.items()
+            }
 
     def watch_names(self) -> None:
         """Let snapshots have the names of all topics, of new ones at once.
@@ -195,15 +244,10 @@ class ClusterWatch:
             ClosedError: the watch is closed.
         """
         self._require_open()
-        paths = self._paths
-        for path in (paths.recorded_topics(), *map(paths.topics, _TOPIC_KINDS)):
+        for path in map(self._paths.topics, _WATCHED):
             if path not in self._listed:
                 self._listed[path] = None
-                self._cancel_names.append(
-                    self._coordinator.watch_children(
-                        path, partial(self._on_names, path)
-                    )
-                )
+                self._watch_children(path, partial(self._on_names, path))
 
     def _on_names(self, path: str, names: tuple[str, ...] | None) -> None:
         self._listed[path] = frozenset(names or ())
@@ -217,15 +261,12 @@ class ClusterWatch:
             ClosedError: the watch is closed.
         """
         try:
-            async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                while not self._is_closed and self.snapshot.version <= version:
-                    await self._changed.wait()
+            left_s = deadline_s - self.clock.monotonic_s()
+            return await self.wait_above(version, left_s)
         except TimeoutError:
             raise CoordinationTimeoutError(
                 f"cluster: expected one after version {version}, got none in time"
             ) from None
-        self._require_open()
-        return self.snapshot
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names of all topics there are, served or recorded, asked now.
@@ -260,10 +301,6 @@ class ClusterWatch:
 
     # -- snapshots --------------------------------------------------------------------
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the watch on the cluster is closed")
-
     def _on_ids(self, names: tuple[str, ...] | None) -> None:
         self._has_ids = True
         wanted = {BrokerId(int(name)) for name in names or () if _is_broker_id(name)}
@@ -283,44 +320,24 @@ class ClusterWatch:
         return (
             self._has_ids
             and None not in self._listed.values()
-            and all(broker.is_complete for broker in self._brokers.values())
-            and all(
-                watch.is_complete
-                for watches in self._topics.values()
-                for watch in watches.values()
-            )
+            and all(watch.is_complete for watch in self._all_values())
         )
 
     def _publish(self) -> None:
-        old, brokers = self.snapshot, self._read_brokers()
-        new = replace(
-            old,
-            brokers=MappingProxyType(brokers),
-            seen=old.seen.union(brokers),
-            puts=self._read_counts(NodeKind.TOPIC_PUB),
-            gets=self._read_counts(NodeKind.TOPIC_SUB),
-            recorded=self._read_counts(NodeKind.RECORDED_PARTITIONS),
-            topics=frozenset(
-                topic
-                for topic, watches in self._topics.items()
-                if all(watch.has_names for watch in watches.values())
-            ),
-            names=self._read_names(),
+        self._offer(
+            ClusterSnapshot(
+                brokers=MappingProxyType(self._read_brokers()),
+                puts=self._read_counts(NodeKind.TOPIC_PUB),
+                gets=self._read_counts(NodeKind.TOPIC_SUB),
+                recorded=self._read_counts(NodeKind.RECORDED_PARTITIONS),
+                topics=frozenset(
+                    topic
+                    for topic, watches in self._topics.items()
+                    if all(watch.has_names for watch in watches.values())
+                ),
+                names=self._read_names(),
+            )
         )
-        if new == old and old.version:
-            return
-        self.snapshot = replace(new, version=old.version + 1)
-        _log.info(
-            "cluster changed: version=%d brokers=%d topics=%d",
-            self.snapshot.version,
-            len(self.snapshot.brokers),
-            len(self.snapshot.topics),
-        )
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for callback in tuple(self._listeners):
-            # One callback's failure must not keep the others from being called.
-            asyncio.get_running_loop().call_soon(callback, self.snapshot)
 
     def _read_names(self) -> frozenset[str] | None:
         read = [names for names in self._listed.values() if names is not None]

@@ -1,9 +1,8 @@
-"""Every path of MetaQ's tree in ZooKeeper, both directions.
+"""Every path of MetaQ's tree in ZooKeeper.
 
-Theory of operation: path text is written down only in `TEMPLATES`. Builders fill a
-template in, `NodePaths.parse` matches a path against all of them, and the table in this
-package's README is checked against it. A `{name}` is exactly one step of the path;
-`FIELD_PATTERNS` has the allowed texts.
+Theory of operation: path text is written down only in `NodeKind`. Builders fill a
+template in, as a whole or up to a parent, and the table in this package's README is
+checked against it. A `{name}` is one step of the path, or the end of one.
 
 Keep in step: `README.md` of this package, `znodes.py` (payloads).
 
@@ -12,7 +11,6 @@ Source: docs/metaq-1.4/broker.md 3.1, 3.2 and 3.6, docs/metaq-1.4/client.md 4.
 
 import enum
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -31,73 +29,46 @@ NUMBER: Final = r"\d{1,20}"
 _PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
 
 
-class NodeKind(enum.Enum):
-    """Purpose of a node of the tree."""
-
-    BROKER = "broker"
-    LEADER = "leader"
-    FOLLOWER = "follower"
-    CONFIG_CHECKSUM = "config checksum"
-    TOPIC = "topic"
-    TOPIC_PUB = "topic, puts"
-    TOPIC_SUB = "topic, gets"
-    MEMBER = "member"
-    OWNER = "owner"
-    GROUP_OFFSET = "group offset"
-    QUERY_START = "query start"
-    QUERY_ROUTES = "query routes"
-    QUERY_DECISION = "query decision"
-    GROUP_DECISION = "group decision"
-    GROUP_TOKEN = "group token"  # noqa: S105  # a kind of node
-    RECORDED_BROKER = "recorded broker"
-    RECORDED_PARTITIONS = "recorded partitions"
-    TOPIC_DEFINITION = "topic definition"
-    RECORDED_DIRECTORIES = "recorded directories"
-    TOPIC_STATUS = "topic status"
-
-
 # Below the root. MetaQ's own words stay in the paths ("master", "slave", "consumers");
 # everywhere else the vocabulary of this project rules (leader, follower, member).
-TEMPLATES: Final[Mapping[NodeKind, str]] = {
-    NodeKind.BROKER: "/brokers/ids/{broker}",
-    NodeKind.LEADER: "/brokers/ids/{broker}/master",
-    NodeKind.FOLLOWER: "/brokers/ids/{broker}/slave{follower}",
-    NodeKind.CONFIG_CHECKSUM: "/brokers/ids/{broker}/master_config_checksum",
-    NodeKind.TOPIC: "/brokers/topics/{topic}/{role}",
-    NodeKind.TOPIC_PUB: "/brokers/topics-pub/{topic}/{role}",
-    NodeKind.TOPIC_SUB: "/brokers/topics-sub/{topic}/{role}",
-    NodeKind.MEMBER: "/consumers/{group}/ids/{member}",
-    NodeKind.OWNER: "/consumers/{group}/owners/{topic}/{partition}",
-    NodeKind.GROUP_OFFSET: "/consumers/{group}/offsets/{topic}/{partition}",
+class NodeKind(enum.Enum):
+    """Purpose of a node of the tree, and the template of its path."""
+
+    BROKER = "broker", "/brokers/ids/{broker}"
+    LEADER = "leader", "/brokers/ids/{broker}/master"
+    FOLLOWER = "follower", "/brokers/ids/{broker}/slave{follower}"
+    CONFIG_CHECKSUM = "config checksum", "/brokers/ids/{broker}/master_config_checksum"
+    TOPIC = "topic", "/brokers/topics/{topic}/{role}"
+    TOPIC_PUB = "topic, puts", "/brokers/topics-pub/{topic}/{role}"
+    TOPIC_SUB = "topic, gets", "/brokers/topics-sub/{topic}/{role}"
+    MEMBER = "member", "/consumers/{group}/ids/{member}"
+    OWNER = "owner", "/consumers/{group}/owners/{topic}/{partition}"
+    GROUP_OFFSET = "group offset", "/consumers/{group}/offsets/{topic}/{partition}"
     # Ours alone: MetaQ has no queries.
-    NodeKind.QUERY_START: "/queries/{query}/start",
-    NodeKind.QUERY_ROUTES: "/queries/{query}/routes",
-    NodeKind.QUERY_DECISION: "/queries/{query}/decision",
+    QUERY_START = "query start", "/queries/{query}/start"
+    QUERY_ROUTES = "query routes", "/queries/{query}/routes"
+    QUERY_DECISION = "query decision", "/queries/{query}/decision"
     # Ours too: not below the group's node, of which MetaQ's tools list the children.
-    NodeKind.GROUP_DECISION: "/exactly-once/{group}/decisions/{topic}/{partition}",
-    NodeKind.GROUP_TOKEN: "/exactly-once/{group}/tokens/{token}",
+    GROUP_DECISION = (
+        "group decision",
+        "/exactly-once/{group}/decisions/{topic}/{partition}",
+    )
+    GROUP_TOKEN = "group token", "/exactly-once/{group}/tokens/{token}"
     # The catalog: what exists while its broker is away. MetaQ does not list it.
-    NodeKind.RECORDED_BROKER: "/catalog/brokers/{broker}",
-    NodeKind.RECORDED_PARTITIONS: "/catalog/partitions/{topic}/{broker}",
-    NodeKind.TOPIC_DEFINITION: "/catalog/topics/{topic}",
-    NodeKind.RECORDED_DIRECTORIES: "/catalog/directories/{broker}",
-    NodeKind.TOPIC_STATUS: "/catalog/status/{topic}/{broker}",
-}
+    RECORDED_BROKER = "recorded broker", "/catalog/brokers/{broker}"
+    RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
+    TOPIC_DEFINITION = "topic definition", "/catalog/topics/{topic}"
+    RECORDED_DIRECTORIES = "recorded directories", "/catalog/directories/{broker}"
+    TOPIC_STATUS = "topic status", "/catalog/status/{topic}/{broker}"
 
-LEADER_NAME: Final = TEMPLATES[NodeKind.LEADER].rpartition("/")[2]
+    def __init__(self, purpose: str, template: str) -> None:
+        """Name the two texts of a member."""
+        self.purpose = purpose
+        self.template = template
+
+
+LEADER_NAME: Final = NodeKind.LEADER.template.rpartition("/")[2]
 """Name of the leader's node below its broker's."""
-
-FIELD_PATTERNS: Final[Mapping[str, str]] = {
-    "broker": r"\d+",
-    "follower": r"\d+",
-    "role": r"\d+-(?:m|s\d+)",
-    "partition": r"\d+-\d+",
-    "topic": r"[^/]+",
-    "group": r"[^/]+",
-    "member": r"[^/]+",
-    "query": r"[^/]+",
-    "token": r"[0-9a-f]+",
-}
 
 # Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other
 # control characters, surrogates, the private use area and the specials at the end of
@@ -188,27 +159,8 @@ def parse_partition(text: str) -> tuple[BrokerId, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeName:
-    """Parsed path: its kind and the text of each variable step."""
-
-    kind: NodeKind
-    fields: Mapping[str, str]
-    """The text of each `{name}` of that template."""
-
-
-def _compiled(template: str) -> re.Pattern[str]:
-    pattern = re.sub(
-        r"\{(\w+)\}", lambda m: f"(?P<{m[1]}>{FIELD_PATTERNS[m[1]]})", template
-    )
-    return re.compile(pattern, re.ASCII)
-
-
-_PATTERNS: Final = {kind: _compiled(text) for kind, text in TEMPLATES.items()}
-
-
-@dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Builds and reads paths below one root.
+    """Builds paths below one root.
 
     Builders raise NodeNameError where ZooKeeper refuses a name; numbers
     never do.
@@ -218,19 +170,21 @@ class NodePaths:
     """Already normalised (`normalize_root`)."""
 
     def _fill(self, kind: NodeKind, /, **fields: object) -> str:
+        """Return a node's path, or the parent at which the given fields end."""
         texts = {name: str(value) for name, value in fields.items()}
         for name, text in texts.items():
             if not is_legal_step(text):
                 raise NodeNameError(
-                    f"{kind.value} node: {name} {text!r} cannot be part of a path"
+                    f"{kind.purpose} node: {name} {text!r} cannot be part of a path"
                 )
-        return self.root + TEMPLATES[kind].format_map(texts)
+        given = kind.template.split("/{")[: len(fields) + 1]
+        return self.root + "/{".join(given).format_map(texts)
 
     # -- brokers ----------------------------------------------------------------------
 
     def broker_ids(self) -> str:
         """Return the parent of all broker nodes."""
-        return f"{self.root}/brokers/ids"
+        return self._fill(NodeKind.BROKER)
 
     def broker(self, broker_id: BrokerId) -> str:
         """Return the persistent node of a broker, parent of its copies' nodes."""
@@ -252,7 +206,7 @@ class NodePaths:
 
     def topics(self, kind: NodeKind) -> str:
         """Return the parent of all topics of one of the three topic kinds."""
-        return self.root + TEMPLATES[kind].removesuffix("/{topic}/{role}")
+        return self._fill(kind)
 
     def topic(self, kind: NodeKind, topic: str, role: BrokerRole) -> str:
         """Return the node with a topic's partition count on one broker copy.
@@ -266,15 +220,13 @@ class NodePaths:
 
     def topic_children(self, kind: NodeKind, topic: str) -> str:
         """Return the parent of the `0-m`, `0-s1` ... nodes of one topic."""
-        return self._fill(kind, topic=topic, role="*").removesuffix("/*")
+        return self._fill(kind, topic=topic)
 
     # -- consumer groups --------------------------------------------------------------
 
     def groups(self) -> str:
         """Return the parent of all consumer groups."""
-        return self.root + TEMPLATES[NodeKind.MEMBER].removesuffix(
-            "/{group}/ids/{member}"
-        )
+        return self._fill(NodeKind.MEMBER)
 
     def group(self, group: str) -> str:
         """Return the node of a group, parent of all its nodes."""
@@ -282,7 +234,7 @@ class NodePaths:
 
     def members(self, group: str) -> str:
         """Return the parent of a group's member nodes."""
-        return self._fill(NodeKind.MEMBER, group=group, member="*").removesuffix("/*")
+        return self._fill(NodeKind.MEMBER, group=group)
 
     def member(self, group: str, member: str) -> str:
         """Return a member's node; `member` is `<group>_<consumerId>`."""
@@ -301,12 +253,11 @@ class NodePaths:
 
         Of GROUP_DECISION too; and so below.
         """
-        return self.group_partitions(kind, group, "*").removesuffix("/*")
+        return self._fill(kind, group=group)
 
     def group_partitions(self, kind: NodeKind, group: str, topic: str) -> str:
         """Return the parent of a topic's `0-1` nodes, of kind OWNER or GROUP_OFFSET."""
-        path = self._fill(kind, group=group, topic=topic, partition="*")
-        return path.removesuffix("/*")
+        return self._fill(kind, group=group, topic=topic)
 
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
         topic, name = partition.topic, partition.name
@@ -338,7 +289,7 @@ class NodePaths:
 
     def group_tokens(self, group: str) -> str:
         """Return the parent of a group's tokens."""
-        return self.group_token(group, "*").removesuffix("/*")
+        return self._fill(NodeKind.GROUP_TOKEN, group=group)
 
     def group_token(self, group: str, token: str) -> str:
         """Return the node without which a member's batches cannot be decided."""
@@ -348,7 +299,7 @@ class NodePaths:
 
     def recorded_brokers(self) -> str:
         """Return the parent of the records of all brokers."""
-        return self.root + TEMPLATES[NodeKind.RECORDED_BROKER].removesuffix("/{broker}")
+        return self._fill(NodeKind.RECORDED_BROKER)
 
     def recorded_broker(self, broker_id: BrokerId) -> str:
         """Return the node with a broker's last address."""
@@ -356,14 +307,11 @@ class NodePaths:
 
     def recorded_topics(self) -> str:
         """Return the parent of all topics that a broker has recorded."""
-        return self.root + TEMPLATES[NodeKind.RECORDED_PARTITIONS].removesuffix(
-            "/{topic}/{broker}"
-        )
+        return self._fill(NodeKind.RECORDED_PARTITIONS)
 
     def recorded_topic(self, topic: str) -> str:
         """Return the parent of a topic's partition counts, one child per broker."""
-        path = self._fill(NodeKind.RECORDED_PARTITIONS, topic=topic, broker="*")
-        return path.removesuffix("/*")
+        return self._fill(NodeKind.RECORDED_PARTITIONS, topic=topic)
 
     def recorded_partitions(self, topic: str, broker_id: BrokerId) -> str:
         """Return the node with the partition count of a topic on a broker."""
@@ -371,7 +319,7 @@ class NodePaths:
 
     def topic_definitions(self) -> str:
         """Return the parent of the definitions of all topics."""
-        return self.root + TEMPLATES[NodeKind.TOPIC_DEFINITION].removesuffix("/{topic}")
+        return self._fill(NodeKind.TOPIC_DEFINITION)
 
     def topic_definition(self, topic: str) -> str:
         """Return the node with the definition of a topic."""
@@ -383,30 +331,15 @@ class NodePaths:
 
     def topics_with_status(self) -> str:
         """Return the parent of the topics that brokers have a status of."""
-        template = TEMPLATES[NodeKind.TOPIC_STATUS]
-        return self.root + template.removesuffix("/{topic}/{broker}")
+        return self._fill(NodeKind.TOPIC_STATUS)
 
     def topic_statuses(self, topic: str) -> str:
         """Return the parent of a definition's statuses, one child per broker."""
-        path = self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker="*")
-        return path.removesuffix("/*")
+        return self._fill(NodeKind.TOPIC_STATUS, topic=topic)
 
     def topic_status(self, topic: str, broker_id: BrokerId) -> str:
         """Return the node with a broker's status of the definition of a topic."""
         return self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker=broker_id)
-
-    # -- back -------------------------------------------------------------------------
-
-    def parse(self, path: str) -> NodeName | None:
-        """Return the parsed path, or None when it is no node with a payload."""
-        if not path.startswith(f"{self.root}/"):
-            return None
-        below = path[len(self.root) :]
-        for kind, pattern in _PATTERNS.items():
-            match = pattern.fullmatch(below)
-            if match is not None:
-                return NodeName(kind=kind, fields=match.groupdict())
-        return None
 
 
 @lru_cache(NAMES_KEPT)

@@ -145,18 +145,10 @@ class WriteNode:
     to exist before."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteNode:
-    """Operation of `Coordinator.transact`: delete a node with this version."""
-
-    path: str
-    version: int
-
-
-Operation = CheckNode | WriteNode | DeleteNode
+Operation = CheckNode | WriteNode
 
 NO_VERSION: Final = -1
-"""Version after a delete, and after a check of any version."""
+"""Version after a check of any version."""
 
 StatusCallback = Callable[[SessionStatus], None]
 ChildrenCallback = Callable[[tuple[str, ...] | None], None]

@@ -57,11 +57,6 @@ class Node:
     """The session it lives and dies with; 0 for a persistent node."""
     version: int
 
-    @property
-    def is_ephemeral(self) -> bool:
-        """Whether it disappears with a session."""
-        return self.owner_session_id != 0
-
 
 def _text(data: bytes, what: str) -> str:
     try:

@@ -9,14 +9,9 @@ import pytest
 
 from metaq.client import AsyncClient, Client, Lag
 from metaq.client.admin.cluster_admin import (
+    AdminGroup,
     GroupDescription,
     OffsetChange,
-    describe_group,
-    plan_copy,
-    plan_reset,
-    read_offsets,
-    require_idle,
-    write_offsets,
 )
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
@@ -80,7 +75,7 @@ async def commit(
         OffsetChange(partition, None, GroupOffset(Offset(offset), MessageId(7)))
         for partition, offset in zip((FIRST, SECOND), offsets.values(), strict=False)
     ]
-    await write_offsets(context, group, changes, deadline_s=deadline_s)
+    await AdminGroup(context, group, deadline_s).write_offsets(changes)
 
 
 async def join(
@@ -103,7 +98,7 @@ def test_a_group_is_described(broker: AnyBroker) -> None:
     async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
         await commit(context, deadline_s, "g", first=4 * RECORD_BYTES)
         await join(context, deadline_s, FIRST)
-        return await describe_group(context, "g", deadline_s=deadline_s)
+        return await AdminGroup(context, "g", deadline_s).describe()
 
     found = with_context(broker, work)
     assert found.members == {"g_one": ("test",)}
@@ -130,7 +125,7 @@ def test_an_offset_behind_the_log_end_has_no_lag(broker: AnyBroker) -> None:
 
     async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
         await commit(context, deadline_s, "g", first=460, second=9)
-        return await describe_group(context, "g", deadline_s=deadline_s)
+        return await AdminGroup(context, "g", deadline_s).describe()
 
     first, second = with_context(broker, work).partitions
     assert (first.committed, first.lag, second.lag) == (460, None, None)
@@ -148,8 +143,8 @@ def test_members_may_write_anything(broker: AnyBroker) -> None:
 
     async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
         with pytest.raises(GroupInUseError, match=r"\(g_\\u202ebad\)"):
-            await require_idle(context, "g", ["test"], deadline_s=deadline_s)
-        return await describe_group(context, "g", deadline_s=deadline_s)
+            await AdminGroup(context, "g", deadline_s).require_idle(["test"])
+        return await AdminGroup(context, "g", deadline_s).describe()
 
     found = with_context(broker, work)
     assert {each.partition.topic for each in found.partitions} == {"test"}
@@ -162,8 +157,8 @@ def test_a_broker_that_is_gone_costs_its_lag_alone(broker: AnyBroker) -> None:
 
     async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
         change = OffsetChange(gone, None, GroupOffset(Offset(9)))
-        await write_offsets(context, "g", [change], deadline_s=deadline_s)
-        return await describe_group(context, "g", deadline_s=deadline_s)
+        await AdminGroup(context, "g", deadline_s).write_offsets([change])
+        return await AdminGroup(context, "g", deadline_s).describe()
 
     last = with_context(broker, work).partitions[-1]
     assert (last.partition, last.committed, last.lag) == (gone, 9, None)
@@ -174,7 +169,7 @@ def test_a_broker_that_is_gone_costs_its_lag_alone(broker: AnyBroker) -> None:
 def test_a_group_that_never_was_is_empty(broker: AnyBroker) -> None:
     """No members, no partitions, no error."""
     found = with_context(
-        broker, lambda context, at_s: describe_group(context, "nobody", deadline_s=at_s)
+        broker, lambda context, at_s: AdminGroup(context, "nobody", at_s).describe()
     )
     assert (found.members, found.partitions) == ({}, ())
 
@@ -184,7 +179,7 @@ def test_without_zookeeper_there_are_no_groups(broker: AnyBroker) -> None:
 
     async def run() -> None:
         async with AsyncClient(brokers=[broker.address]) as client:
-            await describe_group(parts_of(client), "g", deadline_s=0.0)
+            await AdminGroup(parts_of(client), "g", 0.0).describe()
 
     with pytest.raises(ConfigError, match="kept in ZooKeeper"):
         asyncio.run(run())
@@ -304,12 +299,12 @@ def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
         context: ClientContext, deadline_s: float
     ) -> tuple[tuple[OffsetChange, ...], list[dict[TopicPartition, Any]]]:
         await commit(context, deadline_s, "g", first=RECORD_BYTES)
-        changes = await plan_reset(
-            context, "g", {SECOND: "latest", FIRST: "latest"}, deadline_s=deadline_s
+        changes = await AdminGroup(context, "g", deadline_s).plan_reset(
+            {SECOND: "latest", FIRST: "latest"}
         )
-        seen = [await read_offsets(context, "g", None, deadline_s=deadline_s)]
-        await write_offsets(context, "g", changes, deadline_s=deadline_s)
-        seen.append(await read_offsets(context, "g", ["test"], deadline_s=deadline_s))
+        seen = [await AdminGroup(context, "g", deadline_s).read_offsets(None)]
+        await AdminGroup(context, "g", deadline_s).write_offsets(changes)
+        seen.append(await AdminGroup(context, "g", deadline_s).read_offsets(["test"]))
         return changes, seen
 
     changes, (before, after) = with_context(broker, work)
@@ -332,19 +327,19 @@ def test_a_reset_mends_a_node_that_holds_no_offset(broker: AnyBroker) -> None:
         path = context.paths.group_offset("g", FIRST)
         assert context.coordinator is not None
         await context.coordinator.set_or_create(path, b"x", deadline_s=deadline_s)
-        found = await read_offsets(context, "g", None, deadline_s=deadline_s)
+        found = await AdminGroup(context, "g", deadline_s).read_offsets(None)
         assert found[SECOND] == GroupOffset(Offset(0), MessageId(7))
         assert str(found[FIRST]).startswith(f"{path}: group offset: expected a number")
         with pytest.raises(PayloadError, match=path):
-            await plan_copy(context, "g", "h", None, deadline_s=deadline_s)
+            await AdminGroup(context, "h", deadline_s).plan_copy("g", None)
         await commit(context, deadline_s, "source", first=0)
         for changes in (
-            await plan_copy(context, "source", "g", None, deadline_s=deadline_s),
-            await plan_reset(context, "g", {FIRST: "latest"}, deadline_s=deadline_s),
+            await AdminGroup(context, "g", deadline_s).plan_copy("source", None),
+            await AdminGroup(context, "g", deadline_s).plan_reset({FIRST: "latest"}),
         ):
             assert [change.old for change in changes] == [None]
-        await write_offsets(context, "g", changes, deadline_s=deadline_s)
-        found = await read_offsets(context, "g", None, deadline_s=deadline_s)
+        await AdminGroup(context, "g", deadline_s).write_offsets(changes)
+        found = await AdminGroup(context, "g", deadline_s).read_offsets(None)
         assert found[FIRST] == GroupOffset(Offset(0), NO_MESSAGE)
 
     with_context(broker, work)
@@ -355,10 +350,10 @@ def test_a_consumer_goes_on_where_a_reset_says(broker: AnyBroker) -> None:
     fill(broker)
 
     async def work(context: ClientContext, deadline_s: float) -> None:
-        changes = await plan_reset(
-            context, "g", {FIRST: Offset(7 * RECORD_BYTES)}, deadline_s=deadline_s
+        changes = await AdminGroup(context, "g", deadline_s).plan_reset(
+            {FIRST: Offset(7 * RECORD_BYTES)}
         )
-        await write_offsets(context, "g", changes, deadline_s=deadline_s)
+        await AdminGroup(context, "g", deadline_s).write_offsets(changes)
 
     with_context(broker, work)
     with (
@@ -375,8 +370,8 @@ def test_a_reset_of_a_broker_that_is_gone_fails_at_once(broker: AnyBroker) -> No
     with pytest.raises(NoBrokerError, match="broker 5 is not registered"):
         with_context(
             broker,
-            lambda context, at_s: plan_reset(
-                context, "g", {FIRST: "latest", gone: "latest"}, deadline_s=at_s
+            lambda context, at_s: AdminGroup(context, "g", at_s).plan_reset(
+                {FIRST: "latest", gone: "latest"}
             ),
         )
 
@@ -389,12 +384,12 @@ def test_offsets_are_copied_as_they_are(broker: AnyBroker) -> None:
     ) -> dict[TopicPartition, Any]:
         await commit(context, deadline_s, "a", first=5)
         await commit(context, deadline_s, "b", first=1, second=2)
-        changes = await plan_copy(context, "a", "b", None, deadline_s=deadline_s)
+        changes = await AdminGroup(context, "b", deadline_s).plan_copy("a", None)
         assert [change.old for change in changes] == [
             GroupOffset(Offset(1), MessageId(7))
         ]
-        await write_offsets(context, "b", changes, deadline_s=deadline_s)
-        return await read_offsets(context, "b", None, deadline_s=deadline_s)
+        await AdminGroup(context, "b", deadline_s).write_offsets(changes)
+        return await AdminGroup(context, "b", deadline_s).read_offsets(None)
 
     found = with_context(broker, work)
     assert {p: offset.offset for p, offset in found.items()} == {FIRST: 5, SECOND: 2}
@@ -405,8 +400,8 @@ def test_there_must_be_something_to_copy(broker: AnyBroker) -> None:
     with pytest.raises(ClientError, match="group a has no offsets of topic test"):
         with_context(
             broker,
-            lambda context, at_s: plan_copy(
-                context, "a", "b", ["test"], deadline_s=at_s
+            lambda context, at_s: AdminGroup(context, "b", at_s).plan_copy(
+                "a", ["test"]
             ),
         )
 
@@ -416,8 +411,8 @@ def test_a_group_that_reads_is_not_moved(broker: AnyBroker) -> None:
 
     async def work(context: ClientContext, deadline_s: float) -> None:
         await join(context, deadline_s)
-        await require_idle(context, "g", {"other"}, deadline_s=deadline_s)
+        await AdminGroup(context, "g", deadline_s).require_idle({"other"})
         with pytest.raises(GroupInUseError, match=r"got 1 \(g_one\)"):
-            await require_idle(context, "g", {"test"}, deadline_s=deadline_s)
+            await AdminGroup(context, "g", deadline_s).require_idle({"test"})
 
     with_context(broker, work)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.client.cluster.metadata_queries import count_between
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.errors import StuckError
 from metaq.client.offsets.offset_reset import find_goal
 from metaq.errors import CorruptRecordError
@@ -171,9 +171,8 @@ def test_a_group_may_be_moved_behind_it(scene: Scene, broker: AnyBroker) -> None
             find = partial(find_goal, parts_of(client), ZERO)
             deadline_s = parts_of(client).clock.monotonic_s() + 30
             assert await find(scene.end, deadline_s=deadline_s) == scene.end
-            count = await count_between(
-                parts_of(client), ZERO, scene.end, MAX_OFFSET, deadline_s=deadline_s
-            )
+            log = LogQueries(parts_of(client), ZERO, deadline_s)
+            count = await log.count(scene.end, MAX_OFFSET)
             assert count == len(scene.readable) - scene.before
             with pytest.raises(CorruptRecordError):
                 await find(Offset(scene.end - 1), deadline_s=deadline_s)

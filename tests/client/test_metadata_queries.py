@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.cluster import metadata_queries as queries
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import (
     NoBrokerError,
@@ -59,7 +59,7 @@ def test_a_log_has_a_start_and_an_end(broker: AnyBroker) -> None:
 
     async def both(context: ClientContext, deadline_s: float) -> list[Any]:
         return [
-            await queries.log_range(context, each, deadline_s=deadline_s)
+            await LogQueries(context, each, deadline_s).ends()
             for each in (FIRST, EMPTY)
         ]
 
@@ -71,9 +71,7 @@ def test_a_slice_is_the_bytes_of_the_log(broker: AnyBroker) -> None:
 
     async def read(context: ClientContext, deadline_s: float) -> list[bytes]:
         return [
-            await queries.read_slice(
-                context, FIRST, Offset(at), size_bytes, deadline_s=deadline_s
-            )
+            await LogQueries(context, FIRST, deadline_s).slice(Offset(at), size_bytes)
             for at, size_bytes in ((RECORD_BYTES, RECORD_BYTES), (END, 100))
         ]
 
@@ -86,7 +84,7 @@ def test_a_message_says_when_it_was_stored(broker: AnyBroker) -> None:
 
     async def times(context: ClientContext, deadline_s: float) -> list[Any]:
         return [
-            await queries.time_of(context, FIRST, Offset(at), deadline_s=deadline_s)
+            await LogQueries(context, FIRST, deadline_s).time_of(Offset(at))
             for at in (0, RECORD_BYTES, END)
         ]
 
@@ -103,14 +101,11 @@ def test_counts_times_and_boundaries_are_those_of_the_log(broker: AnyBroker) -> 
 
     async def known(context: ClientContext, deadline_s: float) -> list[Any]:
         start = Offset(2 * RECORD_BYTES)
+        log = LogQueries(context, FIRST, deadline_s)
         return [
-            await queries.count_between(
-                context, FIRST, start, END, deadline_s=deadline_s
-            ),
-            await queries.offset_at(context, FIRST, Millis(0), deadline_s=deadline_s),
-            await queries.boundaries_between(
-                context, FIRST, start, END, 3, deadline_s=deadline_s
-            ),
+            await log.count(start, END),
+            await log.offset_at(Millis(0)),
+            await log.cut(start, END, 3),
         ]
 
     if not broker.has_extensions:
@@ -128,9 +123,7 @@ def test_a_count_that_begins_inside_a_record_is_refused(broker: AnyBroker) -> No
     """Both offsets are boundaries, and a number of something else helps nobody."""
 
     async def count(context: ClientContext, deadline_s: float) -> int:
-        return await queries.count_between(
-            context, FIRST, Offset(1), END, deadline_s=deadline_s
-        )
+        return await LogQueries(context, FIRST, deadline_s).count(Offset(1), END)
 
     error = NoRecordError if broker.has_extensions else CannotAnswerError
     with pytest.raises(error):
@@ -145,7 +138,7 @@ def test_a_partition_of_a_broker_that_is_not_there_is_an_error_at_the_deadline(
 
     async def find(context: ClientContext, _deadline_s: float) -> None:
         soon_s = context.clock.monotonic_s() + SHORT_S
-        await queries.log_range(context, far, deadline_s=soon_s)
+        await LogQueries(context, far, soon_s).ends()
 
     with pytest.raises(NoBrokerError, match="broker 7 is not registered"):
         ask(broker.client_options, find)
@@ -167,9 +160,8 @@ def ask_scripted(
             async with AsyncClient(brokers=[str(broker.address)]) as client:
                 for _ in range(times):
                     deadline_s = parts_of(client).clock.monotonic_s() + seconds
-                    question = queries.nearest_offset(
-                        parts_of(client), partition, Offset(5), deadline_s=deadline_s
-                    )
+                    log = LogQueries(parts_of(client), partition, deadline_s)
+                    question = log.nearest(Offset(5))
                     outcomes += await asyncio.gather(question, return_exceptions=True)
             return outcomes, broker.accepted_count
 

@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client import Client, NoBrokerError, PartitionsAwayError
 from metaq.client.admin.broker_admin import BrokerDescription
-from metaq.client.admin.cluster_admin import describe_group
+from metaq.client.admin.cluster_admin import AdminGroup
 from metaq.client.consume.progress import UNKNOWN_LAG
 from metaq.client.errors import BrokerRegisteredError
 from metaq.client.session import AsyncClient
@@ -181,7 +181,7 @@ def test_of_a_java_broker_the_offsets_of_the_group_tell(
         assert consumer.lag()[GONE[1]] == UNKNOWN_LAG
 
     async def describe(client: AsyncClient, deadline_s: float) -> Any:
-        return await describe_group(parts_of(client), "g", deadline_s=deadline_s)
+        return await AdminGroup(parts_of(client), "g", deadline_s).describe()
 
     found = {one.partition: one for one in ask(first, describe).partitions}
     assert found[GONE[1]].lag is None

@@ -75,9 +75,10 @@ class Bench:
             status_of=lambda _partition: self.status,
             on_stuck=lambda _error: None,
         )
-        monkeypatch.setattr(progress, "log_range", self._log_range)
+        log = SimpleNamespace(ends=self._ends)
+        monkeypatch.setattr(progress, "LogQueries", lambda *_args: log)
 
-    async def _log_range(self, *_args: object, **_named: object) -> Any:
+    async def _ends(self) -> Any:
         self.questions += 1
         self.while_asked()
         if isinstance(self.ends, MetaqError):

@@ -77,9 +77,9 @@ def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
         assert one.source.rebalance_count == 1
         assert one.source.fence == Fence("g_c1", 1)
         assert server.nodes[ID].data == b"t"
-        assert server.nodes[ID].is_ephemeral
+        assert server.nodes[ID].owner_session_id
         assert owners(server) == dict.fromkeys(["0-0", "0-1", "0-2"], "g_c1")
-        assert server.nodes[owner_path(part(0))].is_ephemeral
+        assert server.nodes[owner_path(part(0))].owner_session_id
         await one.source.stop()
         assert one.sink.called("revoke") == parts(0, 1, 2)
         assert owners(server) == {}

@@ -30,7 +30,6 @@ from metaq.zk.session import (
     NO_VERSION,
     CheckNode,
     Coordinator,
-    DeleteNode,
     Operation,
     SessionState,
     SessionStatus,
@@ -242,10 +241,10 @@ def test_ephemeral_nodes_have_parents_an_owner_and_one_creator(world: World) -> 
             assert node is not None
             assert node.data == b"data"
             assert node.owner_session_id == one.status.session_id
-            assert node.is_ephemeral
+            assert node.owner_session_id
             parent = await two.get("/a/b", deadline_s=in_s())
             assert parent is not None
-            assert (parent.data, parent.is_ephemeral) == (b"", False)
+            assert (parent.data, bool(parent.owner_session_id)) == (b"", False)
             with pytest.raises(NodeExistsError, match="/a/b/c"):
                 await two.create_ephemeral("/a/b/c", b"x", deadline_s=in_s())
 
@@ -274,12 +273,16 @@ def test_set_or_create_creates_then_sets_and_keeps_the_kind(world: World) -> Non
             await one.set_or_create("/p/q", b"2", deadline_s=in_s())
             node = await one.get("/p/q", deadline_s=in_s())
             assert node is not None
-            assert (node.data, node.is_ephemeral, node.version) == (b"2", False, 1)
+            assert (node.data, bool(node.owner_session_id), node.version) == (
+                b"2",
+                False,
+                1,
+            )
             await one.create_ephemeral("/e", b"1", deadline_s=in_s())
             await one.set_or_create("/e", b"", deadline_s=in_s())
             node = await one.get("/e", deadline_s=in_s())
             assert node is not None
-            assert (node.data, node.is_ephemeral) == (b"", True)
+            assert (node.data, bool(node.owner_session_id)) == (b"", True)
 
     run(scenario, world)
 
@@ -299,7 +302,11 @@ def test_replace_writes_only_what_nobody_changed(world: World) -> None:
                 await one.replace("/p/q", b"x", version=0, deadline_s=in_s())
             node = await one.get("/p/q", deadline_s=in_s())
             assert node is not None
-            assert (node.data, node.is_ephemeral, node.version) == (b"2", False, 1)
+            assert (node.data, bool(node.owner_session_id), node.version) == (
+                b"2",
+                False,
+                1,
+            )
             await one.set_or_create("/p/q", b"3", deadline_s=in_s())
             await two.replace("/p/q", b"4", version=2, deadline_s=in_s())
 
@@ -307,11 +314,11 @@ def test_replace_writes_only_what_nobody_changed(world: World) -> None:
 
 
 def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
-    """Checks, creates, writes and deletes go together, each seeing those before it."""
+    """Checks, creates and writes go together, each seeing those before it."""
 
     async def scenario(world: World) -> None:
         async with client_of(world) as one:
-            for path in ("/t/old", "/t/old", "/t/gone"):
+            for path in ("/t/old", "/t/old"):
                 await one.set_or_create(path, b"0", deadline_s=in_s())
             await one.create_ephemeral("/t/owner", b"me", deadline_s=in_s())
             operations: list[Operation] = [
@@ -321,20 +328,19 @@ def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
                 WriteNode("/t/old", b"2", 2),
                 WriteNode("/t/new", b"3", None),
                 WriteNode("/t/new/child", b"", None),
-                DeleteNode("/t/gone", 0),
                 WriteNode("/t/owner", b"mine", 0),
             ]
             versions = await one.transact(operations, deadline_s=in_s())
-            assert versions == (0, NO_VERSION, 2, 3, 0, 0, NO_VERSION, 1)
+            assert versions == (0, NO_VERSION, 2, 3, 0, 0, 1)
             found = await one.get("/t/old", deadline_s=in_s())
             assert found is not None
             assert (found.data, found.version) == (b"2", 3)
             found = await one.get("/t/new", deadline_s=in_s())
             assert found is not None
-            assert (found.data, found.is_ephemeral) == (b"3", False)
+            assert (found.data, bool(found.owner_session_id)) == (b"3", False)
             found = await one.get("/t/owner", deadline_s=in_s())
             assert found is not None
-            assert (found.data, found.is_ephemeral) == (b"mine", True)
+            assert (found.data, bool(found.owner_session_id)) == (b"mine", True)
             assert await one.children("/t", deadline_s=in_s()) == (
                 "new",
                 "old",
@@ -356,9 +362,6 @@ def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
         (WriteNode("/t/a", b"x", None), NodeChangedError),
         (WriteNode("/t/no", b"x", 0), NodeChangedError),
         (WriteNode("/t/no/child", b"x", None), NoNodeError),
-        (DeleteNode("/t/a", 0), NodeChangedError),
-        (DeleteNode("/t/no", 0), NodeChangedError),
-        (DeleteNode("/t", 0), NodeNotEmptyError),
     ],
     ids=str,
 )
@@ -401,19 +404,18 @@ def test_watches_see_a_transaction_after_all_of_it(world: World) -> None:
             await until(lambda: seen == [("a",)])
             with pytest.raises(NodeChangedError):
                 await one.transact(
-                    [WriteNode("/w/no", b"", None), DeleteNode("/w/a", 7)],
+                    [WriteNode("/w/no", b"", None), WriteNode("/w/a", b"", 7)],
                     deadline_s=in_s(),
                 )
             await one.transact(
                 [
                     WriteNode("/w/b", b"", None),
                     WriteNode("/w/c", b"", None),
-                    DeleteNode("/w/a", 0),
                 ],
                 deadline_s=in_s(),
             )
-            await until(lambda: seen[-1] == ("b", "c"))
-            assert seen == [("a",), ("b", "c")]
+            await until(lambda: seen[-1] == ("a", "b", "c"))
+            assert seen == [("a",), ("a", "b", "c")]
 
     run(scenario, world)
 

@@ -154,7 +154,7 @@ def test_the_tree_is_the_one_of_metaq(zookeeper: str) -> None:
             for path in paths:
                 node = await one.coordinator.get(path, deadline_s=in_s())
                 assert node is not None
-                tree[path] = (node.data.decode(), node.is_ephemeral)
+                tree[path] = (node.data.decode(), bool(node.owner_session_id))
                 names = await one.coordinator.children(path, deadline_s=in_s())
                 paths.extend(f"{path}/{name}" for name in names or ())
             assert tree == recorded
@@ -320,7 +320,7 @@ def test_snapshots_follow_a_broker(zookeeper: str) -> None:
             registry = BrokerRegistry(other.coordinator, PATHS, clock=CLOCK)
             registry.start()
             watch = ClusterWatch(one.coordinator, PATHS, clock=CLOCK)
-            watch.start()
+            watch.open()
 
             async def newer(condition: Callable[[ClusterSnapshot], bool]) -> None:
                 snapshot = watch.snapshot

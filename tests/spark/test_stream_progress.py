@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.offsets.query_progress import commit_progress
 from metaq.client.session import AsyncClient
 from metaq.model import MessageId, Offset, TopicPartition
@@ -423,7 +423,7 @@ def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
 
     async def read(context: ClientContext, deadline_s: float) -> Any:
         clients.add(context)
-        return await log_range(context, P0, deadline_s=deadline_s)
+        return await LogQueries(context, P0, deadline_s).ends()
 
     with own_clusters(SlowToClose):
         # A client is idle at each turn of the loop between two calls.

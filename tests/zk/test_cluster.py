@@ -59,7 +59,7 @@ async def watch_on(
     coordinator = server.coordinator(CLOCK)
     watch = ClusterWatch(coordinator, NodePaths(), clock=CLOCK)
     coordinator.start()
-    watch.start()
+    watch.open()
     yield watch, coordinator
     watch.close()
     await coordinator.stop(deadline_s=in_s())

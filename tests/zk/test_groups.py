@@ -52,7 +52,7 @@ def test_members_owners_and_offsets_are_the_nodes_of_metaq() -> None:
 
     def written(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
         return {
-            path: (node.data.decode(), node.is_ephemeral)
+            path: (node.data.decode(), bool(node.owner_session_id))
             for path, node in server.tree().items()
             if "/consumers" in path
         }
@@ -140,7 +140,7 @@ def test_registering_again_is_right() -> None:
             assert await one.register(["a", "b"], deadline_s=in_s()) == 1
             assert ("delete", MEMBER) in server.calls
             assert server.nodes[MEMBER].data == b"a,b"
-            assert server.nodes[MEMBER].is_ephemeral
+            assert server.nodes[MEMBER].owner_session_id
 
     run_virtually(scenario())
 

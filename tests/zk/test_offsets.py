@@ -114,7 +114,7 @@ def test_the_owner_commits_again_and_again() -> None:
                 await one.commit(offset)
                 assert server.nodes[OFFSET].data == b"7-%d" % offset
             assert server.nodes[OFFSET].version == 2
-            assert not server.nodes[OFFSET].is_ephemeral
+            assert not server.nodes[OFFSET].owner_session_id
 
     run_virtually(scenario())
 

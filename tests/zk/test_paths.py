@@ -1,31 +1,21 @@
-"""Paths in both directions, over every template."""
-
-import json
-from pathlib import Path
+"""Paths of every template, and names read back."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from metaq.errors import ConfigError
 from metaq.model import BrokerId, TopicPartition
 from metaq.zk.errors import NodeNameError
 from metaq.zk.paths import (
-    FIELD_PATTERNS,
-    TEMPLATES,
     BrokerRole,
     NodeKind,
     NodePaths,
-    is_legal_step,
     normalize_root,
     parse_follower,
     parse_partition,
     parse_role,
 )
+from tests.zk.golden_nodes import GOLDEN, kind_of
 
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()
-)["zookeeper"]
 P = NodePaths()
 LEADER = BrokerRole(BrokerId(0))
 FOLLOWER = BrokerRole(BrokerId(0), follower_id=1)
@@ -79,62 +69,11 @@ def test_builders_write_the_paths_of_metaq(built: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("tree", GOLDEN)
-def test_every_golden_node_with_a_payload_is_recognised(tree: str) -> None:
+def test_every_golden_node_with_a_payload_has_a_template(tree: str) -> None:
     """No node that a real broker or client wrote data into is unknown to us."""
     for node in GOLDEN[tree]:
         if node["data"]:
-            assert P.parse(node["path"]) is not None, node["path"]
-
-
-steps = st.text(min_size=1, max_size=12).filter(is_legal_step)
-numbers = st.integers(0, 2**31).map(str)
-FIELDS = {
-    "broker": numbers,
-    "follower": numbers,
-    "role": st.builds("{}-m".format, numbers)
-    | st.builds("{}-s{}".format, numbers, numbers),
-    "partition": st.builds("{}-{}".format, numbers, numbers),
-    "topic": steps,
-    "group": steps,
-    "member": steps,
-    "query": steps,
-    "token": st.from_regex("[0-9a-f]+", fullmatch=True),
-}
-
-
-@pytest.mark.parametrize("kind", list(NodeKind))
-@given(data=st.data())
-def test_parse_is_the_inverse_of_the_templates(
-    kind: NodeKind, data: st.DataObject
-) -> None:
-    """A path filled in from a template parses back to its kind and fields."""
-    names = [name for name in FIELD_PATTERNS if f"{{{name}}}" in TEMPLATES[kind]]
-    fields = {name: data.draw(FIELDS[name]) for name in names}
-    root = data.draw(st.sampled_from(["", "/meta", "/a/b"]))
-    found = NodePaths(root).parse(root + TEMPLATES[kind].format_map(fields))
-    assert found is not None
-    assert (found.kind, dict(found.fields)) == (kind, fields)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "/",
-        "/meta",
-        "/meta/brokers",
-        "/meta/brokers/ids/x",
-        "/meta/brokers/ids/0/slave",
-        "/meta/brokers/topics/t/0-x",
-        "/meta/brokers/topics/t/0-m/deeper",
-        "/metax/brokers/ids/0",
-        "/meta/consumers/g/offsets/t/0",
-        "/meta/brokers/ids/\u0661",
-    ],
-)
-def test_other_paths_are_nobodys(path: str) -> None:
-    """Parents, strangers and near misses parse to None."""
-    assert P.parse(path) is None
+            assert kind_of(node["path"]) is not None, node["path"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import metaq.zk
-from metaq.zk.paths import TEMPLATES
+from metaq.zk.paths import NodeKind
 
 README = Path(metaq.zk.__file__).parent / "README.md"
 
@@ -12,4 +12,4 @@ README = Path(metaq.zk.__file__).parent / "README.md"
 def test_the_table_of_nodes_equals_the_templates() -> None:
     """Each node kind has one row with its path, and no row is left over."""
     rows = re.findall(r"^\| ([^|]+) \| `(/[^`]+)` \|", README.read_text(), re.MULTILINE)
-    assert dict(rows) == {kind.value: path for kind, path in TEMPLATES.items()}
+    assert dict(rows) == {kind.purpose: kind.template for kind in NodeKind}

@@ -76,7 +76,9 @@ async def broker_on(
 
 
 def tree_of(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
-    return {p: (n.data.decode(), n.is_ephemeral) for p, n in server.tree().items()}
+    return {
+        p: (n.data.decode(), bool(n.owner_session_id)) for p, n in server.tree().items()
+    }
 
 
 def catalog_of(snapshot: BrokerSnapshot) -> dict[str, tuple[str, bool]]:
@@ -169,7 +171,9 @@ def test_a_node_that_cannot_be_withdrawn_leaves_no_other_one() -> None:
             coordinator.delete = delete_all_but_one  # type: ignore[method-assign]
             server.remove(TEST_PUB)
             await registry.withdraw(deadline_s=in_s(5))
-            left = {path for path, node in server.tree().items() if node.is_ephemeral}
+            left = {
+                path for path, node in server.tree().items() if node.owner_session_id
+            }
         assert left == {MASTER}
 
     run_virtually(scenario())

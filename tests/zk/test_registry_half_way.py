@@ -18,7 +18,7 @@ from tests.zk.test_registry import (
 
 
 def ephemerals_of(server: MemoryZooKeeper) -> set[str]:
-    return {path for path, node in server.tree().items() if node.is_ephemeral}
+    return {path for path, node in server.tree().items() if node.owner_session_id}
 
 
 def test_a_change_that_failed_half_way_and_was_taken_back_is_mended() -> None:

@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from metaq.client.cluster.broker_facts import read_closed
 from metaq.client.cluster.catalog import read_cluster, read_whole, recorded_addresses
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import (
     check_item,
     known_partitions,
@@ -234,8 +233,9 @@ class AsyncBrokerAdmin:
             return read_closed(parse_stats(text))
 
         async with asyncio.TaskGroup() as both:
-            end_of = partial(log_range, context, deadline_s=deadline_s)
-            asking = both.create_task(for_each(end_of, asked))
+            asking = both.create_task(
+                for_each(lambda one: LogQueries(context, one, deadline_s).ends(), asked)
+            )
             there = {each for each in addresses.values() if each and with_logs}
             closing = both.create_task(for_each(closed_at, there))
         ends, closed = asking.result(), closing.result()

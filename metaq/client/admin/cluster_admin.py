@@ -4,14 +4,12 @@ Nothing here takes part in a group, and a group of Java consumers is as good as 
 ours: both keep the same nodes. A change is planned first, as values, and written by
 `write_offsets` afterwards, so that a plan can be shown without being carried out.
 
-Every function takes the parts of a started client with ZooKeeper, and raises
-CoordinationError when ZooKeeper cannot be asked.
-
 Source: docs/metaq-1.4/client.md 4, 13 and 14.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from metaq.client.admin.broker_admin import require_coordinator
 from metaq.client.cluster.boundaries import offset_back
@@ -71,362 +69,323 @@ class OffsetChange:
     """None: it is deleted."""
 
 
-# -- looking --------------------------------------------------------------------------
+class AdminGroup:
+    """One group, during one call of an administrator.
 
-
-async def describe_group(
-    context: ClientContext, group: str, *, deadline_s: float
-) -> GroupDescription:
-    """Return a group's members, owners, offsets and lag.
-
-    If a broker cannot be asked, only the lag of its partitions is unknown. Partitions
-    that are away are known from the catalog, and from the group's offsets.
-
-    Args:
-        context: the client's parts.
-        group: name of the group; one that never was is empty.
-        deadline_s: when to give up.
+    Every call raises CoordinationError when ZooKeeper cannot be asked.
     """
-    coordinator, paths = require_coordinator(context), context.paths
-    members = await read_members(coordinator, paths, group, deadline_s=deadline_s)
-    offsets = GroupOffsets(coordinator, paths, group=group)
-    owned_topics = await coordinator.children(
-        paths.group_topics(NodeKind.OWNER, group), deadline_s=deadline_s
-    )
-    # A member may write anything; a topic that cannot exist is left out.
-    named = {topic for topics in members.values() for topic in topics}
-    wanted = set(filter(is_legal_step, named))
-    stored = await offsets.topics(deadline_s=deadline_s)
-    topics = sorted(wanted.union(stored, owned_topics or ()))
-    snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
-    owners: dict[TopicPartition, str] = {}
-    partitions: set[TopicPartition] = set()
-    for topic in topics:
-        owners |= await read_owners(
-            coordinator, paths, group, topic, deadline_s=deadline_s
-        )
-        partitions.update(snapshot.get_partitions(topic), snapshot.away(topic))
-        partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
-    committed: dict[TopicPartition, Offset] = {}
 
-    async def look(partition: TopicPartition) -> Lag:
-        stored = await offsets.read_offset(partition, deadline_s=deadline_s)
-        offset = Offset(0)
-        if stored is not None:
-            offset = committed[partition] = stored.offset
-        _require_broker(context, partition)
-        if not snapshot.is_served(partition):
-            raise PartitionsAwayError(
-                f"{partition}: broker {partition.broker_id} does not serve it any more,"
-                " how far its log goes is not known",
-                partitions=[partition],
-            )
-        return await lag_of(context, partition, offset, deadline_s=deadline_s)
+    def __init__(self, context: ClientContext, group: str, deadline_s: float) -> None:
+        """Name the group.
 
-    lags = await for_each(look, sorted(partitions | owners.keys()))
-    return GroupDescription(
-        group,
-        members,
-        tuple(
-            PartitionProgress(
-                partition,
-                owner=owners.get(partition),
-                is_wanted=partition.topic in wanted,
-                committed=committed.get(partition),
-                lag=None if isinstance(lag, MetaqError) else lag,
-                problem=str(lag) if isinstance(lag, MetaqError) else None,
-            )
-            for partition, lag in lags.items()
-        ),
-    )
+        Args:
+            context: the parts of a started client.
+            group: name of the group; one that never was is empty.
+            deadline_s: when to give up.
 
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+        """
+        self._context = context
+        self._group = group
+        self.deadline_s = deadline_s
+        self._coordinator = require_coordinator(context)
+        self._offsets = GroupOffsets(self._coordinator, context.paths, group=group)
 
-def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
-    """Fail at once, where a question would be repeated until its deadline."""
-    if context.address_of(partition.broker_id) is None:
-        raise NoBrokerError(
-            f"{partition}: broker {partition.broker_id} is not registered"
-        )
+    # -- looking ----------------------------------------------------------------------
 
+    async def describe(self) -> GroupDescription:
+        """Return its members, owners, offsets and lag.
 
-async def read_offsets(
-    context: ClientContext,
-    group: str,
-    topics: Collection[str] | None,
-    *,
-    deadline_s: float,
-) -> dict[TopicPartition, GroupOffset | PayloadError]:
-    """Return the committed offsets of a group, in numeric order.
+        If a broker cannot be asked, only the lag of its partitions is unknown.
+        Partitions that are away are known from the catalog, and from its offsets.
+        """
+        context, deadline_s, offsets = self._context, self.deadline_s, self._offsets
+        place = self._coordinator, context.paths, self._group
+        members = await read_members(*place, deadline_s=deadline_s)
+        owned = context.paths.group_topics(NodeKind.OWNER, self._group)
+        owned_topics = await self._coordinator.children(owned, deadline_s=deadline_s)
+        # A member may write anything; a topic that cannot exist is left out.
+        named = {topic for topics in members.values() for topic in topics}
+        wanted = set(filter(is_legal_step, named))
+        stored = await offsets.topics(deadline_s=deadline_s)
+        topics = sorted(wanted.union(stored, owned_topics or ()))
+        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+        owners: dict[TopicPartition, str] = {}
+        partitions: set[TopicPartition] = set()
+        for topic in topics:
+            owners |= await read_owners(*place, topic, deadline_s=deadline_s)
+            partitions.update(snapshot.get_partitions(topic), snapshot.away(topic))
+            partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
+        committed: dict[TopicPartition, Offset] = {}
 
-    Of a node that holds no offset the error is returned.
-
-    Args:
-        context: the client's parts.
-        group: name of the group.
-        topics: only of these topics; None: of all.
-        deadline_s: when to give up.
-    """
-    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
-    if topics is None:
-        topics = await offsets.topics(deadline_s=deadline_s)
-    found: dict[TopicPartition, GroupOffset | PayloadError] = {}
-    for name in topics:
-        for partition in await offsets.partitions(name, deadline_s=deadline_s):
-            try:
-                stored = await offsets.read_offset(partition, deadline_s=deadline_s)
-            except PayloadError as error:
-                found[partition] = error
-                continue
+        async def look(partition: TopicPartition) -> Lag:
+            stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+            offset = Offset(0)
             if stored is not None:
-                found[partition] = stored
-    return {partition: found[partition] for partition in sorted(found)}
+                offset = committed[partition] = stored.offset
+            self._require_broker(partition)
+            if not snapshot.is_served(partition):
+                raise PartitionsAwayError(
+                    f"{partition}: broker {partition.broker_id} does not serve it any"
+                    " more, how far its log goes is not known",
+                    partitions=[partition],
+                )
+            return await lag_of(context, partition, offset, deadline_s=deadline_s)
 
-
-# -- planning -------------------------------------------------------------------------
-
-
-async def choose_goals(
-    context: ClientContext,
-    group: str,
-    topics: Collection[str] | None,
-    goal: Goal,
-    *,
-    deadline_s: float,
-) -> dict[TopicPartition, Goal]:
-    """Return a goal for each partition of some topics, or of all that a group has.
-
-    Where nothing is committed there is nothing to go back from.
-
-    Raises:
-        ClientError: the group has committed no offset that says which topics are meant,
-            or from where to go back.
-        NoBrokerError: no broker serves a topic.
-        PartitionsAwayError: the broker of a partition is away.
-    """
-    stored = await read_offsets(context, group, topics, deadline_s=deadline_s)
-    is_back = isinstance(goal, int) and goal < 0
-    if not stored and (is_back or topics is None):
-        raise ClientError(
-            f"group {group} has committed no offset: expected one to go back from, or"
-            " the names of topics"
+        lags = await for_each(look, sorted(partitions | owners.keys()))
+        return GroupDescription(
+            self._group,
+            members,
+            tuple(
+                PartitionProgress(
+                    partition,
+                    owner=owners.get(partition),
+                    is_wanted=partition.topic in wanted,
+                    committed=committed.get(partition),
+                    lag=None if isinstance(lag, MetaqError) else lag,
+                    problem=str(lag) if isinstance(lag, MetaqError) else None,
+                )
+                for partition, lag in lags.items()
+            ),
         )
-    wanted = {each.topic for each in stored} if topics is None else set(topics)
-    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
-    if is_back:
-        return dict.fromkeys(stored, goal)
-    require_all_there(snapshot, wanted)
-    goals: dict[TopicPartition, Goal] = {}
-    for topic in sorted(wanted):
-        served = snapshot.get_partitions(topic)
-        if not served:
-            raise NoBrokerError(f"no broker serves topic '{topic}'")
-        goals |= dict.fromkeys(served, goal)
-    return goals
 
+    def _require_broker(self, partition: TopicPartition) -> None:
+        """Fail at once, where a question would be repeated until its deadline."""
+        if self._context.address_of(partition.broker_id) is None:
+            raise NoBrokerError(
+                f"{partition}: broker {partition.broker_id} is not registered"
+            )
 
-async def plan_reset(
-    context: ClientContext,
-    group: str,
-    goals: Mapping[TopicPartition, Goal],
-    *,
-    deadline_s: float,
-) -> tuple[OffsetChange, ...]:
-    """Return the changes of offsets that have a group go on elsewhere.
+    async def read_offsets(
+        self, topics: Collection[str] | None
+    ) -> dict[TopicPartition, GroupOffset | PayloadError]:
+        """Return its committed offsets, in numeric order.
 
-    Args:
-        context: the client's parts.
-        group: name of the group.
-        goals: the partitions to move, and where to; a number below 0 is so many
-            messages before the committed offset.
-        deadline_s: when to give up.
+        Of a node that holds no offset the error is returned.
 
-    Raises:
-        ClientError: an offset outside the log, or within a message; or nothing is
-            committed to go back from.
-        CannotAnswerError: a time, of a broker that knows none.
-        NoBrokerError: the broker of a partition is not there.
-        CorruptRecordError: the broker names damage at an offset.
-        WireError: the broker refuses to answer.
-    """
-    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
-    topics = {partition.topic for partition in goals}
-    await read_cluster(context, topics, deadline_s=deadline_s)
+        Args:
+            topics: only of these topics; None: of all.
+        """
+        offsets, deadline_s = self._offsets, self.deadline_s
+        if topics is None:
+            topics = await offsets.topics(deadline_s=deadline_s)
+        found: dict[TopicPartition, GroupOffset | PayloadError] = {}
+        for name in topics:
+            for partition in await offsets.partitions(name, deadline_s=deadline_s):
+                try:
+                    stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+                except PayloadError as error:
+                    found[partition] = error
+                    continue
+                if stored is not None:
+                    found[partition] = stored
+        return {partition: found[partition] for partition in sorted(found)}
 
-    async def plan(partition: TopicPartition) -> OffsetChange:
-        _require_broker(context, partition)
-        goal, old = goals[partition], await _read_old(offsets, partition, deadline_s)
-        if not isinstance(goal, int) or goal >= 0:
-            new = await find_goal(context, partition, goal, deadline_s=deadline_s)
-        elif old is None:
+    # -- planning ---------------------------------------------------------------------
+
+    async def choose_goals(
+        self, topics: Collection[str] | None, goal: Goal
+    ) -> dict[TopicPartition, Goal]:
+        """Return a goal for each partition of some topics, or of all that it has.
+
+        Where nothing is committed there is nothing to go back from.
+
+        Raises:
+            ClientError: it has committed no offset that says which topics are meant,
+                or from where to go back.
+            NoBrokerError: no broker serves a topic.
+            PartitionsAwayError: the broker of a partition is away.
+        """
+        stored = await self.read_offsets(topics)
+        is_back = isinstance(goal, int) and goal < 0
+        if not stored and (is_back or topics is None):
             raise ClientError(
-                f"{partition}: group {group} has committed no offset to go back from"
+                f"group {self._group} has committed no offset: expected one to go back"
+                " from, or the names of topics"
             )
-        else:
-            new = await offset_back(
-                context, partition, old.offset, -goal, deadline_s=deadline_s
+        wanted = {each.topic for each in stored} if topics is None else set(topics)
+        snapshot = await read_cluster(self._context, wanted, deadline_s=self.deadline_s)
+        if is_back:
+            return dict.fromkeys(stored, goal)
+        require_all_there(snapshot, wanted)
+        goals: dict[TopicPartition, Goal] = {}
+        for topic in sorted(wanted):
+            served = snapshot.get_partitions(topic)
+            if not served:
+                raise NoBrokerError(f"no broker serves topic '{topic}'")
+            goals |= dict.fromkeys(served, goal)
+        return goals
+
+    async def plan_reset(
+        self, goals: Mapping[TopicPartition, Goal]
+    ) -> tuple[OffsetChange, ...]:
+        """Return the changes of offsets that have it go on elsewhere.
+
+        Args:
+            goals: the partitions to move, and where to; a number below 0 is so many
+                messages before the committed offset.
+
+        Raises:
+            ClientError: an offset outside the log, or within a message; or nothing is
+                committed to go back from.
+            CannotAnswerError: a time, of a broker that knows none.
+            NoBrokerError: the broker of a partition is not there.
+            CorruptRecordError: the broker names damage at an offset.
+            WireError: the broker refuses to answer.
+        """
+        context, deadline_s = self._context, self.deadline_s
+        topics = {partition.topic for partition in goals}
+        await read_cluster(context, topics, deadline_s=deadline_s)
+
+        async def plan(partition: TopicPartition) -> OffsetChange:
+            self._require_broker(partition)
+            goal, old = goals[partition], await self._read_old(partition)
+            if not isinstance(goal, int) or goal >= 0:
+                new = await find_goal(context, partition, goal, deadline_s=deadline_s)
+            elif old is None:
+                raise ClientError(
+                    f"{partition}: group {self._group} has committed no offset to go"
+                    " back from"
+                )
+            else:
+                new = await offset_back(
+                    context, partition, old.offset, -goal, deadline_s=deadline_s
+                )
+            return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
+
+        return tuple(raise_first(await for_each(plan, sorted(goals))))
+
+    async def _read_old(self, partition: TopicPartition) -> GroupOffset | None:
+        """Return the offset that is replaced; None where the node holds none."""
+        try:
+            return await self._offsets.read_offset(
+                partition, deadline_s=self.deadline_s
             )
-        return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
+        except PayloadError:
+            # Its members cannot begin: writing an offset is the remedy.
+            return None
 
-    return tuple(raise_first(await for_each(plan, sorted(goals))))
+    async def plan_copy(
+        self, source: str, topics: Collection[str] | None
+    ) -> tuple[OffsetChange, ...]:
+        """Return the changes of offsets that have it go on where another group is.
 
+        Offsets that it has beyond those stay.
 
-async def _read_old(
-    offsets: GroupOffsets, partition: TopicPartition, deadline_s: float
-) -> GroupOffset | None:
-    """Return the offset that is replaced; None where the node holds none."""
-    try:
-        return await offsets.read_offset(partition, deadline_s=deadline_s)
-    except PayloadError:
-        # Its members cannot begin: writing an offset is the remedy.
-        return None
+        Args:
+            source: the group whose offsets are read.
+            topics: only of these topics; None: of all.
 
+        Raises:
+            ClientError: there is nothing to copy.
+            PayloadError: a node of the source holds no offset.
+        """
+        other = AdminGroup(self._context, source, self.deadline_s)
+        found = await other.read_offsets(topics)
+        if not found:
+            of = "" if topics is None else f" of topic {', '.join(topics)}"
+            raise ClientError(f"group {source} has no offsets{of}: nothing to copy")
 
-async def plan_copy(
-    context: ClientContext,
-    source: str,
-    target: str,
-    topics: Collection[str] | None,
-    *,
-    deadline_s: float,
-) -> tuple[OffsetChange, ...]:
-    """Return the changes of offsets that have one group go on where another is.
+        async def plan(partition: TopicPartition) -> OffsetChange:
+            new = found[partition]
+            if isinstance(new, PayloadError):
+                raise new
+            return OffsetChange(partition, await self._read_old(partition), new)
 
-    Args:
-        context: the client's parts.
-        source: the group whose offsets are read.
-        target: the group that gets them; offsets it has beyond those stay.
-        topics: only of these topics; None: of all.
-        deadline_s: when to give up.
+        return tuple(raise_first(await for_each(plan, found)))
 
-    Raises:
-        ClientError: there is nothing to copy.
-        PayloadError: a node of the source holds no offset.
-    """
-    found = await read_offsets(context, source, topics, deadline_s=deadline_s)
-    if not found:
-        of = "" if topics is None else f" of topic {', '.join(topics)}"
-        raise ClientError(f"group {source} has no offsets{of}: nothing to copy")
-    offsets = GroupOffsets(require_coordinator(context), context.paths, group=target)
-
-    async def plan(partition: TopicPartition) -> OffsetChange:
-        new = found[partition]
-        if isinstance(new, PayloadError):
-            raise new
-        old = await _read_old(offsets, partition, deadline_s)
-        return OffsetChange(partition, old, new)
-
-    return tuple(raise_first(await for_each(plan, found)))
-
-
-# -- writing --------------------------------------------------------------------------
-
-
-async def require_idle(
-    context: ClientContext,
-    group: str,
-    topics: Collection[str] | None,
-    *,
-    deadline_s: float,
-) -> None:
-    """Refuse to move a group that reads: it goes on from where it is, and overwrites.
-
-    Raises:
-        GroupInUseError: a member subscribes to one of the topics; None: to any.
-    """
-    members = await read_members(
-        require_coordinator(context), context.paths, group, deadline_s=deadline_s
-    )
-    live = [
-        name
-        for name, read in members.items()
-        if topics is None or not set(read).isdisjoint(topics)
-    ]
-    if live:
-        raise GroupInUseError(
-            f"group {group}: expected no live member, got {len(live)}"
-            f" ({printable(name_few(live))}); a member goes on from where it is, and"
-            " its next commit overwrites what is written here"
+    async def plan_delete(
+        self, topics: Collection[str] | None
+    ) -> tuple[OffsetChange, ...]:
+        """Return the deletions of its offsets in some topics, or in all."""
+        found = await self.read_offsets(topics)
+        return tuple(
+            OffsetChange(
+                each, stored if isinstance(stored, GroupOffset) else None, None
+            )
+            for each, stored in found.items()
         )
 
+    # -- writing ----------------------------------------------------------------------
 
-async def write_offsets(
-    context: ClientContext,
-    group: str,
-    changes: Sequence[OffsetChange],
-    *,
-    deadline_s: float,
-) -> None:
-    """Carry out a plan; each partition by itself.
+    async def require_idle(self, topics: Collection[str] | None) -> None:
+        """Refuse to move it while it reads: it goes on where it is, and overwrites.
 
-    Durability: on return ZooKeeper has all of it on a majority of its disks. After an
-    error some of it is written; the same plan may be carried out again.
+        Raises:
+            GroupInUseError: a member subscribes to one of the topics; None: to any.
+        """
+        members = await read_members(
+            self._coordinator,
+            self._context.paths,
+            self._group,
+            deadline_s=self.deadline_s,
+        )
+        live = [
+            name
+            for name, read in members.items()
+            if topics is None or not set(read).isdisjoint(topics)
+        ]
+        if live:
+            raise GroupInUseError(
+                f"group {self._group}: expected no live member, got {len(live)}"
+                f" ({printable(name_few(live))}); a member goes on from where it is,"
+                " and its next commit overwrites what is written here"
+            )
 
-    Raises:
-        CoordinationError: some could not be written; the text counts them.
-    """
-    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
-    wanted = {change.partition: change.new for change in changes}
+    async def write_offsets(self, changes: Sequence[OffsetChange]) -> None:
+        """Carry out a plan; each partition by itself.
 
-    async def write(partition: TopicPartition) -> None:
-        new = wanted[partition]
-        if new is None:
-            await offsets.delete_offset(partition, deadline_s=deadline_s)
-        else:
-            await offsets.set_offset(partition, new, deadline_s=deadline_s)
+        Durability: on return ZooKeeper has all of it on a majority of its disks. After
+        an error some of it is written; the same plan may be carried out again.
 
-    failed = failures(await for_each(write, wanted))
-    for partition, error in failed.items():
-        raise CoordinationError(
-            f"{len(failed)} of {len(changes)} offsets are not written, the first of"
-            f" {partition}: {error}"
-        ) from error
+        Raises:
+            CoordinationError: some could not be written; the text counts them.
+        """
+        wanted = {change.partition: change.new for change in changes}
+        offsets, deadline_s = self._offsets, self.deadline_s
 
+        async def write(partition: TopicPartition) -> None:
+            new = wanted[partition]
+            if new is None:
+                await offsets.delete_offset(partition, deadline_s=deadline_s)
+            else:
+                await offsets.set_offset(partition, new, deadline_s=deadline_s)
 
-# -- deleting -------------------------------------------------------------------------
+        failed = failures(await for_each(write, wanted))
+        for partition, error in failed.items():
+            raise CoordinationError(
+                f"{len(failed)} of {len(changes)} offsets are not written, the first of"
+                f" {partition}: {error}"
+            ) from error
 
+    async def delete(self) -> None:
+        """Delete it without members: its committed offsets, then its nodes.
 
-async def plan_delete(
-    context: ClientContext,
-    group: str,
-    topics: Collection[str] | None,
-    *,
-    deadline_s: float,
-) -> tuple[OffsetChange, ...]:
-    """Return the deletions of a group's offsets in some topics, or in all."""
-    found = await read_offsets(context, group, topics, deadline_s=deadline_s)
-    return tuple(
-        OffsetChange(each, stored if isinstance(stored, GroupOffset) else None, None)
-        for each, stored in found.items()
-    )
+        Raises:
+            GroupInUseError: a member has joined, or has ended without a farewell, and
+                its session is not over yet.
+        """
+        paths, group = self._context.paths, self._group
+        delete = partial(self._coordinator.delete, deadline_s=self.deadline_s)
 
+        async def delete_parents(kind: NodeKind) -> None:
+            parent = paths.group_topics(kind, group)
+            topics = await self._coordinator.children(
+                parent, deadline_s=self.deadline_s
+            )
+            for path in (*(f"{parent}/{topic}" for topic in topics or ()), parent):
+                await delete(path)
 
-async def delete_group(
-    context: ClientContext, group: str, *, deadline_s: float
-) -> None:
-    """Delete a group without members: its committed offsets, then its nodes.
-
-    Raises:
-        GroupInUseError: a member has joined, or has ended without a farewell, and its
-            session is not over yet.
-    """
-    coordinator, paths = require_coordinator(context), context.paths
-
-    async def delete_parents(kind: NodeKind) -> None:
-        parent = paths.group_topics(kind, group)
-        topics = await coordinator.children(parent, deadline_s=deadline_s) or ()
-        for path in (*(f"{parent}/{topic}" for topic in topics), parent):
-            await coordinator.delete(path, deadline_s=deadline_s)
-
-    try:
-        # First the parent of the members: it cannot be deleted once one has joined.
-        await coordinator.delete(paths.members(group), deadline_s=deadline_s)
-        await delete_parents(NodeKind.OWNER)
-        changes = await plan_delete(context, group, None, deadline_s=deadline_s)
-        await write_offsets(context, group, changes, deadline_s=deadline_s)
-        await delete_parents(NodeKind.GROUP_OFFSET)
-        await coordinator.delete(paths.group(group), deadline_s=deadline_s)
-    except NodeNotEmptyError as error:
-        raise GroupInUseError(
-            f"group {group}: a member has joined, or one that was killed still owns"
-            f" partitions until its session ends: {error}"
-        ) from error
+        try:
+            # First the parent of the members: it cannot be deleted once one has joined.
+            await delete(paths.members(group))
+            await delete_parents(NodeKind.OWNER)
+            await self.write_offsets(await self.plan_delete(None))
+            await delete_parents(NodeKind.GROUP_OFFSET)
+            await delete(paths.group(group))
+        except NodeNotEmptyError as error:
+            raise GroupInUseError(
+                f"group {group}: a member has joined, or one that was killed still owns"
+                f" partitions until its session ends: {error}"
+            ) from error

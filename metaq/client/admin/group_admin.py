@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from metaq.client.admin import cluster_admin
 from metaq.client.admin.broker_admin import AsyncBrokerAdmin, require_coordinator
 from metaq.client.admin.cluster_admin import (
+    AdminGroup,
     GroupDescription,
     OffsetChange,
-    require_idle,
 )
 from metaq.client.decisions.ending import forget, settle
 from metaq.client.names import as_partition, require_names, require_text
@@ -61,7 +60,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        context, deadline_s = self._context, await self._begin(timeout)
+        context, deadline_s = self._context, await self._context.reach(timeout)
         coordinator = require_coordinator(context)
         return await list_groups(coordinator, context.paths, deadline_s=deadline_s)
 
@@ -82,9 +81,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             CoordinationError: ZooKeeper cannot be asked.
             TypeError: the name is no text.
         """
-        require_text("group", group)
-        context, deadline_s = self._context, await self._begin(timeout)
-        return await cluster_admin.describe_group(context, group, deadline_s=deadline_s)
+        return await (await self._reach_group(group, timeout)).describe()
 
     async def committed_offsets(
         self,
@@ -108,12 +105,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             TypeError: a name is no text.
         """
         _check_topics(topics)
-        require_text("group", group)
-        context, deadline_s = self._context, await self._begin(timeout)
-        found = await cluster_admin.read_offsets(
-            context, group, topics, deadline_s=deadline_s
-        )
-        return {**found}
+        here = await self._reach_group(group, timeout)
+        return {**await here.read_offsets(topics)}
 
     async def reset_offsets(
         self,
@@ -163,12 +156,10 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         check_group_node(group)
         _check_topics(topics)
         goal = _check_goal(to, topics or ())
-        context, deadline_s = self._context, await self._begin(timeout)
+        here = await self._reach_group(group, timeout)
         if not isinstance(goal, dict):
             goals = (
-                await cluster_admin.choose_goals(
-                    context, group, topics, goal, deadline_s=deadline_s
-                )
+                await here.choose_goals(topics, goal)
                 if partitions is None
                 else dict.fromkeys(_named(partitions, topics), goal)
             )
@@ -176,10 +167,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             goals = goal
         else:
             raise ConfigError("partitions: expected None beside to={partition: offset}")
-        changes = await cluster_admin.plan_reset(
-            context, group, goals, deadline_s=deadline_s
-        )
-        await self._write(group, changes, deadline_s, plan=plan, force=force)
+        changes = await here.plan_reset(goals)
+        await _write(here, changes, plan=plan, force=force)
         return changes
 
     async def copy_offsets(
@@ -219,11 +208,9 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         require_text("target", target)
         check_group_node(target)
         _check_topics(topics)
-        context, deadline_s = self._context, await self._begin(timeout)
-        changes = await cluster_admin.plan_copy(
-            context, source, target, topics, deadline_s=deadline_s
-        )
-        await self._write(target, changes, deadline_s, plan=plan, force=force)
+        here = await self._reach_group(target, timeout)
+        changes = await here.plan_copy(source, topics)
+        await _write(here, changes, plan=plan, force=force)
         return changes
 
     async def delete_offsets(
@@ -258,16 +245,13 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
 
         Cancellation: some of it may be deleted.
         """
-        require_text("group", group)
         _check_topics(topics)
-        context, deadline_s = self._context, await self._begin(timeout)
-        changes = await cluster_admin.plan_delete(
-            context, group, topics, deadline_s=deadline_s
-        )
+        here = await self._reach_group(group, timeout)
+        changes = await here.plan_delete(topics)
         if partitions is not None:
             chosen = _named(partitions, topics)
             changes = tuple(one for one in changes if one.partition in chosen)
-        await self._write(group, changes, deadline_s, plan=plan)
+        await _write(here, changes, plan=plan)
         return changes
 
     async def delete_group(
@@ -297,26 +281,23 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
 
         Cancellation: some of it may be deleted.
         """
-        require_text("group", group)
-        context, deadline_s = self._context, await self._begin(timeout)
+        here = await self._reach_group(group, timeout)
         known = await self.groups(timeout)
         if group not in known:
             raise ClientError(
                 f"no group {group}; groups there are: {', '.join(known) or 'none'}"
             )
-        await require_idle(context, group, None, deadline_s=deadline_s)
-        changes = await cluster_admin.plan_delete(
-            context, group, None, deadline_s=deadline_s
-        )
+        await here.require_idle(None)
+        changes = await here.plan_delete(None)
         if not plan:
-            await forget(context, group, deadline_s=deadline_s)
-            await cluster_admin.delete_group(context, group, deadline_s=deadline_s)
+            await forget(self._context, group, deadline_s=here.deadline_s)
+            await here.delete()
         return changes
 
-    async def _begin(self, timeout: float | None) -> float:
-        """Wait until ZooKeeper can be asked; return the deadline of a call."""
-        require_coordinator(self._context)
-        return await self._context.reach(timeout)
+    async def _reach_group(self, group: str, timeout: float | None) -> AdminGroup:
+        """Wait until ZooKeeper can be asked about a group."""
+        require_text("group", group)
+        return AdminGroup(self._context, group, await self._context.reach(timeout))
 
     async def settle_group(
         self, group: str, timeout: float | None = None
@@ -341,28 +322,20 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         """
         require_text("group", group)
         check_group_node(group)
-        deadline_s = await self._begin(timeout)
-        swept = await settle(self._context, group, deadline_s=deadline_s)
+        here = await self._reach_group(group, timeout)
+        swept = await settle(self._context, group, deadline_s=here.deadline_s)
         living = {member: len(branches) for member, branches in swept.living.items()}
         return SettledGroup(len(swept.committed), len(swept.rolled_back), living)
 
-    async def _write(
-        self,
-        group: str,
-        changes: Changes,
-        deadline_s: float,
-        *,
-        plan: bool,
-        force: bool = False,
-    ) -> None:
-        """Carry out a plan, unless a member would overwrite it."""
-        topics = {change.partition.topic for change in changes}
-        if not force:
-            await require_idle(self._context, group, topics, deadline_s=deadline_s)
-        if not plan:
-            await cluster_admin.write_offsets(
-                self._context, group, changes, deadline_s=deadline_s
-            )
+
+async def _write(
+    group: AdminGroup, changes: Changes, *, plan: bool, force: bool = False
+) -> None:
+    """Carry out a plan, unless a member would overwrite it."""
+    if not force:
+        await group.require_idle({change.partition.topic for change in changes})
+    if not plan:
+        await group.write_offsets(changes)
 
 
 def _check_topics(topics: Collection[str] | None) -> None:

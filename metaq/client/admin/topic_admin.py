@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from metaq.client.admin.cluster_admin import require_idle
+from metaq.client.admin.cluster_admin import AdminGroup
 from metaq.client.admin.group_admin import AsyncGroupAdmin
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
@@ -486,9 +486,8 @@ class _Topic:
             self._context.paths.groups(), deadline_s=self._deadline_s
         )
         for group in groups or ():
-            await require_idle(
-                self._context, group, {topic}, deadline_s=self._deadline_s
-            )
+            here = AdminGroup(self._context, group, self._deadline_s)
+            await here.require_idle({topic})
 
     async def wait_gone(self) -> None:
         """Return when its definition and all that brokers have of it are gone."""

@@ -21,17 +21,10 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    boundaries_between,
-    count_between,
-    log_range,
-    nearest_offset,
-    read_slice,
-)
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ClientError, CorruptRecordError, NoRecordError
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
@@ -158,19 +151,8 @@ async def require_boundary(
         )
 
 
-class _Log:
-    """One log, as it is asked."""
-
-    def __init__(
-        self, context: ClientContext, partition: TopicPartition, deadline_s: float
-    ) -> None:
-        self.partition = partition
-        place = context, partition
-        self.ends = partial(log_range, *place, deadline_s=deadline_s)
-        self.nearest = partial(nearest_offset, *place, deadline_s=deadline_s)
-        self.count = partial(count_between, *place, deadline_s=deadline_s)
-        self.cut = partial(boundaries_between, *place, deadline_s=deadline_s)
-        self.slice = partial(read_slice, *place, deadline_s=deadline_s)
+class _Log(LogQueries):
+    """One log, as it is asked and read."""
 
     async def read(self, start: Offset, end: Offset) -> bytes:
         """Return the bytes from `start` to `end`.

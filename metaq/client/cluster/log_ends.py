@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import ask, log_range, nearest_offset
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.errors import MetaqError
 from metaq.model import MAX_OFFSET, Offset, SizeBytes, TopicPartition
 from metaq.peer.connection import BrokerConnection
@@ -166,13 +166,10 @@ class LogEnds:
 
     async def _span(self, tail: _Tail, deadline_s: float) -> Span | None:
         """Return the span of now; the known one where the end is the same."""
-        if tail.span is not None:
-            end = await nearest_offset(
-                self._context, tail.partition, MAX_OFFSET, deadline_s=deadline_s
-            )
-            if end == tail.span[1]:
-                return tail.span
-        return await log_range(self._context, tail.partition, deadline_s=deadline_s)
+        log = LogQueries(self._context, tail.partition, deadline_s)
+        if tail.span is not None and await log.nearest(MAX_OFFSET) == tail.span[1]:
+            return tail.span
+        return await log.ends()
 
     async def _long_poll(self, tail: _Tail, wait_ms: int, pause_s: float) -> None:
         """Long-poll the end of a log."""
@@ -189,8 +186,8 @@ class LogEnds:
         deadline_s = since_s + wait_ms / 1000 + context.options.request_timeout_s
         is_same, is_early = False, True
         try:
-            parse = partial(parse_get, asked=end)
-            outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
+            log = LogQueries(context, partition, deadline_s)
+            outcome = await log.ask(make, partial(parse_get, asked=end))
             is_same = isinstance(outcome, NothingThere)
             waited_s = context.clock.monotonic_s() - since_s
             is_early = is_same and waited_s < EARLY_PART * wait_ms / 1000

@@ -20,7 +20,7 @@ Source: docs/metaq-1.4/client.md 4 and 7.6.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -46,7 +46,7 @@ from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 from metaq.retry import wait_set
-from metaq.zk.cluster import ClusterWatch
+from metaq.zk.cluster import ClusterWatch, SnapshotCallback, SnapshotFeed
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths, is_legal_step
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
@@ -63,8 +63,6 @@ when `metadata_s` is."""
 UNREACHABLE_S: Final = 2.0
 """A broker that cannot be connected to for so long counts as not there."""
 
-OnSnapshot = Callable[[ClusterSnapshot], None]
-
 
 class Metadata(Protocol):
     """Source of cluster snapshots. Used on the client's loop.
@@ -73,10 +71,8 @@ class Metadata(Protocol):
     """
 
     clock: Clock
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """Return the present snapshot; version 0 while nothing is known."""
+    snapshot: ClusterSnapshot
+    """The present snapshot; version 0 while nothing is known."""
 
     async def start(self) -> None:
         """Begin to learn; does not wait for anything to be known."""
@@ -211,7 +207,7 @@ class Metadata(Protocol):
             ClosedError: stopped.
         """
 
-    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
+    def add_listener(self, on_snapshot: SnapshotCallback) -> Cancel:
         """Call `on_snapshot` on the loop with each new snapshot, in order."""
 
     def request_refresh(self) -> None:
@@ -221,8 +217,11 @@ class Metadata(Protocol):
 # -- from ZooKeeper -------------------------------------------------------------------
 
 
-class ZooKeeperMetadata(Metadata):
-    """The cluster below one root in ZooKeeper."""
+class ZooKeeperMetadata(ClusterWatch, Metadata):
+    """The cluster below one root in ZooKeeper.
+
+    The snapshot holds while that is out of reach.
+    """
 
     def __init__(
         self,
@@ -240,27 +239,20 @@ class ZooKeeperMetadata(Metadata):
             clock: gives meaning to deadlines.
             name: of ZooKeeper in errors, with its address.
         """
-        self.clock = clock
+        super().__init__(coordinator, paths, clock=clock)
         self._name = name
-        self._coordinator = coordinator
         self._connected = asyncio.Event()
         self._unlisten: Cancel = coordinator.add_listener(self._on_status)
-        self.watch = ClusterWatch(coordinator, paths, clock=clock)
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """Return the present snapshot; it holds while ZooKeeper is out of reach."""
-        return self.watch.snapshot
 
     async def start(self) -> None:
         """Begin to watch."""
         self._on_status(self._coordinator.status)
-        self.watch.start()
+        self.open()
 
     async def stop(self) -> None:
         """End all watches; waiters get a ClosedError."""
         self._unlisten()
-        self.watch.close()
+        self.close()
 
     def _on_status(self, status: SessionStatus) -> None:
         if status.state is SessionState.CONNECTED:
@@ -283,33 +275,17 @@ class ZooKeeperMetadata(Metadata):
     def _unreachable(self, waited_s: float) -> CoordinationError:
         return CoordinationError(f"cannot reach {self._name} (waited {waited_s:.3g} s)")
 
-    def watch_topic(self, name: str) -> None:
-        """Let snapshots speak of this topic from now on."""
-        self.watch.watch_topic(name)
-
-    def watch_names(self) -> None:
-        """Let snapshots have the names of all topics from now on."""
-        self.watch.watch_names()
-
-    async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics there are, served or recorded, asked now."""
-        return await self.watch.topics(deadline_s=deadline_s)
-
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`."""
         left_s = max(0.0, deadline_s - self.clock.monotonic_s())
         try:
-            return await self.watch.wait_newer(version, deadline_s=deadline_s)
+            return await super().wait_newer(version, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
             if not version:
                 raise self._unreachable(left_s) from None
             raise NoBrokerError(
                 f"nothing changed in the cluster within {left_s:.3g} s"
             ) from error
-
-    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
-        """Call `on_snapshot` on the loop with each new snapshot, in order."""
-        return self.watch.add_listener(on_snapshot)
 
     def request_refresh(self) -> None:
         """Do nothing: ZooKeeper reports every change by itself."""
@@ -329,7 +305,7 @@ class _Asked:
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class AddressMetadata(Service, Metadata):
+class AddressMetadata(Service, SnapshotFeed, Metadata):
     """The cluster as a list of brokers describes it."""
 
     def __init__(
@@ -355,6 +331,7 @@ class AddressMetadata(Service, Metadata):
             unreachable_s: how long a broker may take to be connected to.
         """
         super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
+        SnapshotFeed.__init__(self)
         self._pool = pool
         self.clock = clock
         self._metadata_s = options.metadata_s
@@ -365,14 +342,6 @@ class AddressMetadata(Service, Metadata):
         self._asked = [_Asked(address) for address in dict.fromkeys(addresses)]
         self._watched: set[str] = set()
         self._is_settled = False
-        self._snapshot = ClusterSnapshot()
-        self._changed = asyncio.Event()
-        self._listeners: dict[object, OnSnapshot] = {}
-
-    @property
-    def snapshot(self) -> ClusterSnapshot:
-        """Return the present snapshot."""
-        return self._snapshot
 
     async def on_start(self) -> None:
         """Begin to ask each broker."""
@@ -382,8 +351,7 @@ class AddressMetadata(Service, Metadata):
         self.spawn(self._run_settling(), name="settle")
 
     async def _wake_waiters(self) -> None:
-        self._listeners.clear()
-        self._changed.set()
+        self._end()
 
     def watch_topic(self, name: str) -> None:
         """Let snapshots speak of this topic from now on."""
@@ -395,7 +363,7 @@ class AddressMetadata(Service, Metadata):
             raise NodeNameError(f"topic {name!r}: no broker can register such a name")
         self._watched.add(name)
         self._publish()
-        if name not in self._snapshot.puts:
+        if name not in self.snapshot.puts:
             self.request_refresh()
 
     def watch_names(self) -> None:
@@ -404,7 +372,7 @@ class AddressMetadata(Service, Metadata):
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names that the brokers gave last; waits for the first time."""
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         if not snapshot.version:
             snapshot = await self.wait_newer(0, deadline_s=deadline_s)
         return frozenset(snapshot.puts.keys() | snapshot.gets.keys())
@@ -413,10 +381,7 @@ class AddressMetadata(Service, Metadata):
         """Return the present snapshot, as soon as its version is above `version`."""
         left_s = max(0.0, deadline_s - self.clock.monotonic_s())
         try:
-            async with asyncio.timeout(left_s):
-                while self._snapshot.version <= version:
-                    self._require_open()
-                    await self._changed.wait()
+            return await self.wait_above(version, left_s)
         except TimeoutError as error:
             if version:
                 raise NoBrokerError(
@@ -426,17 +391,6 @@ class AddressMetadata(Service, Metadata):
             raise NoBrokerError(
                 f"no broker answers at {addresses} (waited {left_s:.3g} s)"
             ) from None
-        return self._snapshot
-
-    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
-        """Call `on_snapshot` on the loop with each new snapshot, in order."""
-        key = object()
-        self._listeners[key] = on_snapshot
-
-        def cancel() -> None:
-            self._listeners.pop(key, None)
-
-        return cancel
 
     def request_refresh(self) -> None:
         """Ask every broker as soon as ASK_PAUSE_S since its last answer are over."""
@@ -514,31 +468,8 @@ class AddressMetadata(Service, Metadata):
         settled = self._is_settled or all(asked.was_tried for asked in self._asked)
         if not known or not settled:
             return
-        old = self._snapshot
-        made = make_snapshot(
-            [(p.address, p.facts, p.is_there) for p in known if p.facts],
-            self._watched,
-        )
-        new = replace(
-            made,
-            silent=silent,
-            seen=old.seen.union(made.brokers),
-            version=old.version,
-        )
-        if new == old and old.version:
-            return
-        self._snapshot = replace(new, version=old.version + 1)
-        _log.info(
-            "cluster changed: version=%d brokers=%d topics=%d",
-            self._snapshot.version,
-            len(new.brokers),
-            len(new.puts.keys() | new.gets.keys()),
-        )
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for listener in tuple(self._listeners.values()):
-            # One listener's failure must not keep the others from being called.
-            asyncio.get_running_loop().call_soon(listener, self._snapshot)
+        replies = [(p.address, p.facts, p.is_there) for p in known if p.facts]
+        self._offer(replace(make_snapshot(replies, self._watched), silent=silent))
 
 
 def make_snapshot(

@@ -7,6 +7,7 @@ Source: docs/metaq-1.4/client.md 2.4.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -52,49 +53,6 @@ BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
 T = TypeVar("T")
 
 
-async def ask(
-    context: ClientContext,
-    partition: TopicPartition,
-    make: Callable[[BrokerConnection, int], OffsetQuery | Get],
-    parse: Callable[[Reply], T],
-    *,
-    deadline_s: float,
-) -> T:
-    """Send one command to the partition's broker; again after passing errors.
-
-    Args:
-        context: the client's parts.
-        partition: whose broker is asked.
-        make: makes the command from the connection and its next opaque.
-        parse: parses the reply.
-        deadline_s: when to give up.
-
-    Raises:
-        NoBrokerError: the broker is not there.
-        RequestTimeoutError: it does not answer.
-        RemoteProtocolError: its answer cannot be; the connection is closed.
-        CorruptRecordError: the answer to a question is in damaged bytes.
-        WireError: it goes on refusing with a status that passes (503, 504); and what
-            `parse` raises.
-    """
-
-    async def attempt(*, deadline_s: float) -> T:
-        connection = await connect(context, partition, deadline_s)
-        command = make(connection, connection.next_opaque())
-        reply = await connection.call(command, deadline_s=deadline_s)
-        raise_passing(reply)
-        try:
-            damaged = damage_in(reply)
-            if damaged is not None and isinstance(command, OffsetQuery):
-                raise damage_error(partition, damaged.start, damaged)
-            return parse(reply)
-        except RemoteProtocolError as error:
-            connection.close_for(error)
-            raise
-
-    return await insist(context, attempt, deadline_s)
-
-
 async def insist(
     context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
 ) -> T:
@@ -128,190 +86,155 @@ async def connect(
     return await context.pool.get(address, deadline_s=deadline_s)
 
 
-async def log_range(
-    context: ClientContext, partition: TopicPartition, *, deadline_s: float
-) -> tuple[Offset, Offset] | None:
-    """Return (log start, log end); None when the broker has no log of it yet."""
-    start = await nearest_offset(context, partition, Offset(0), deadline_s=deadline_s)
-    if start is None:
-        return None
-    end = await nearest_offset(context, partition, MAX_OFFSET, deadline_s=deadline_s)
-    return None if end is None else (start, end)
+@dataclass(frozen=True, slots=True)
+class LogQueries:
+    """Questions about the log of one partition.
 
-
-async def nearest_offset(
-    context: ClientContext,
-    partition: TopicPartition,
-    offset: Offset,
-    *,
-    deadline_s: float,
-) -> Offset | None:
-    """Return where reading can start near `offset`; None without a log.
-
-    Raises:
-        WireError: the broker refused.
+    Each raises NoBrokerError where the broker is not there, RequestTimeoutError where
+    it does not answer, RemoteProtocolError for an answer that cannot be, which closes
+    the connection, and WireError where it refuses.
     """
 
-    def make(_connection: BrokerConnection, opaque: int) -> OffsetQuery:
-        return OffsetQuery(
-            partition.topic, NO_GROUP, partition.partition, offset, opaque
-        )
+    context: ClientContext
+    partition: TopicPartition
+    deadline_s: float
+    """When to give up, monotonic."""
 
-    return await ask(context, partition, make, parse_nearest, deadline_s=deadline_s)
+    async def ask(
+        self,
+        make: Callable[[BrokerConnection, int], OffsetQuery | Get],
+        parse: Callable[[Reply], T],
+    ) -> T:
+        """Send one command to the partition's broker; again after passing errors.
 
+        Args:
+            make: makes the command from the connection and its next opaque.
+            parse: parses the reply.
 
-async def offset_at(
-    context: ClientContext,
-    partition: TopicPartition,
-    moment: Millis,
-    *,
-    deadline_s: float,
-) -> Offset | None:
-    """Return where to begin to see all that was put at `moment` or later.
+        Raises:
+            CorruptRecordError: the answer to a question is in damaged bytes.
+            WireError: it goes on refusing with a status that passes (503, 504); and
+                what `parse` raises.
+        """
 
-    Args:
-        context: the client's parts.
-        partition: the partition to search.
-        moment: wall clock, milliseconds since 1970.
-        deadline_s: when to give up.
+        async def attempt(*, deadline_s: float) -> T:
+            connection = await connect(self.context, self.partition, deadline_s)
+            command = make(connection, connection.next_opaque())
+            reply = await connection.call(command, deadline_s=deadline_s)
+            raise_passing(reply)
+            try:
+                damaged = damage_in(reply)
+                if damaged is not None and isinstance(command, OffsetQuery):
+                    raise damage_error(self.partition, damaged.start, damaged)
+                return parse(reply)
+            except RemoteProtocolError as error:
+                connection.close_for(error)
+                raise
 
-    Returns:
-        The offset of the first message of that time or later, or of one shortly
-        before; the log end when there is none; None without a log.
+        return await insist(self.context, attempt, self.deadline_s)
 
-    Raises:
-        CannotAnswerError: a MetaQ 1.4 broker, whose log has no times.
-    """
-    question = TimeQuestion(max(0, moment))
-    return await _ask_spans(
-        context, partition, Offset(0), question, parse_nearest, deadline_s
-    )
+    async def ends(self) -> tuple[Offset, Offset] | None:
+        """Return (log start, log end); None when the broker has no log of it yet."""
+        start = await self.nearest(Offset(0))
+        end = None if start is None else await self.nearest(MAX_OFFSET)
+        return None if start is None or end is None else (start, end)
 
+    async def nearest(self, offset: Offset) -> Offset | None:
+        """Return where reading can start near `offset`; None without a log."""
 
-async def count_between(
-    context: ClientContext,
-    partition: TopicPartition,
-    start: Offset,
-    end: Offset,
-    *,
-    deadline_s: float,
-) -> int:
-    """Return the number of messages in start..end, both record boundaries.
+        def make(_connection: BrokerConnection, opaque: int) -> OffsetQuery:
+            topic, number = self.partition.topic, self.partition.partition
+            return OffsetQuery(topic, NO_GROUP, number, offset, opaque)
 
-    Raises:
-        CannotAnswerError: a MetaQ 1.4 broker, which does not count.
-        CorruptRecordError: the range is damaged.
-        NoRecordError: an offset is no boundary.
-    """
-    question = CountQuestion(end)
-    return await _ask_spans(
-        context, partition, start, question, parse_count, deadline_s
-    )
+        return await self.ask(make, parse_nearest)
 
+    async def offset_at(self, moment: Millis) -> Offset | None:
+        """Return where to begin to see all that was put at `moment` or later.
 
-async def boundaries_between(
-    context: ClientContext,
-    partition: TopicPartition,
-    start: Offset,
-    end: Offset,
-    count: int,
-    *,
-    deadline_s: float,
-) -> tuple[Offset, ...]:
-    """Return record boundaries that divide start..end into parts of about equal size.
+        Args:
+            moment: wall clock, milliseconds since 1970.
 
-    Args:
-        context: the client's parts.
-        partition: the partition to divide.
-        start: a record boundary.
-        end: a record boundary, at or after `start`.
-        count: offsets that are wanted, 1 or more; the broker may give fewer.
-        deadline_s: when to give up.
+        Returns:
+            The offset of the first message of that time or later, or of one shortly
+            before; the log end when there is none; None without a log.
 
-    Returns:
-        Offsets strictly between `start` and `end`, ascending.
+        Raises:
+            CannotAnswerError: a MetaQ 1.4 broker, whose log has no times.
+        """
+        question = TimeQuestion(max(0, moment))
+        return await self._ask_spans(Offset(0), question, parse_nearest)
 
-    Raises:
-        CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
-        CorruptRecordError: the range is damaged.
-        NoRecordError: an offset is no boundary.
-    """
-    question = SplitQuestion(end, count + 2)
-    found = await _ask_spans(
-        context, partition, start, question, parse_boundaries, deadline_s
-    )
-    return tuple(at for at in found if start < at < end)
+    async def count(self, start: Offset, end: Offset) -> int:
+        """Return the number of messages in start..end, both record boundaries.
 
+        Raises:
+            CannotAnswerError: a MetaQ 1.4 broker, which does not count.
+            CorruptRecordError: the range is damaged.
+            NoRecordError: an offset is no boundary.
+        """
+        return await self._ask_spans(start, CountQuestion(end), parse_count)
 
-async def read_slice(
-    context: ClientContext,
-    partition: TopicPartition,
-    offset: Offset,
-    size_bytes: SizeBytes,
-    *,
-    deadline_s: float,
-) -> bytes:
-    """Return bytes of the log from `offset` on, as they are.
+    async def cut(self, start: Offset, end: Offset, count: int) -> tuple[Offset, ...]:
+        """Return record boundaries that divide start..end into parts of similar size.
 
-    Args:
-        context: the client's parts.
-        partition: whose log.
-        offset: the first of them.
-        size_bytes: how many at most, 1 or more; the broker may give fewer.
-        deadline_s: when to give up.
+        Args:
+            start: a record boundary.
+            end: a record boundary, at or after `start`.
+            count: offsets that are wanted, 1 or more; the broker may give fewer.
 
-    Returns:
-        Empty where there are none at that offset now.
+        Returns:
+            Offsets strictly between `start` and `end`, ascending.
 
-    Raises:
-        CorruptRecordError: the broker says that they are damaged.
-        WireError: the broker refused.
-    """
+        Raises:
+            CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
+            CorruptRecordError: the range is damaged.
+            NoRecordError: an offset is no boundary.
+        """
+        question = SplitQuestion(end, count + 2)
+        found = await self._ask_spans(start, question, parse_boundaries)
+        return tuple(at for at in found if start < at < end)
 
-    def make(_connection: BrokerConnection, opaque: int) -> Get:
-        topic, number = partition.topic, partition.partition
-        return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
+    async def slice(self, offset: Offset, size_bytes: SizeBytes) -> bytes:
+        """Return bytes of the log from `offset` on, as they are.
 
-    parse = partial(parse_get, asked=offset)
-    outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
-    if isinstance(outcome, Damaged):
-        raise damage_error(partition, offset, outcome)
-    return outcome.data if isinstance(outcome, Fetched) else b""
+        Args:
+            offset: the first of them.
+            size_bytes: how many at most, 1 or more; the broker may give fewer.
 
+        Returns:
+            Empty where there are none at that offset now.
 
-async def time_of(
-    context: ClientContext,
-    partition: TopicPartition,
-    offset: Offset,
-    *,
-    deadline_s: float,
-) -> Millis | None:
-    """Return when the message at `offset` was stamped; None if unknown."""
-    size_bytes = SizeBytes(HEADER_BYTES)
-    data = await read_slice(
-        context, partition, offset, size_bytes, deadline_s=deadline_s
-    )
-    if len(data) < HEADER_BYTES:
-        return None
-    _length, _checksum, message_id, _flag = HEADER.unpack_from(data)
-    return id_time(MessageId(message_id))
+        Raises:
+            CorruptRecordError: the broker says that they are damaged.
+        """
 
+        def make(_connection: BrokerConnection, opaque: int) -> Get:
+            topic, number = self.partition.topic, self.partition.partition
+            return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
 
-async def _ask_spans(
-    context: ClientContext,
-    partition: TopicPartition,
-    offset: Offset,
-    question: Question,
-    parse: Callable[[Reply], T],
-    deadline_s: float,
-) -> T:
-    def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
-        if not connection.capabilities.spans:
-            raise CannotAnswerError(
-                f"{partition}: broker {connection.address}"
-                f" ({connection.capabilities.version}) keeps no counts and no times"
-            )
-        topic, number = partition.topic, partition.partition
-        return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
+        outcome = await self.ask(make, partial(parse_get, asked=offset))
+        if isinstance(outcome, Damaged):
+            raise damage_error(self.partition, offset, outcome)
+        return outcome.data if isinstance(outcome, Fetched) else b""
 
-    return await ask(context, partition, make, parse, deadline_s=deadline_s)
+    async def time_of(self, offset: Offset) -> Millis | None:
+        """Return when the message at `offset` was stamped; None if unknown."""
+        data = await self.slice(offset, SizeBytes(HEADER_BYTES))
+        if len(data) < HEADER_BYTES:
+            return None
+        _length, _checksum, message_id, _flag = HEADER.unpack_from(data)
+        return id_time(MessageId(message_id))
+
+    async def _ask_spans(
+        self, offset: Offset, question: Question, parse: Callable[[Reply], T]
+    ) -> T:
+        def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
+            if not connection.capabilities.spans:
+                raise CannotAnswerError(
+                    f"{self.partition}: broker {connection.address}"
+                    f" ({connection.capabilities.version}) keeps no counts and no times"
+                )
+            topic, number = self.partition.topic, self.partition.partition
+            return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
+
+        return await self.ask(make, parse)

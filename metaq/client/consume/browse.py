@@ -24,12 +24,7 @@ from typing import Final, TypeAlias
 from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    connect,
-    insist,
-    log_range,
-    nearest_offset,
-)
+from metaq.client.cluster.metadata_queries import LogQueries, connect, insist
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.errors import CannotAnswerError
@@ -159,7 +154,7 @@ async def get_at(
         is_moved = isinstance(outcome, MovedTo) and not is_incomplete
         if messages or is_moved:
             return GetResult(messages, cursor.offset, is_moved)
-    end = await nearest_offset(context, partition, MAX_OFFSET, deadline_s=deadline_s)
+    end = await LogQueries(context, partition, deadline_s).nearest(MAX_OFFSET)
     if end is None:
         await _require_known(context, [partition], deadline_s)
         end = Offset(0)
@@ -411,8 +406,7 @@ class _Reading:
         deadline_s = self.context.deadline_s(self.timeout)
         # All ends first: later puts are left out in every partition.
         ranges = await all_of(
-            log_range(self.context, one, deadline_s=deadline_s)
-            for one in self.partitions
+            LogQueries(self.context, one, deadline_s).ends() for one in self.partitions
         )
         ends = {}
         for partition, log in zip(self.partitions, ranges, strict=True):

@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import count_between, log_range, time_of
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.cluster.presence import name_away
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatistics
@@ -231,8 +231,8 @@ async def lag_of(
         BehindLogEndError: `handled` is beyond the log end.
         MetaqError: the broker cannot be asked.
     """
-    ends = await log_range(context, partition, deadline_s=deadline_s)
-    log_start, end = ends or (Offset(0), Offset(0))
+    log = LogQueries(context, partition, deadline_s)
+    log_start, end = await log.ends() or (Offset(0), Offset(0))
     if handled > end:
         raise BehindLogEndError(
             f"{partition}: offset {handled} is beyond the log end {end}: the log was"
@@ -243,16 +243,14 @@ async def lag_of(
     start = max(handled, log_start)
     messages: int | None
     try:
-        messages = await count_between(
-            context, partition, start, end, deadline_s=deadline_s
-        )
+        messages = await log.count(start, end)
     except (CannotAnswerError, CorruptRecordError):
         # It is not known how many messages the damaged bytes were.
         messages = None
     age_s = stamped = None
     # A partition that is closed for gets, or damaged, still has its offsets.
     with contextlib.suppress(WireError, CorruptRecordError):
-        stamped = await time_of(context, partition, start, deadline_s=deadline_s)
+        stamped = await log.time_of(start)
     if stamped is not None:
         age_s = max(0.0, (context.clock.wall_ms() - stamped) / 1000)
     return Lag(messages, end - start, age_s)
@@ -520,9 +518,8 @@ class Watchdog:
     ) -> Offset | None:
         """Return the log end if there is unhandled data before it, else None."""
         try:
-            ends = await log_range(
-                self._context, partition, deadline_s=now_s + self._bound_s / 4
-            )
+            until_s = now_s + self._bound_s / 4
+            ends = await LogQueries(self._context, partition, until_s).ends()
         except (WireError, RemoteProtocolError, ConnectionLostError):
             # The broker refuses this too, or a malformed answer to a get has closed the
             # connection of both: its last answer still holds.

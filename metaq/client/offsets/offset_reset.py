@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from metaq.client.cluster.boundaries import require_boundary
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import insist, log_range, offset_at
+from metaq.client.cluster.metadata_queries import LogQueries, insist
 from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start, check_start
 from metaq.client.timeouts import within
@@ -81,7 +81,7 @@ async def first_offset(
             partition.
         MetaqError: the broker cannot be asked.
     """
-    ends = await log_range(context, partition, deadline_s=deadline_s)
+    ends = await LogQueries(context, partition, deadline_s).ends()
     if committed is not None:
         if ends is None:
             await _require_served(context, partition, committed.offset, deadline_s)
@@ -130,7 +130,7 @@ async def _choose(
     if isinstance(start, datetime):
         # A naive time is in the machine's time zone, as everywhere in Python.
         moment = Millis(int(start.timestamp() * 1000))
-        found = await offset_at(context, partition, moment, deadline_s=deadline_s)
+        found = await LogQueries(context, partition, deadline_s).offset_at(moment)
         return log_end if found is None else max(found, log_start)
     wanted = start.get(partition, log_start) if isinstance(start, Mapping) else start
     return Offset(min(max(wanted, log_start), log_end))

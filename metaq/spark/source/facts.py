@@ -9,17 +9,11 @@ of a micro-batch is found by reading up to it. Logs are cut into tasks between s
 only, and a start by time cannot be found at all.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import (
-    boundaries_between,
-    count_between,
-    nearest_offset,
-    offset_at,
-    read_slice,
-)
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_of
 from metaq.client.options import MIB
@@ -41,6 +35,8 @@ WALK_BYTES_MAX: Final = 16 * MIB
 """Most bytes read of one log to find the end of a micro-batch."""
 WALK_GET_BYTES: Final = MIB
 """Size of one get of such a walk."""
+
+T = TypeVar("T")
 
 
 class PlanningFacts:
@@ -67,7 +63,7 @@ class PlanningFacts:
         if known is not None:
             return known
         try:
-            count = self._cluster.ask(count_between, partition, start, end)
+            count = self._ask(partition, lambda log: log.count(start, end))
         except CannotAnswerError:
             each = self._record_bytes.setdefault(partition, RECORD_BYTES)
             return -((start - end) // each)
@@ -84,7 +80,7 @@ class PlanningFacts:
     ) -> Sequence[Offset]:
         """Return offsets strictly between `start` and `end` where records begin."""
         try:
-            return self._cluster.ask(boundaries_between, partition, start, end, count)
+            return self._ask(partition, lambda log: log.cut(start, end, count))
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
         except CorruptRecordError:
@@ -94,8 +90,7 @@ class PlanningFacts:
         probes = [Offset(start + (end - start) * n // parts) for n in range(1, parts)]
         found = self._cluster.run(
             lambda context, deadline_s: all_of(
-                nearest_offset(context, partition, at, deadline_s=deadline_s)
-                for at in probes
+                LogQueries(context, partition, deadline_s).nearest(at) for at in probes
             )
         )
         return sorted({at for at in found if at is not None and start < at < end})
@@ -143,10 +138,9 @@ class PlanningFacts:
 
         async def read(context: ClientContext, deadline_s: float) -> list[bytes]:
             async def read_one(partition: TopicPartition, offset: Offset) -> bytes:
+                log = LogQueries(context, partition, deadline_s)
                 try:
-                    return await read_slice(
-                        context, partition, offset, size_bytes, deadline_s=deadline_s
-                    )
+                    return await log.slice(offset, size_bytes)
                 except CorruptRecordError:
                     return b""
 
@@ -166,11 +160,22 @@ class PlanningFacts:
         It is a record boundary, or the log end; None without a log. CannotAnswerError
         for a MetaQ 1.4 broker.
         """
-        return self._cluster.ask(offset_at, partition, moment)
+        return self._ask(partition, lambda log: log.offset_at(moment))
 
     def _get(self, partition: TopicPartition, start: Offset, end: Offset) -> bytes:
         size_bytes = SizeBytes(min(end - start, self._get_bytes))
-        return self._cluster.ask(read_slice, partition, start, size_bytes)
+        return self._ask(partition, lambda log: log.slice(start, size_bytes))
+
+    def _ask(
+        self,
+        partition: TopicPartition,
+        question: Callable[[LogQueries], Coroutine[Any, Any, T]],
+    ) -> T:
+        return self._cluster.run(
+            lambda context, deadline_s: question(
+                LogQueries(context, partition, deadline_s)
+            )
+        )
 
 
 def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:
