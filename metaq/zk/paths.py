@@ -308,6 +308,7 @@ class NodePaths:
         path = self._fill(kind, group=group, topic=topic, partition="*")
         return path.removesuffix("/*")
 
+    @lru_cache(NAMES_KEPT)  # noqa: B019  # bounded; roots are few
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
         topic, name = partition.topic, partition.name
         return self._fill(kind, group=group, topic=topic, partition=name)
