@@ -170,7 +170,7 @@ class AsyncProducer:
         """
         self._require_loop()
         self._check_open()
-        deadline_s = self._deadline_s(timeout)
+        deadline_s = self.deadline_s(timeout)
         require_text("topic", topic)
         if topic in self._topics:
             return
@@ -295,7 +295,7 @@ class AsyncProducer:
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self._deadline_s(timeout)
+                deadline_s = self.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
 
     @names_arguments
@@ -335,7 +335,7 @@ class AsyncProducer:
                 await asyncio.sleep(0)
             else:
                 assert appending.lacking is not None
-                await self._wait_room(appending.lacking, self._deadline_s(timeout))
+                await self._wait_room(appending.lacking, self.deadline_s(timeout))
         for batch in appending.batches:
             await batch.wait_async()
         results = appending.results()
@@ -370,9 +370,9 @@ class AsyncProducer:
         self,
         topic: str,
         data: BytesLike,
-        attribute: str | None,
-        key: str | bytes | None,
-        headers: Headers,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
     ) -> None:
         """Do what `send_oneway` does, in any thread."""
         require_text("topic", topic)
@@ -562,7 +562,8 @@ class AsyncProducer:
             return None
         return copies.leader
 
-    def _deadline_s(self, timeout: float | None) -> float:
+    def deadline_s(self, timeout: float | None) -> float:
+        """Return the monotonic time `timeout` from now; None: that of the options."""
         check_timeout(timeout)
         timeout_s = self._options.timeout_s if timeout is None else timeout
         return self._clock.monotonic_s() + timeout_s
