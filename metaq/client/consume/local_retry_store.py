@@ -67,9 +67,7 @@ class LocalRetryStore:
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
-        """Messages of the store that were handled."""
         self.failure_count = 0
-        """Failures of the handler with a message of the store."""
         self.last_error: MetaqError | None = None
         """Error that ended the last round early; None: it did not end early."""
 

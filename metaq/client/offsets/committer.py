@@ -160,9 +160,7 @@ class Committer:
         self.written: set[TopicPartition] = set()
         """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
-        """Commits that wrote something."""
         self.failure_count = 0
-        """Partitions whose commit failed, counted each time."""
         self.last_error: MetaqError | None = None
         """Error of the last commit; None when it succeeded."""
 

@@ -180,9 +180,7 @@ class AsyncOrderedProducer:
             fs: the disk; None: this machine's.
         """
         self.topic = topic
-        """Topic of all messages."""
         self.partitions = tuple(partitions)
-        """The layout."""
         self._context = context
         self._producer = producer
         self._directory = directory

@@ -133,7 +133,6 @@ class AsyncProducer:
         self._loop, self._thread_id = loop, get_ident()
         self._topics: dict[str, None] = {}
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
-        """Messages whose topics are not known yet."""
         self._dropped: Counter[str] = Counter()
         self._counting = Lock()
         self._stop_listening = metadata.add_listener(self._on_snapshot)
@@ -148,7 +147,6 @@ class AsyncProducer:
             starts=BrokerStarts(clock),
             counters=ClientTransactionCounters(),
         )
-        """Parts of its transactions."""
         self._transaction_numbers = count()
         self._is_closed = False
         self._ended = asyncio.Event()

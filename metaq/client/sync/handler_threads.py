@@ -85,7 +85,6 @@ class Workers:
         self._handler = handler
         self._calls = calls
         self.is_over = threading.Event()
-        """Set when no message is begun any more."""
         self._ended = threading.Condition()
         self._at_work = 0
         self._error: BaseException | None = None
