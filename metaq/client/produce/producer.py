@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from threading import Lock, get_ident
 from typing import Literal, Protocol, Self, TypeVar
@@ -523,14 +523,10 @@ class AsyncProducer:
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
-        buffer = self.accumulator.buffer.statistics()
         sent = self._delivery.statistics()
         return replace(
             sent,
-            appended_count=buffer.appended_count,
-            buffered_count=buffer.buffered_count,
-            buffered_bytes=buffer.buffered_bytes,
-            full_count=buffer.full_count,
+            **asdict(self.accumulator.buffer.statistics()),
             failed=dict(Counter(sent.failed) + self.first_messages.failed),
             dropped=dict(self._dropped),
             transactions=self.transacting.counters.snapshot(),
