@@ -99,7 +99,7 @@ class LocalRetryStore:
         async with self._opening:
             if topic not in self._spools:
                 directory = self._root / spool_name(topic, self._group)
-                opening = partial(Spool.open, self._fs, directory)
+                opening = partial(Spool, self._fs, directory)
                 self._spools[topic] = await open_off_loop(self._threads, opening)
             return self._spools[topic]
 

@@ -124,7 +124,6 @@ class Buffer(Generic[S]):
         batch: Batch,
         size_bytes: int,
         message_count: int,
-        *,
         bytes_max: int,
         count_max: int,
     ) -> None:
@@ -230,7 +229,7 @@ class Buffer(Generic[S]):
         now_s = self.clock.monotonic_s()
         batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s, may_move=True)
         self._unanswered[batch] = []
-        self.reserve(batch, ends[-1], 1, bytes_max=ends[-1], count_max=1)
+        self.reserve(batch, ends[-1], 1, ends[-1], 1)
         batch.add([payload], [flag], ends)
         return batch
 

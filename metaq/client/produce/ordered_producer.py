@@ -243,7 +243,7 @@ class AsyncOrderedProducer:
     async def _open_spools(self) -> None:
         for partition in self.partitions:
             path = self._directory / spool_name(self.topic, partition.name)
-            opening = partial(Spool.open, self._fs, path)
+            opening = partial(Spool, self._fs, path)
             spool = await open_off_loop(self._threads, opening)
             refused = DeadLetterFiles(self._fs, path)
             self._queues[partition] = OrderedQueue(partition, spool, refused)
