@@ -45,7 +45,7 @@ from metaq.client.sync.derived import (
     making,
     on_loop,
 )
-from metaq.client.sync.handler_threads import Handler, run_threads
+from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
@@ -481,15 +481,8 @@ class Consumer(SyncClosable[AsyncConsumer]):
         finished is handled. A handler that goes on beyond that keeps its thread and its
         partition until it returns.
         """
-        run_threads(
-            self._twin,
-            self._thread,
-            handler,
-            calls=self._calls,
-            concurrency=concurrency,
-            retry=retry,
-            timeout_s=timeout,
-        )
+        workers = Workers(self._twin, self._thread, handler, self._calls)
+        workers.run(concurrency, retry, timeout)
 
     commit = blocking(AsyncConsumer.commit)
     committed = blocking(AsyncConsumer.committed)
