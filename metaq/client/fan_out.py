@@ -27,21 +27,25 @@ async def for_each(
 
     Cancellation: cancels the work under way, and waits until it has ended.
     """
-    gate = asyncio.Semaphore(AT_ONCE_MAX)
     every = list(items)
+    if len(every) < 2:  # a task of its own costs more than most operations
+        return {item: await _outcome(operation(item)) for item in every}
+    gate = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def run_one(item: K) -> T | MetaqError:
         async with gate:
-            try:
-                return await operation(item)
-            except MetaqError as error:
-                return error
+            return await _outcome(operation(item))
 
-    if len(every) < 2:  # a task of its own costs more than most operations
-        return {item: await run_one(item) for item in every}
     async with asyncio.TaskGroup() as group:
         tasks = {item: group.create_task(run_one(item)) for item in every}
     return {item: task.result() for item, task in tasks.items()}
+
+
+async def _outcome(work: Awaitable[T]) -> T | MetaqError:
+    try:
+        return await work
+    except MetaqError as error:
+        return error
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

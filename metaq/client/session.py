@@ -130,7 +130,7 @@ class AsyncClient:
                 f" brokers=[...] or coordinator=..., got {ways} of them"
             )
         self.options = ClientOptions(**options)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._chance = chance or random.random
         self._addresses = [] if brokers is None else parse_addresses(brokers)
         self._make_coordinator = coordinator
@@ -164,7 +164,7 @@ class AsyncClient:
             ClosedError: it was started before.
         """
         self.require_new()
-        options, clock = self.options, self._clock
+        options, clock = self.options, self.clock
         loop = self._loop = asyncio.get_running_loop()
         pool = ConnectionPool(clock=clock, options=options, loop=loop)
         paths = NodePaths(normalize_root(options.root))
@@ -226,7 +226,7 @@ class AsyncClient:
         if self._loop is not None and not self._is_closed:
             require_loop(self._loop, self)
         self._is_closed = True
-        deadline_s = None if timeout is None else self._clock.monotonic_s() + timeout
+        deadline_s = None if timeout is None else self.clock.monotonic_s() + timeout
         try:
             async with asyncio.timeout(timeout):
                 await self._closing.acquire()
@@ -243,11 +243,11 @@ class AsyncClient:
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
         others = [one for one in children if one not in consumers]
         try:
-            await close_all(consumers, deadline_s, self._clock)
-            await close_all(others, deadline_s, self._clock)
+            await close_all(consumers, deadline_s, self.clock)
+            await close_all(others, deadline_s, self.clock)
         except asyncio.CancelledError:
-            deadline_s = self._clock.monotonic_s()
-            await close_all(others, deadline_s, self._clock)
+            deadline_s = self.clock.monotonic_s()
+            await close_all(others, deadline_s, self.clock)
             raise
         finally:
             if self._context is not None:

@@ -42,7 +42,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from metaq.errors import (
@@ -51,7 +51,7 @@ from metaq.errors import (
     NoSpaceError,
     StorageError,
 )
-from metaq.fs import AppendFile, DirLock, FileSystem, ReadFile
+from metaq.fs import AppendFile, FileSystem, ReadFile
 from metaq.model import (
     BrokerId,
     HeaderPairs,
@@ -109,7 +109,7 @@ class _Entry(NamedTuple):
 
 
 class Spool:
-    """Messages on the local disk, in order. Owner: the caller that opens it.
+    """Messages on the local disk, in order. Owner: the caller.
 
     Concurrency: any thread; calls follow each other. All of them block on the disk.
     """
@@ -118,38 +118,10 @@ class Spool:
         self,
         fs: FileSystem,
         directory: Path,
-        lock: DirLock,
         *,
         size_bytes_max: SizeBytes = SPOOL_BYTES_MAX,
         compact_bytes: int = COMPACT_BYTES,
     ) -> None:
-        """Prepare; `Spool.open` is the way in."""
-        self.directory: Final = directory
-        self._fs = fs
-        self._path = directory / FILE_NAME
-        self._dir_lock = lock
-        self._size_bytes_max = size_bytes_max
-        self._compact_bytes = compact_bytes
-        self._lock = threading.Lock()
-        self._places: dict[int, _Place] = {}
-        self._next_number = 1
-        self._end = HEADER.size
-        self._live_bytes = 0
-        self._writer: AppendFile | None = None
-        self._reader: ReadFile | None = None
-        self._failure: StorageError | None = None
-
-    # -- life -------------------------------------------------------------------------
-
-    @classmethod
-    def open(
-        cls,
-        fs: FileSystem,
-        directory: Path,
-        *,
-        size_bytes_max: SizeBytes = SPOOL_BYTES_MAX,
-        compact_bytes: int = COMPACT_BYTES,
-    ) -> Self:
         """Open the spool of a directory, made if it is missing, and repair its tail.
 
         Args:
@@ -166,19 +138,27 @@ class Spool:
         for level in (*reversed(directory.parents), directory):
             if not fs.is_directory(level):
                 fs.make_directory(level)
-        spool = cls(
-            fs,
-            directory,
-            fs.lock_directory(directory),
-            size_bytes_max=size_bytes_max,
-            compact_bytes=compact_bytes,
-        )
+        self.directory: Final = directory
+        self._fs = fs
+        self._path = directory / FILE_NAME
+        self._dir_lock = fs.lock_directory(directory)
+        self._size_bytes_max = size_bytes_max
+        self._compact_bytes = compact_bytes
+        self._lock = threading.Lock()
+        self._places: dict[int, _Place] = {}
+        self._next_number = 1
+        self._end = HEADER.size
+        self._live_bytes = 0
+        self._writer: AppendFile | None = None
+        self._reader: ReadFile | None = None
+        self._failure: StorageError | None = None
         try:
-            spool._recover()
+            self._recover()
         except BaseException:
-            spool.close()
+            self.close()
             raise
-        return spool
+
+    # -- life -------------------------------------------------------------------------
 
     def _recover(self) -> None:
         if not self._fs.exists(self._path):

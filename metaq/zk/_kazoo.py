@@ -420,14 +420,15 @@ class KazooCoordinator:
             else:
                 self._post(resolve, convert(result.value), None)
 
+        late = CoordinationTimeoutError(f"{what}: no answer in time")
+        timer = self._loop.call_later(remaining_s, resolve, None, late)
         try:
-            async with asyncio.timeout(remaining_s):
-                request().rawlink(post_answer)
-                return await answer
-        except TimeoutError:
-            raise CoordinationTimeoutError(f"{what}: no answer in time") from None
+            request().rawlink(post_answer)
+            return await answer
         except kz.KazooException as error:
             raise _map_error(error, what) from error
+        finally:
+            timer.cancel()
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""

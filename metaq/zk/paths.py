@@ -259,6 +259,7 @@ class NodePaths:
         """Return the parent of a topic's `0-1` nodes, of kind OWNER or GROUP_OFFSET."""
         return self._fill(kind, group=group, topic=topic)
 
+    @lru_cache(NAMES_KEPT)  # noqa: B019  # bounded; roots are few
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
         topic, name = partition.topic, partition.name
         return self._fill(kind, group=group, topic=topic, partition=name)

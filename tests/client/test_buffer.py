@@ -49,7 +49,7 @@ def test_memory_is_free_again_when_a_batch_is_resolved() -> None:
         buffer = made(buffer_bytes_max=100)
         with buffer.lock:
             batch = buffer.begin("one", 5.0)
-            buffer.reserve(batch, 100, 1, bytes_max=1000, count_max=10)
+            buffer.reserve(batch, 100, 1, 1000, 10)
             with pytest.raises(BufferFullError):
                 buffer.check(1, 1)
         buffer.on_room(lambda: calls.append("room"))

@@ -94,7 +94,6 @@ INNER = {
     "AsyncConsumer.decider",
     "AsyncExactlyOnce.add",
     "AsyncExactlyOnce.flush",
-    "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",
@@ -102,6 +101,7 @@ INNER = {
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.append_oneway",
+    "AsyncProducer.deadline_s",
     "AsyncProducer.has_ended",
     "MessageBatch.twin",
 }

@@ -47,7 +47,7 @@ def policy(directory: Path | str, **changes: float) -> RetryPolicy:
 
 
 def kept(directory: Path, group: str) -> list[bytes]:
-    spool = Spool.open(SystemFileSystem(), directory / spool_name("test", group))
+    spool = Spool(SystemFileSystem(), directory / spool_name("test", group))
     stored = [spool.read(number) for number in spool.numbers()]
     spool.close()
     return [message.data for message in stored if message is not None]
@@ -181,7 +181,7 @@ def test_a_directory_that_another_one_uses_is_an_error(
     async def handler(message: Message) -> None: ...
 
     async def scenario() -> None:
-        spool = Spool.open(SystemFileSystem(), tmp_path / spool_name("test", "g"))
+        spool = Spool(SystemFileSystem(), tmp_path / spool_name("test", "g"))
         async with (
             AsyncClient(**broker.client_options) as client,
             client.consumer("g", ["test"]) as consumer,
@@ -261,7 +261,7 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
 
     def is_free() -> bool:
         try:
-            Spool.open(SystemFileSystem(), tmp_path / spool_name("test", "g")).close()
+            Spool(SystemFileSystem(), tmp_path / spool_name("test", "g")).close()
         except LogDirLockedError:
             return False
         return True
@@ -301,7 +301,7 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
 ) -> None:
     """Neither before a run begins nor after it."""
     answers, has_opened = threading.Event(), threading.Event()
-    open_now, close_now = Spool.open, Spool.close
+    open_now, close_now = Spool, Spool.close
 
     def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
         answers.wait(20)

@@ -280,7 +280,7 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
                     await producer.send(b"b")
 
     asyncio.run(scenario())
-    spool = Spool.open(fs.crash(), Path("/s") / spool_name("test", "0-0"))
+    spool = Spool(fs.crash(), Path("/s") / spool_name("test", "0-0"))
     assert len(spool) == 1
     spool.close()
 
@@ -416,7 +416,7 @@ def test_a_directory_has_one_producer(broker: AnyBroker, tmp_path: Path) -> None
                 with pytest.raises(LogDirLockedError):
                     await second.start()
             place = tmp_path / spool_name("test", "0-1")
-            Spool.open(SystemFileSystem(), place).close()
+            Spool(SystemFileSystem(), place).close()
 
     asyncio.run(scenario())
 
@@ -438,7 +438,7 @@ def test_it_is_started_once(broker: AnyBroker, tmp_path: Path) -> None:
 
 def free(directory: Path) -> None:
     """Fail when a spool of the one partition is held."""
-    Spool.open(SystemFileSystem(), directory / spool_name("test", "0-0")).close()
+    Spool(SystemFileSystem(), directory / spool_name("test", "0-0")).close()
 
 
 def test_a_close_while_it_starts_leaves_nothing_open(

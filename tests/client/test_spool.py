@@ -61,7 +61,7 @@ def _size(stored: Message) -> int:
 
 
 def opened(fs: FileSystem) -> Spool:
-    return Spool.open(fs, DIRECTORY)
+    return Spool(fs, DIRECTORY)
 
 
 texts = st.text(st.sampled_from("aé\ud800\n@/"), max_size=9)
@@ -106,11 +106,11 @@ def test_messages_stay_in_order_over_a_restart() -> None:
 
 def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     fs = SystemFileSystem()
-    spool = Spool.open(fs, tmp_path / "a" / "b")
+    spool = Spool(fs, tmp_path / "a" / "b")
     with pytest.raises(LogDirLockedError):
-        Spool.open(fs, tmp_path / "a" / "b")
+        Spool(fs, tmp_path / "a" / "b")
     spool.close()
-    Spool.open(fs, tmp_path / "a" / "b").close()
+    Spool(fs, tmp_path / "a" / "b").close()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_names_are_safe_and_tell_apart(topic: str, owner: str, name: str) -> Non
 
 def test_the_bound_is_kept_and_room_that_was_freed_is_used() -> None:
     fs = FaultyFileSystem()
-    spool = Spool.open(fs, DIRECTORY, size_bytes_max=SizeBytes(1000))
+    spool = Spool(fs, DIRECTORY, size_bytes_max=SizeBytes(1000))
     count = 1000 // (ENTRY.size + len(encode_message(message(0))))
     marks = [spool.append(message(number)) for number in range(count)]
     with pytest.raises(NoSpaceError, match="1000 bytes"):
@@ -142,7 +142,7 @@ def test_the_bound_is_kept_and_room_that_was_freed_is_used() -> None:
 
 def test_the_file_shrinks_when_messages_are_removed() -> None:
     fs = FaultyFileSystem()
-    spool = Spool.open(fs, DIRECTORY, compact_bytes=500)
+    spool = Spool(fs, DIRECTORY, compact_bytes=500)
     for number in range(200):
         spool.append(message(number))
         if number >= 3:
@@ -249,7 +249,7 @@ class Life:
         self.in_doubt: set[int] = set()
 
     def run(self, fs: FileSystem) -> None:
-        spool = Spool.open(fs, DIRECTORY, compact_bytes=300)
+        spool = Spool(fs, DIRECTORY, compact_bytes=300)
         try:
             self.work(spool)
         finally:

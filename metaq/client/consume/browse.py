@@ -352,7 +352,6 @@ class _Reading:
     until: datetime | None
     timeout: float | None
     is_named: bool
-    """Whether the caller named the partitions."""
 
     async def all(self, start: Start) -> AsyncGenerator[list[Message], None]:
         """Yield the messages from `start` on, partition by partition."""

@@ -72,10 +72,8 @@ class ConsumerLife:
             marks: shared by the consumers of one client.
         """
         self.group = group
-        """Name of the consumer group."""
         self._topics = topics
         self.options = options
-        """Options chosen by the user."""
         self._context = context
         self._source = source
         self._store = store
@@ -86,7 +84,6 @@ class ConsumerLife:
             on_ready=self._hand_out,
             on_failed=self._fail,
         )
-        """The user's hooks; for the sync world."""
         self._subscription = SubscriptionState(
             context,
             store,
@@ -99,11 +96,8 @@ class ConsumerLife:
             on_fatal=self._fail,
         )
         self.fetch_buffer = self._subscription.fetch_buffer
-        """Fetched messages; for the sync world and for handlers."""
         self.current_batch = CurrentBatch(self.fetch_buffer)
-        """Batch held by the iterator."""
         self.commit_orders = CommitOrders(self._begin_commit)
-        """Commits that are not waited for; for the sync world."""
         self._tasks: list[asyncio.Task[None]] = []
         topics.start()
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
@@ -115,7 +109,6 @@ class ConsumerLife:
         self._watchdog: Watchdog | None = None
         self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
-        """Last result of `lag`."""
 
     @property
     def topics(self) -> Collection[str]:
@@ -287,10 +280,6 @@ class ConsumerLife:
 
     def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
         return self._subscription.commit(order, self._context.deadline_s(timeout))
-
-    def limit_s(self, timeout: float | None) -> float:
-        """Return the seconds that a call may take; None: `request_timeout_s`."""
-        return self._context.limit_s(timeout)
 
     def _require_loop(self) -> None:
         require_loop(self._loop, self)

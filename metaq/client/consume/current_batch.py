@@ -39,7 +39,6 @@ class CurrentBatch:
 
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
         self.fetch_buffer = fetch_buffer
-        """Source of the batches, which go back to it."""
         self.held: list[FetchedBatch] = []
         """Of each partition one; all but the last are handed out to the end."""
         self.last_list: Filling | None = None

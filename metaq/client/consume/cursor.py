@@ -120,7 +120,6 @@ class PartitionCursor:
         """Fault of the record at `offset`, while `_part` grows until a good one is
         found."""
         self._gap: GapSearch | None = None
-        """Search for the end of a gap at `offset`."""
         self._origin: Offset | None = None
         """Offset at which `_part` begins, if it follows a gap."""
 

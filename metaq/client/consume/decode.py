@@ -21,7 +21,6 @@ from metaq.record.scan import ScanResult, scan_records
 
 # `Message._make` without its check of the length: half of the cost of a message.
 MAKE: Final = tuple.__new__
-"""Makes a message from the class and its fields."""
 
 
 class FetchedMessages(Sequence[Message]):

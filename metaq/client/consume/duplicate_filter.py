@@ -111,7 +111,6 @@ class DuplicateFilter:
         self._handled: list[tuple[TopicPartition, Offset, MessageId]] = []
         """Handled, and waiting for a commit at or after this offset."""
         self._ready: list[MessageId] = []
-        """Ids to be added."""
         self._waiting_count = 0
         self._adding: asyncio.Task[None] | None = None
         self._is_failing = False

@@ -65,7 +65,6 @@ class FetchedBatch:
     """Messages of one partition, in order; belongs to one worker while taken."""
 
     partition: TopicPartition
-    """Partition of the batch."""
     messages: Sequence[Message]
     """Empty if all were filtered: then only `next_offset` matters."""
     next_offset: Offset
@@ -75,7 +74,6 @@ class FetchedBatch:
     held: int = 1
     """Number of the last messages handed out that are still being handled."""
     confirmed: int = 0
-    """Number of messages that were confirmed as handled."""
     reported: int = 0
     """Number of messages that were passed to `on_handled`."""
     is_stopped: bool = False
@@ -83,7 +81,6 @@ class FetchedBatch:
     is_recalled: bool = False
     """Hand out no more: the rest of it comes in another batch, now or later."""
     is_awaited: bool = False
-    """Its worker has waited for more of it."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)

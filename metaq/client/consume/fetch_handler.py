@@ -45,16 +45,11 @@ class FetchHandler:
         self._marks = marks
         self._duplicates = duplicates
         self.on_fatal = on_fatal
-        """Called when reading cannot go on."""
         self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
-        """Messages put into the fetch buffer."""
         self.filtered_count = 0
-        """Messages that the filter rejected."""
         self.repeat_count = 0
-        """Messages dropped because this process had handled them."""
         self.missing_bytes = 0
-        """Bytes of the log skipped: deleted before they were read, or damaged."""
 
     # -- marks of handled offsets -----------------------------------------------------
 

@@ -109,7 +109,6 @@ class PartitionFetcher:
         self._is_busy = False
         """A get is in flight, a connection is being made, or a pause runs."""
         self._is_asking = False
-        """A get is in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._forget_connection: Callable[[], None] | None = None
         self._sent_s = 0.0

@@ -73,15 +73,11 @@ class FailedMessage:
 
     message: Message
     attempts: int = 0
-    """Number of times that it was handed to the handler."""
     error: BaseException | None = None
-    """Last error of the handler."""
     is_given_up: bool = False
-    """It is handed to the handler no more."""
     refusals: int = 0
     """Number of refusals after it was given up."""
     refusal: MetaqError | None = None
-    """Error of the last refusal."""
 
     def __str__(self) -> str:
         text = (

@@ -67,9 +67,7 @@ class LocalRetryStore:
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
-        """Messages of the store that were handled."""
         self.failure_count = 0
-        """Failures of the handler with a message of the store."""
         self.last_error: MetaqError | None = None
         """Error that ended the last round early; None: it did not end early."""
 
@@ -101,7 +99,7 @@ class LocalRetryStore:
         async with self._opening:
             if topic not in self._spools:
                 directory = self._root / spool_name(topic, self._group)
-                opening = partial(Spool.open, self._fs, directory)
+                opening = partial(Spool, self._fs, directory)
                 self._spools[topic] = await open_off_loop(self._threads, opening)
             return self._spools[topic]
 

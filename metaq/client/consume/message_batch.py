@@ -32,7 +32,6 @@ class ListedMessages(Sequence[Message], Generic[C_co]):
     def __init__(self, consumer: C_co, filling: Filling) -> None:
         """Take the messages of a list that is full, and not empty."""
         self.consumer = consumer
-        """The consumer that it comes from."""
         self.offsets: Mapping[TopicPartition, Offset] = filling.offsets
         """Next offset of each partition: what a commit of the batch stores."""
         self.begins: Mapping[TopicPartition, Offset] = filling.begins

@@ -374,7 +374,6 @@ class _Suspicion:
     since_s: float
     """Monotonic time at which data was first seen in this state."""
     end: Offset
-    """The last known log end."""
 
 
 class Watchdog:

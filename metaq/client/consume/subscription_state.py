@@ -106,7 +106,6 @@ class SubscriptionState:
             on_room=self._on_room,
             on_handled=self._duplicates.on_handled if self._duplicates else None,
         )
-        """Fetched messages, one buffer for each partition."""
         self._fetch_handler = FetchHandler(
             self.fetch_buffer,
             group=group,
@@ -129,7 +128,6 @@ class SubscriptionState:
             committer=self._committer,
             restart=restart,
         )
-        """Messages that are written exactly once."""
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
         """First offset of every partition that was ever read."""

@@ -26,7 +26,6 @@ class Fence:
     """Membership and session that a commit is bound to: after their end it fails."""
 
     member: str
-    """The member's name in its group."""
     session_version: int
     """The ZooKeeper session under which it owns its partitions."""
 

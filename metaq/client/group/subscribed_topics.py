@@ -28,7 +28,6 @@ class SubscribedTopics(Collection[str]):
         self.names = self._given
         """The named ones as given, then those that match, ascending."""
         self.is_known = not self.patterns
-        """Whether it is known what matches."""
         self._unlisten: Callable[[], None] = lambda: None
 
     def start(self) -> None:

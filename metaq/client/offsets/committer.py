@@ -20,7 +20,6 @@ Source: docs/metaq-1.4/client.md 13.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -71,6 +70,41 @@ class CommitOrder:
         return next(iter(failed.values()), self.lost)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """A commit that has been asked for."""
+
+    offsets: Offsets
+    foreign: Failures
+    """Partitions that are not ours, with their errors."""
+    limit_s: float
+    """Seconds that its caller waits."""
+    what: str
+    failed: asyncio.Future[Failures] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Outcome of its write, which may answer others too."""
+
+    def end(self, failed: Failures) -> None:
+        """Answer it, unless it was answered, or its caller was cancelled."""
+        if not self.failed.done():
+            self.failed.set_result(failed)
+
+    def _end_late(self) -> None:
+        text = f"{self.what}: not done within {self.limit_s:.3g} s"
+        self.end(dict.fromkeys(self.offsets, RequestTimeoutError(text)))
+
+    async def wait(self) -> Failures:
+        """Return the partitions that were not written, with their errors."""
+        timer = self.failed.get_loop().call_later(self.limit_s, self._end_late)
+        try:
+            failed = await self.failed
+        finally:
+            timer.cancel()
+        ours = {p: error for p, error in failed.items() if p in self.offsets}
+        return {**self.foreign, **ours}
+
+
 @dataclass(slots=True, eq=False)
 class _Write:
     """One write to the store, and the commits that it answers."""
@@ -78,42 +112,15 @@ class _Write:
     fence: Fence | None
     deadline_s: float
     offsets: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    commits: list[Commit] = field(default_factory=list)
     is_begun: bool = False
     lost: dict[TopicPartition, MetaqError] = field(default_factory=dict)
     """Partitions that went before it began; they may be ours again, elsewhere."""
-    failed: asyncio.Future[Failures] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
 
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit that has been asked for."""
-
-    offsets: Offsets
-    """Offsets that it commits."""
-    foreign: Failures
-    """Partitions that are not ours, with their errors."""
-    failed: "asyncio.Future[Failures] | None"
-    """Outcome of its write, which has a bound; None: there is nothing to write."""
-    left_s: float
-    """Seconds that its caller has."""
-    what: str
-    """Subject of the error's sentence."""
-
-    async def wait(self) -> Failures:
-        """Return the partitions that were not written, with their errors."""
-        if self.failed is None:
-            return self.foreign
-        if not self.failed.done():
-            # The write's own bound comes first, where it is the same.
-            limit_s = self.left_s + 2 * STORE_SLACK_S
-            try:
-                await within(limit_s, asyncio.shield(self.failed), self.what)
-            except RequestTimeoutError as error:
-                return {**self.foreign, **dict.fromkeys(self.offsets, error)}
-        failed = {p: e for p, e in self.failed.result().items() if p in self.offsets}
-        return {**self.foreign, **failed}
+    def end(self, failed: Failures) -> None:
+        """Answer its commits."""
+        for one in self.commits:
+            one.end(failed)
 
 
 class Committer:
@@ -153,9 +160,7 @@ class Committer:
         self.written: set[TopicPartition] = set()
         """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
-        """Commits that wrote something."""
         self.failure_count = 0
-        """Partitions whose commit failed, counted each time."""
         self.last_error: MetaqError | None = None
         """Error of the last commit; None when it succeeded."""
 
@@ -263,15 +268,20 @@ class Committer:
                     del self._named[partition]
             due = {one: self.due(one, at) for one, at in handled.items()}
         left_s = self._left_s(deadline_s)
-        what = f"commit of group {self._group}"
-        foreign = self._foreign(due)
+        foreign = {
+            p: self._not_ours(p, at) for p, at in due.items() if p not in self._ours
+        }
         ours = {p: at for p, at in due.items() if p not in foreign}
-        if not (self._writes or self._differing(ours)):
+        # The write's own bound comes first, where it is the same.
+        limit_s = left_s + 2 * STORE_SLACK_S
+        asked = Commit(ours, foreign, limit_s, f"commit of group {self._group}")
+        if self._writes or self._differing(ours):
+            self._join(asked, self._clock.monotonic_s() + left_s)
+        else:
             # Offsets that failed were revoked with their partitions, or written since.
             self.last_error = None
-            return Commit(ours, foreign, None, left_s, what)
-        one = self._join(ours, self._clock.monotonic_s() + left_s)
-        return Commit(ours, foreign, one.failed, left_s, what)
+            asked.end({})
+        return asked
 
     def _name(
         self, offsets: Offsets, handled: Offsets, *, may_go_back: bool
@@ -312,9 +322,9 @@ class Committer:
         None: the bound on one commit.
         """
         if self._writes:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._left_s(deadline_s)):
-                    await asyncio.shield(self._writes[-1].failed)
+            running = Commit({}, {}, self._left_s(deadline_s), "")
+            self._writes[-1].commits.append(running)
+            await running.wait()
 
     async def close(self) -> None:
         """Abandon the write under way; all that wait fail, the store is not used."""
@@ -329,20 +339,21 @@ class Committer:
 
     # -- writes -----------------------------------------------------------------------
 
-    def _join(self, offsets: Offsets, deadline_s: float) -> _Write:
-        fence = self._fence()
+    def _join(self, asked: Commit, deadline_s: float) -> None:
+        """Have a commit answered by the last write, or by one of its own."""
+        fence, offsets = self._fence(), asked.offsets
         one = self._writes[-1] if self._writes else None
         is_open = one is not None and not one.is_begun and one.fence == fence
         if one is None or not is_open or not one.lost.keys().isdisjoint(offsets):
             one = _Write(fence, deadline_s)
             self._writes.append(one)
+        one.commits.append(asked)
         one.offsets |= offsets
         one.deadline_s = max(one.deadline_s, deadline_s)
         if self._writing is None:
             self._writing = asyncio.create_task(
                 self._write_all(), name=f"commits of {self._group}"
             )
-        return one
 
     async def _write_all(self) -> None:
         try:
@@ -352,12 +363,12 @@ class Committer:
                 async with self.storing:
                     failed = await self._write_one(one)
                 self._writes.popleft()
-                one.failed.set_result(failed)
+                one.end(failed)
         finally:
             self._writing = None
             for one in self._writes:
                 closed = ClosedError(f"commit of group {self._group}: closed before")
-                one.failed.set_result(dict.fromkeys(one.offsets, closed))
+                one.end(dict.fromkeys(one.offsets, closed))
             self._writes.clear()
 
     async def _write_one(self, one: _Write) -> Failures:
@@ -377,14 +388,6 @@ class Committer:
                 failed = dict.fromkeys(changed, failure)
         self._note(changed, failed)
         return failed | one.lost
-
-    def _foreign(self, offsets: Offsets) -> dict[TopicPartition, MetaqError]:
-        """Return an error for each partition that is not ours, or not any more."""
-        return {
-            partition: self._not_ours(partition, at)
-            for partition, at in offsets.items()
-            if partition not in self._ours
-        }
 
     def _not_ours(self, partition: TopicPartition, at: GroupOffset) -> MetaqError:
         return OwnershipLostError(

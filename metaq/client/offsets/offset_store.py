@@ -8,6 +8,7 @@ Source: docs/metaq-1.4/client.md 13.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from metaq.client.fan_out import failures, for_each
@@ -136,24 +137,19 @@ class ZooKeeperOffsets:
         """
         store = self._offsets(group)
         if fence is None:
-
-            async def write(partition: TopicPartition) -> None:
-                offset = offsets[partition]
-                await store.set_offset(partition, offset, deadline_s=deadline_s)
-
-            return failures(await for_each(write, offsets))
-        keys = {partition: (group, partition) for partition in offsets}
-        known = {
-            partition: version
-            for partition, key in keys.items()
-            for claim, version in [self._versions.pop(key, (None, 0))]
-            if claim == fence
-        }
-        ends = await _commit_fenced(store, offsets, known, fence, deadline_s)
-        for partition, end in ends.items():
+            set_offset = partial(store.set_offset, deadline_s=deadline_s)
+            ends = await for_each(lambda one: set_offset(one, offsets[one]), offsets)
+            return failures(ends)
+        known = {}
+        for partition in offsets:
+            claim, version = self._versions.pop((group, partition), (None, 0))
+            if claim == fence:
+                known[partition] = version
+        committed = await _commit_fenced(store, offsets, known, fence, deadline_s)
+        for partition, end in committed.items():
             if not isinstance(end, MetaqError):
-                self._versions[keys[partition]] = fence, end
-        return failures(ends)
+                self._versions[group, partition] = fence, end
+        return failures(committed)
 
     async def close(self) -> None:
         """Do nothing: the session is the client's."""
@@ -170,34 +166,32 @@ async def _commit_fenced(
     deadline_s: float,
 ) -> dict[TopicPartition, int | MetaqError]:
     """Commit those of known version together, and by themselves what does not fit."""
-
-    async def write(partition: TopicPartition) -> int:
-        return await store.commit_offset(
-            partition,
-            offsets[partition],
-            member=fence.member,
-            session_version=fence.session_version,
-            deadline_s=deadline_s,
-        )
-
-    async def write_together(
-        some: tuple[TopicPartition, ...],
-    ) -> dict[TopicPartition, int]:
-        return await store.commit_together(
-            {partition: (offsets[partition], known[partition]) for partition in some},
-            member=fence.member,
-            session_version=fence.session_version,
-            deadline_s=deadline_s,
-        )
-
+    owner, session_version = fence.member, fence.session_version
+    together = partial(
+        store.commit_together,
+        member=owner,
+        session_version=session_version,
+        deadline_s=deadline_s,
+    )
+    alone = partial(
+        store.commit_offset,
+        member=owner,
+        session_version=session_version,
+        deadline_s=deadline_s,
+    )
     order = tuple(known)
     pieces = [
         order[at : at + TOGETHER_MAX] for at in range(0, len(order), TOGETHER_MAX)
     ]
     ends: dict[TopicPartition, int | MetaqError] = {}
-    for piece, end in (await for_each(write_together, pieces)).items():
+    written = await for_each(
+        lambda piece: together({one: (offsets[one], known[one]) for one in piece}),
+        pieces,
+    )
+    for piece, end in written.items():
         if not isinstance(end, MetaqError):
             ends |= end
         elif not isinstance(end, NodeChangedError):
             ends |= dict.fromkeys(piece, end)
-    return ends | await for_each(write, offsets.keys() - ends.keys())
+    rest = offsets.keys() - ends.keys()
+    return ends | await for_each(lambda one: alone(one, offsets[one]), rest)

@@ -208,7 +208,8 @@ class Accumulator:
                 min(len(payloads), options.buffer_count_max),
             )
             batch = self._begin(sender, self._timeout_s)
-            self._grant(sender, batch, size_bytes, len(payloads))
+            bounds = sender.bytes_max, sender.count_max
+            self.buffer.reserve(batch, size_bytes, len(payloads), *bounds)
             batch.name, batch.may_move = name, False
             batch.add(payloads, flags, ends)
             sender.seal()
@@ -329,23 +330,9 @@ class Accumulator:
             or batch.timeout_s != timeout_s
         ):
             batch = self._begin(sender, timeout_s)
-        self._grant(sender, batch, size_bytes, message_count)
+        bounds = sender.bytes_max, sender.count_max
+        buffer.reserve(batch, size_bytes, message_count, *bounds)
         return batch
-
-    def _grant(
-        self,
-        sender: PartitionSender,
-        batch: Batch,
-        size_bytes: int,
-        message_count: int,
-    ) -> None:
-        self.buffer.reserve(
-            batch,
-            size_bytes,
-            message_count,
-            bytes_max=sender.bytes_max,
-            count_max=sender.count_max,
-        )
 
     def _begin(self, sender: PartitionSender, timeout_s: float) -> Batch:
         """Begin another open batch; under the lock."""

@@ -52,7 +52,6 @@ class BatchOutcome(NamedTuple):
     """Outcome of messages of a batch, from `first` up to the next outcome's."""
 
     first: int
-    """The first message."""
     result: SendResult | MetaqError
     """Of the first message; an error is that of all."""
     ids: Sequence[int] | None = None
@@ -79,11 +78,8 @@ class Home:
     lock: threading.Lock
     """Guards the callbacks of every batch; held for moments only."""
     loop: asyncio.AbstractEventLoop
-    """Calls back."""
     thread_id: int
-    """The loop's thread."""
     pid: int = field(default_factory=os.getpid)
-    """The loop's process."""
 
     def is_here(self) -> bool:
         """Return whether the caller runs on the loop's thread."""

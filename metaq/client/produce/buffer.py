@@ -46,16 +46,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class BufferStatistics:
-    """A snapshot of the buffered messages."""
+    """A snapshot of the buffered messages, for `ProducerStatistics`."""
 
     appended_count: int
-    """Messages taken from senders so far."""
     buffered_count: int
-    """Of these, messages without an outcome."""
     buffered_bytes: int
-    """Their bytes, record headers included."""
     full_count: int
-    """Number of messages or lists that found no memory."""
 
 
 class Buffer(Generic[S]):
@@ -128,7 +124,6 @@ class Buffer(Generic[S]):
         batch: Batch,
         size_bytes: int,
         message_count: int,
-        *,
         bytes_max: int,
         count_max: int,
     ) -> None:
@@ -234,7 +229,7 @@ class Buffer(Generic[S]):
         now_s = self.clock.monotonic_s()
         batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s, may_move=True)
         self._unanswered[batch] = []
-        self.reserve(batch, ends[-1], 1, bytes_max=ends[-1], count_max=1)
+        self.reserve(batch, ends[-1], 1, ends[-1], 1)
         batch.add([payload], [flag], ends)
         return batch
 
@@ -300,16 +295,13 @@ class Buffer(Generic[S]):
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""
         with self.lock:
-            batches = self.unanswered()
-            resolved_count, full_count = self._resolved_count, self._full_count
-            buffered_count = sum(len(batch.payloads) for batch in batches)
-            buffered_bytes = sum(batch.size_bytes for batch in batches)
-        return BufferStatistics(
-            appended_count=resolved_count + buffered_count,
-            buffered_count=buffered_count,
-            buffered_bytes=buffered_bytes,
-            full_count=full_count,
-        )
+            buffered_count = sum(len(batch.payloads) for batch in self._unanswered)
+            return BufferStatistics(
+                appended_count=self._resolved_count + buffered_count,
+                buffered_count=buffered_count,
+                buffered_bytes=sum(batch.size_bytes for batch in self._unanswered),
+                full_count=self._full_count,
+            )
 
     # -- wake-ups of the loop ---------------------------------------------------------
 

@@ -45,7 +45,6 @@ class DeadLetterFiles:
             count_max: most files.
         """
         self.directory: Final = spool_directory / DIRECTORY_NAME
-        """Directory of the files."""
         self.count = 0
         """Files found at the last count, and written since."""
         self._fs = fs

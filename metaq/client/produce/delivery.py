@@ -89,11 +89,8 @@ class Delivery:
             on_change=self._on_change,
         )
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
-        """Counters, and the failure that ended it."""
         self.routes = Routes(self._make_sender, selector, first_turn)
-        """Topics and the senders of their partitions."""
         self.accumulator = Accumulator(self._buffer, self.routes)
-        """Takes messages from any thread."""
         self._is_ticking = False
 
     def _make_sender(self, partition: TopicPartition) -> PartitionSender:

@@ -180,9 +180,7 @@ class AsyncOrderedProducer:
             fs: the disk; None: this machine's.
         """
         self.topic = topic
-        """Topic of all messages."""
         self.partitions = tuple(partitions)
-        """The layout."""
         self._context = context
         self._producer = producer
         self._directory = directory
@@ -245,7 +243,7 @@ class AsyncOrderedProducer:
     async def _open_spools(self) -> None:
         for partition in self.partitions:
             path = self._directory / spool_name(self.topic, partition.name)
-            opening = partial(Spool.open, self._fs, path)
+            opening = partial(Spool, self._fs, path)
             spool = await open_off_loop(self._threads, opening)
             refused = DeadLetterFiles(self._fs, path)
             self._queues[partition] = OrderedQueue(partition, spool, refused)

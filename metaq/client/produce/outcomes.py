@@ -40,7 +40,6 @@ class SendOutcomes(Generic[S]):
         self.failure: MetaqError | None = None
         """With limits: the error that ended it."""
         self.is_over = False
-        """Nothing more is sent."""
         self.retried_count = 0
         """Commands sent again."""
         self.moved_count = 0

@@ -113,7 +113,6 @@ class PartitionSender:
     ) -> None:
         self.partition = partition
         self.open: Batch | None = None
-        """Takes messages."""
         self.is_awake = False
         """The loop knows that there are messages to take."""
         self.bytes_max = buffer.options.batch_bytes_max
@@ -121,7 +120,6 @@ class PartitionSender:
         self.count_max = buffer.options.batch_count_max
         """Messages of a batch, likewise."""
         self.in_flight_count = 0
-        """Commands in flight."""
         self.refused_until_s = 0.0
         """Messages of other partitions do not move here before."""
         self._buffer = buffer

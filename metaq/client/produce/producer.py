@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from threading import Lock, get_ident
 from typing import Literal, Protocol, Self, TypeVar
@@ -133,7 +133,6 @@ class AsyncProducer:
         self._loop, self._thread_id = loop, get_ident()
         self._topics: dict[str, None] = {}
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
-        """Messages whose topics are not known yet."""
         self._dropped: Counter[str] = Counter()
         self._counting = Lock()
         self._stop_listening = metadata.add_listener(self._on_snapshot)
@@ -148,7 +147,6 @@ class AsyncProducer:
             starts=BrokerStarts(clock),
             counters=ClientTransactionCounters(),
         )
-        """Parts of its transactions."""
         self._transaction_numbers = count()
         self._is_closed = False
         self._ended = asyncio.Event()
@@ -170,7 +168,7 @@ class AsyncProducer:
         """
         self._require_loop()
         self._check_open()
-        deadline_s = self._deadline_s(timeout)
+        deadline_s = self.deadline_s(timeout)
         require_text("topic", topic)
         if topic in self._topics:
             return
@@ -295,7 +293,7 @@ class AsyncProducer:
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self._deadline_s(timeout)
+                deadline_s = self.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
 
     @names_arguments
@@ -335,7 +333,7 @@ class AsyncProducer:
                 await asyncio.sleep(0)
             else:
                 assert appending.lacking is not None
-                await self._wait_room(appending.lacking, self._deadline_s(timeout))
+                await self._wait_room(appending.lacking, self.deadline_s(timeout))
         for batch in appending.batches:
             await batch.wait_async()
         results = appending.results()
@@ -371,9 +369,9 @@ class AsyncProducer:
         self,
         topic: str,
         data: BytesLike,
-        attribute: str | None,
-        key: str | bytes | None,
-        headers: Headers,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
     ) -> None:
         """Do it in any thread; see `AsyncProducer.send_oneway`."""
         require_text("topic", topic)
@@ -526,14 +524,10 @@ class AsyncProducer:
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
-        buffer = self.accumulator.buffer.statistics()
         sent = self._delivery.statistics()
         return replace(
             sent,
-            appended_count=buffer.appended_count,
-            buffered_count=buffer.buffered_count,
-            buffered_bytes=buffer.buffered_bytes,
-            full_count=buffer.full_count,
+            **asdict(self.accumulator.buffer.statistics()),
             failed=dict(Counter(sent.failed) + self.first_messages.failed),
             dropped=dict(self._dropped),
             transactions=self.transacting.counters.snapshot(),
@@ -563,7 +557,8 @@ class AsyncProducer:
             return None
         return copies.leader
 
-    def _deadline_s(self, timeout: float | None) -> float:
+    def deadline_s(self, timeout: float | None) -> float:
+        """Return the monotonic time `timeout` from now; None: that of the options."""
         check_timeout(timeout)
         timeout_s = self._options.timeout_s if timeout is None else timeout
         return self._clock.monotonic_s() + timeout_s

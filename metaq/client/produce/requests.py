@@ -44,7 +44,6 @@ class Request:
         self.name: BatchName | None = batch.name
         self.attempt = 0
         self.left = 0
-        """Commands in flight."""
         self.error: MetaqError | None = None
         """Of the last attempt."""
         self.is_in_doubt = False

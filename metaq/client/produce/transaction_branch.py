@@ -83,7 +83,6 @@ class PlacedMessage(NamedTuple):
     payload: bytes
     """Attribute block, if the flag says so, and application bytes."""
     flag: int
-    """Of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +198,9 @@ class TransactionParts(BranchParts):
     prepare: Callable[[str, float], Awaitable[None]]
     """Waits until a topic's partitions are known, until a deadline at most."""
     routes: Routes
-    """Choose a partition, at one broker or at any."""
     options: ProducerOptions
     """`timeout_s` and `transaction_timeout_s`."""
     counters: ClientTransactionCounters
-    """Of the producer."""
 
     def deadline_s(self, timeout: float | None) -> float:
         """Return the monotonic time `timeout` from now; None: `timeout_s`.
@@ -385,7 +382,6 @@ class Branch:
         """Prepare; the transaction exists from `begin` on."""
         self.broker_id = broker_id
         self.where = f"broker {broker_id}"
-        """The broker, for errors."""
         self._parts = parts
         self._connection = connection
         self._transaction = transaction

@@ -12,11 +12,11 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
 from datetime import datetime
 from itertools import chain
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self
 
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
@@ -26,38 +26,30 @@ from metaq.client.consume.current_batch import Filling
 from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
-from metaq.client.names import Topics
 from metaq.client.offsets.commit_orders import Committable
-from metaq.client.offsets.offset_reset import Goal
-from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
     HOOKS,
-    ClientKeywords,
     ClientOptions,
-    ConsumerKeywords,
     ConsumerOptions,
-    ProducerKeywords,
-    ProducerOptions,
     Start,
     check_plain_function,
-    takes_options,
 )
-from metaq.client.partitioner import Selector
-from metaq.client.session import AsyncClient, CoordinatorFactory, context_of
+from metaq.client.session import AsyncClient, context_of
 from metaq.client.sync.derived import (
     SyncClosable,
     SyncObject,
     SyncPart,
     blocking,
     direct,
+    like,
     making,
     on_loop,
 )
-from metaq.client.sync.handler_threads import Handler, run_threads
+from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
-from metaq.clock import Clock, SystemClock
+from metaq.clock import Clock
 from metaq.errors import ClosedError
 from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.model import Message, TopicPartition
@@ -83,27 +75,11 @@ class Client(SyncObject[AsyncClient]):
     Works from any thread. After a fork the child makes its own.
     """
 
-    @takes_options(ClientOptions)
-    def __init__(
-        self,
-        zookeeper: str | None = None,
-        *,
-        brokers: Sequence[str] | None = None,
-        coordinator: CoordinatorFactory | None = None,
-        clock: Clock | None = None,
-        chance: Callable[[], float] | None = None,
-        **options: Unpack[ClientKeywords],
-    ) -> None:
+    @like(AsyncClient.__init__)
+    def __init__(self, *args: Any, **keywords: Any) -> None:
         """Prepare a client; arguments and errors are those of `AsyncClient`."""
-        self._clock = clock or SystemClock()
-        self._twin = AsyncClient(
-            zookeeper,
-            brokers=brokers,
-            coordinator=coordinator,
-            clock=self._clock,
-            chance=chance,
-            **options,
-        )
+        self._twin = AsyncClient(*args, **keywords)
+        self._clock = self._twin.clock
         self._thread: LoopThread | None = None
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -167,52 +143,19 @@ class Client(SyncObject[AsyncClient]):
         self._thread.require_usable()
         return self._thread
 
-    @takes_options(ProducerOptions)
-    def producer(
-        self,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
-    ) -> Producer:
-        """Return a producer for any thread; see `AsyncClient.producer`."""
-        thread = self._require_thread()
-        work = on_loop(self._twin.producer, selector=selector, **options)
-        return Producer(
-            thread.run(work),
-            thread,
-            options=ProducerOptions(**options),
-            clock=self._clock,
-        )
-
+    producer = making(AsyncClient.producer, Producer)
     ordered_producer = making(AsyncClient.ordered_producer, OrderedProducer)
     xa = making(AsyncClient.xa, Xa)
 
-    @takes_options(ConsumerOptions)
-    def consumer(
-        self,
-        group: str,
-        topics: Topics,
-        *,
-        partitions: Collection[str | TopicPartition] | None = None,
-        broadcast: bool = False,
-        offsets: OffsetStore | None = None,
-        **options: Unpack[ConsumerKeywords],
-    ) -> "Consumer":
+    @like(AsyncClient.consumer)
+    def consumer(self, *args: Any, **keywords: Any) -> "Consumer":
         """Return a consumer; see `AsyncClient.consumer`."""
         thread = self._require_thread()
         for name in HOOKS:
-            if options.get(name) is not None:
-                check_plain_function(name, options.get(name))
-        work = on_loop(
-            self._twin.consumer,
-            group,
-            topics,
-            partitions=partitions,
-            broadcast=broadcast,
-            offsets=offsets,
-            **options,
-        )
-        consumer = Consumer(thread.run(work), thread, clock=self._clock)
+            if keywords.get(name) is not None:
+                check_plain_function(name, keywords[name])
+        twin = thread.run(on_loop(self._twin.consumer, *args, **keywords))
+        consumer = Consumer(twin, thread, clock=self._clock)
         self._consumers.add(consumer)
         return consumer
 
@@ -538,15 +481,8 @@ class Consumer(SyncClosable[AsyncConsumer]):
         finished is handled. A handler that goes on beyond that keeps its thread and its
         partition until it returns.
         """
-        run_threads(
-            self._twin,
-            self._thread,
-            handler,
-            calls=self._calls,
-            concurrency=concurrency,
-            retry=retry,
-            timeout_s=timeout,
-        )
+        workers = Workers(self._twin, self._thread, handler, self._calls)
+        workers.run(concurrency, retry, timeout)
 
     commit = blocking(AsyncConsumer.commit)
     committed = blocking(AsyncConsumer.committed)
@@ -563,17 +499,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.commit_orders.add(order, future, self._thread.begin)
         return future
 
-    def seek(
-        self,
-        partition: TopicPartition | str,
-        to: Goal,
-        timeout: float | None = None,
-    ) -> None:
-        """Go on elsewhere; see `AsyncConsumer.seek`."""
-        limit_s = self._twin.limit_s(timeout)
-        seeking = self._twin.seek(partition, to, timeout)
-        self._thread.run(seeking, timeout_s=limit_s)
-
+    seek = blocking(AsyncConsumer.seek)
     rollback = blocking(AsyncConsumer.rollback)
     assignment = direct(AsyncConsumer.assignment)
     lag = blocking(AsyncConsumer.lag)

@@ -80,6 +80,33 @@ class SyncClosable(SyncPart[C_co]):
         self._thread.run_close(self._twin.close())
 
 
+def like(
+    method: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Give a method that is written out the arguments and the text of its twin.
+
+    An argument by a name that is none raises TypeError, which names the nearest one.
+    """
+    signature = inspect.signature(method)
+    names = signature.parameters.keys() - {"self"}
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        @functools.wraps(function)
+        def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords.keys() - names:
+                title = call.__qualname__.removesuffix(".__init__")
+                raise no_option(title, name, names)
+            return function(self, *args, **keywords)
+
+        result = inspect.signature(function).return_annotation
+        full = signature.replace(return_annotation=result)
+        vars(call)["__signature__"] = full
+        call.__doc__ = _sync_text(method)
+        return call
+
+    return decorate
+
+
 def blocking(
     method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncObject[T], P], R]:
@@ -119,19 +146,14 @@ def making(
     method: Callable[Concatenate[T, P], R], part: Callable[[R, LoopThread], S]
 ) -> Callable[Concatenate[SyncObject[T], P], S]:
     """Return the sync form of a method that makes an object: `part` wraps that."""
-    signature = inspect.signature(method).replace(return_annotation=part)
-    names = signature.parameters.keys() - {"self"}
 
     def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> S:
-        for name in keywords.keys() - names:
-            raise no_option(call.__qualname__, name, names)
         thread = self._require_thread()
         work = on_loop(method, self._twin, *args, **keywords)
         return part(thread.run(work), thread)
 
-    derived = _named_like(method, call)
-    vars(derived)["__signature__"] = signature
-    return derived
+    call.__annotations__["return"] = part
+    return like(method)(call)
 
 
 async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
@@ -141,6 +163,13 @@ async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> 
 
 def _named_like(method: Callable[..., object], call: Callable[P, R]) -> Callable[P, R]:
     functools.update_wrapper(call, method)
-    for word, sync_word in SYNC_WORDS.items():
-        call.__doc__ = (call.__doc__ or "").replace(word, sync_word)
+    call.__doc__ = _sync_text(method)
     return call
+
+
+def _sync_text(method: Callable[..., object]) -> str:
+    """Return the text of a method, in words for a blocking call."""
+    text = method.__doc__ or ""
+    for word, sync_word in SYNC_WORDS.items():
+        text = text.replace(word, sync_word)
+    return text

@@ -25,47 +25,6 @@ TAKE_S: Final = 0.2
 """Longest time of an idle thread to notice that it is over."""
 
 
-def run_threads(
-    consumer: AsyncConsumer,
-    thread: LoopThread,
-    handler: Handler,
-    *,
-    calls: ThreadCalls,
-    concurrency: int,
-    retry: RetryPolicy,
-    timeout_s: float | None,
-) -> None:
-    """Have every message handled; `Consumer.run` says more.
-
-    Args:
-        consumer: whose messages.
-        thread: of its client.
-        handler: called in `concurrency` threads.
-        calls: hooks, called in this thread.
-        concurrency: how many messages are handled at once, 1 or more.
-        retry: what happens after failures.
-        timeout_s: when it ends by itself; None: never.
-    """
-    check_plain_function("handler", handler)
-
-    async def begin() -> Handling:
-        handling = consumer.begin_handling(concurrency, retry)
-        try:
-            await handling.start(timeout_s)
-        except BaseException:
-            await handling.close()
-            raise
-        return handling
-
-    handling = thread.run(begin())
-    try:
-        workers = Workers(consumer, thread, handling, handler, calls)
-        with calls.waking(workers.wake):
-            workers.run(concurrency, timeout_s)
-    finally:
-        thread.run_close(handling.close())
-
-
 class Workers:
     """The threads of one run."""
 
@@ -73,24 +32,58 @@ class Workers:
         self,
         consumer: AsyncConsumer,
         thread: LoopThread,
-        handling: Handling,
         handler: Handler,
         calls: ThreadCalls,
     ) -> None:
-        """Prepare; no thread is there before `run`."""
+        """Prepare; no thread is there before `run`.
+
+        Args:
+            consumer: whose messages.
+            thread: of its client.
+            handler: called in the threads.
+            calls: hooks, called in the thread of `run`.
+        """
+        check_plain_function("handler", handler)
+        self._consumer = consumer
         self._fetch_buffer = consumer.fetch_buffer
-        self._stop_timeout_s = consumer.options.revoke_timeout_s
         self._thread = thread
-        self._handling = handling
         self._handler = handler
         self._calls = calls
         self.is_over = threading.Event()
-        """Set when no message is begun any more."""
         self._ended = threading.Condition()
         self._at_work = 0
         self._error: BaseException | None = None
+        self._handling: Handling
 
-    def run(self, concurrency: int, timeout_s: float | None) -> None:
+    def run(
+        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
+    ) -> None:
+        """Have every message handled; `Consumer.run` says more.
+
+        Args:
+            concurrency: how many messages are handled at once, 1 or more.
+            retry: what happens after failures.
+            timeout_s: when it ends by itself; None: never.
+        """
+        self._handling = self._thread.run(self._start(concurrency, retry, timeout_s))
+        try:
+            with self._calls.waking(self.wake):
+                self._run_threads(concurrency, timeout_s)
+        finally:
+            self._thread.run_close(self._handling.close())
+
+    async def _start(
+        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
+    ) -> Handling:
+        handling = self._consumer.begin_handling(concurrency, retry)
+        try:
+            await handling.start(timeout_s)
+        except BaseException:
+            await handling.close()
+            raise
+        return handling
+
+    def _run_threads(self, concurrency: int, timeout_s: float | None) -> None:
         """Work until it is over; raise the first error."""
         # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
         try:
@@ -102,7 +95,7 @@ class Workers:
             self._wait(timeout_s)
         finally:
             self.is_over.set()
-            self._wait(self._stop_timeout_s)
+            self._wait(self._consumer.options.revoke_timeout_s)
         if self._error is not None:
             raise self._error
 

@@ -12,7 +12,7 @@ from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.errors import BufferFullError
 from metaq.client.names import require_text
-from metaq.client.options import ProducerOptions, names_arguments
+from metaq.client.options import names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
@@ -27,11 +27,10 @@ from metaq.client.sync.derived import (
     blocking,
     closing,
     direct,
+    like,
     making,
     on_loop,
 )
-from metaq.clock import Clock
-from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -69,18 +68,11 @@ class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
         """Key of its transaction, as brokers list it; "" outside of the block."""
         return self._twin.id
 
-    def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        partition: str | None = None,
-    ) -> None:
+    @like(AsyncExactlyOnce.send)
+    def send(self, topic: str, *args: Any, **keywords: Any) -> None:
         """Add one message; see `AsyncExactlyOnce.send`."""
-        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        message = OutgoingMessage(*args, **keywords)
+        message = message._replace(data=frozen(message.data))
         if self._twin.add(topic, [message]):
             self._thread.run(self._twin.flush())
 
@@ -96,48 +88,16 @@ class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
 class Producer(SyncClosable[AsyncProducer]):
     """A producer for any number of threads; see `AsyncProducer`."""
 
-    def __init__(
-        self,
-        twin: AsyncProducer,
-        thread: LoopThread,
-        *,
-        options: ProducerOptions,
-        clock: Clock,
-    ) -> None:
-        """Wrap the async twin; `Client.producer` is the way in."""
-        super().__init__(twin, thread)
-        self._options = options
-        self._clock = clock
-
     prepare = blocking(AsyncProducer.prepare)
 
-    @names_arguments
-    def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        partition: str | TopicPartition | None = None,
-        timeout: float | None = None,
-    ) -> SendResult:
+    @like(AsyncProducer.send)
+    def send(self, *args: Any, **keywords: Any) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
 
         Arguments, result and errors are those of `AsyncProducer.send`.
         """
-        future = self.send_nowait(
-            topic,
-            data,
-            attribute=attribute,
-            key=key,
-            headers=headers,
-            partition=partition,
-            timeout=timeout,
-        )
         # The outcome comes by the deadline in every case; see `Delivery`.
-        return future.result()
+        return self.send_nowait(*args, **keywords).result()
 
     def send_nowait(
         self,
@@ -168,7 +128,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self._deadline_s(timeout)
+                deadline_s = self._twin.deadline_s(timeout)
             self._wait_room(full, deadline_s)
 
     @names_arguments
@@ -192,25 +152,18 @@ class Producer(SyncClosable[AsyncProducer]):
         while not appending.is_over:
             if not appending.step():
                 assert appending.lacking is not None
-                self._wait_room(appending.lacking, self._deadline_s(timeout))
+                self._wait_room(appending.lacking, self._twin.deadline_s(timeout))
         for batch in appending.batches:
             batch.wait(None)
         results = appending.results()
         results.raise_errors()
         return results
 
-    def send_oneway(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-    ) -> None:
+    @like(AsyncProducer.send_oneway)
+    def send_oneway(self, *args: Any, **keywords: Any) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
-        self._twin.append_oneway(topic, data, attribute, key, headers)
+        self._twin.append_oneway(*args, **keywords)
 
     transaction = making(AsyncProducer.transaction, Transaction)
 
@@ -224,16 +177,13 @@ class Producer(SyncClosable[AsyncProducer]):
     close = closing(AsyncProducer.close)
     statistics = direct(AsyncProducer.statistics)
 
-    def _deadline_s(self, timeout: float | None) -> float:
-        timeout_s = self._options.timeout_s if timeout is None else timeout
-        return self._clock.monotonic_s() + timeout_s
-
     def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
         """Wait until there is room; raise `full` when that is not wanted, or late."""
-        if self._options.when_full == "raise":
+        buffer = self._twin.accumulator.buffer
+        if buffer.options.when_full == "raise":
             raise full
-        has_room = self._twin.accumulator.buffer.wait(
-            max(0.0, deadline_s - self._clock.monotonic_s()),
+        has_room = buffer.wait(
+            max(0.0, deadline_s - buffer.clock.monotonic_s()),
             size_bytes=full.size_bytes,
             message_count=full.message_count,
         )
