@@ -53,7 +53,6 @@ class CleanEnd:
     position: Position
     """End of the last valid record."""
     record_count: int = 0
-    """Valid records walked over."""
     last_id: MessageId | None = None
     """Id of the last valid record; None when there was none."""
 

@@ -76,11 +76,9 @@ class Kind(enum.Enum):
     INTEGER = "integer"
     """A decimal number within `low`..`high`."""
     BOOLEAN = "boolean"
-    """`true` or `false`."""
     DURATION = "duration"
     """A whole number and a unit: ms, s, m or min, h, d."""
     CHOICE = "choice"
-    """One of `choices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +86,14 @@ class OptionSpec:
     """One option."""
 
     name: str
-    """Name as it is written."""
     kind: Kind
-    """Form of its text."""
     uses: frozenset[Use]
-    """Uses of the option."""
     meaning: str
     """One sentence for the page, with the unit of a number."""
     default: str | None = None
     """Default as text; None: none, or as `meaning` says."""
     low: int = 1
-    """Smallest integer."""
     high: int = COUNT_MAX
-    """Largest integer."""
     choices: tuple[str, ...] = ()
     """The words that a choice or an edge may be."""
 

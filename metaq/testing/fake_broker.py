@@ -82,15 +82,10 @@ class FakeFault:
 
     kind: FaultKind
     verb: str
-    """To which commands; "" is every one."""
     after: int
-    """So many of them pass first."""
     count: int
-    """So many of them meet the fault."""
     status: int
-    """Status of the answer, for REFUSE."""
     body: bytes
-    """Body of the answer, for REFUSE."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,6 @@ class PipelineStatistics:
     flows: Mapping[str, FlowStatistics] = part(
         default=dict, labels=("flow",), label=lambda flow: (flow,)
     )
-    """The flows that have finished a micro-batch, by name."""
 
 
 METRICS: Final = metrics_of(PipelineStatistics)

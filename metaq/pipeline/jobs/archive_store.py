@@ -127,7 +127,6 @@ class ArchiveStore:
                 Spark's own Parquet reader does.
         """
         self.root = root_of(path)
-        """The directory: a whole path on a local disk, or a URL."""
         self._table: DeltaTable | None = None
         with table_errors(self.root):
             self._files = file_system(self.root)

@@ -116,7 +116,6 @@ class WriteTerms:
     """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
 
     turn: str
-    """Turn that the node has."""
     query: str | None = None
     """The query of the last decision; None for none."""
     batch: int = -1
@@ -128,12 +127,10 @@ class WriteTerms:
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """The content of a query's node."""
+    """The content of a query's node; the fields are those drawn at the top."""
 
     turn: str = ""
-    """Drawn by the last writer; "" before the first one."""
     place: str = ""
-    """Name of the query for people: its checkpoint, or another one."""
     decision: Decision | None = None
 
     def encode(self) -> bytes:

@@ -327,9 +327,7 @@ class RowTargets:
     topic: str | None
     """Of all rows; None: each row names its own."""
     known: Targets
-    """Of topics that are known already."""
     find: FindTargets
-    """Asked for other topics."""
 
 
 class RowOutbox(ABC):
