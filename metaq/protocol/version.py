@@ -14,7 +14,6 @@ from typing import Final
 from metaq import __version__
 
 SERVER_VERSION: Final = __version__
-"""Version of this package, as brokers announce it."""
 
 _PREFIX: Final = "metaq/"
 _FIELDS: Final = {

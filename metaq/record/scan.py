@@ -30,7 +30,6 @@ from metaq.record.layout import (
 )
 
 START: Final = Position(0)
-"""Default start of a walk."""
 HEADER_EFFORT: Final = 1024
 """Bytes whose checksum takes about as long as decoding a header."""
 POSITION_EFFORT: Final = 128

@@ -17,14 +17,17 @@ from metaq.model import MAX_OFFSET
 from metaq.record.ids import BROKER_ID_MAX
 from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.errors import OptionError
-from metaq.spark.offsets import parse_assigned, parse_times, parse_wanted
+from metaq.spark.offsets import (
+    QUOTED_CHARS_MAX,
+    parse_assigned,
+    parse_times,
+    parse_wanted,
+)
 
 COUNT_MAX: Final = int(MAX_OFFSET)
 TASKS_MAX: Final = 1_000_000
 """More tasks than that keep the driver busy."""
 TIMEOUT_MS_MAX: Final = 24 * 3600 * 1000
-QUOTED_CHARS_MAX: Final = 80
-"""A message quotes that much of a text that it refuses."""
 
 _UNITS_S: Final = {
     "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0,

@@ -72,7 +72,6 @@ class Bounds:
 
 
 EVERYTHING: Final = Bounds()
-"""Bounds that leave nothing out."""
 
 
 _1970: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -135,7 +135,6 @@ class PipelineCounters:
 
 
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)", re.DOTALL)
-"""A path of this machine."""
 ESCAPED: Final = re.compile(r"[^\w\-!.~'()*,;:$&+=/@\x80-\U0010ffff]")
 """Spark escapes them in the path of a storage, and uses the result as names."""
 

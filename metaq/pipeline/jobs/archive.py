@@ -32,7 +32,6 @@ from metaq.spark.topics import ReadTask, plan_stream, read_rows
 SMALL_FILES_MAX: Final = 32
 """Small files of a topic and day from which on they are put together."""
 STOP_LOOK_S: Final = 1
-"""Interval of looks whether a run is to stop, seconds."""
 
 _log = logging.getLogger(__name__)
 

@@ -44,7 +44,6 @@ _LOG: Final = PLACE[:-1]
 _LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
 _NO_OFFSETS: Final[Mapping[TopicPartition, Offset]] = {}
 _Span: TypeAlias = tuple[TopicPartition, int]
-"""Partition, and number of the span."""
 LogStarts: TypeAlias = Callable[
     [Collection[TopicPartition]], Mapping[TopicPartition, Offset]
 ]

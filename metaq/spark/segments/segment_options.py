@@ -30,7 +30,6 @@ _EDGES: Final = {EARLIEST: "earliest", LATEST: "latest"}
 BINARY_VALUES: Final = ValueOptions(
     format=ValueFormat.BINARY, ddl=None, bad_rows=BadRows.FAIL, dead_letter_topic=None
 )
-"""Values as they were put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

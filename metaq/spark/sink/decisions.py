@@ -48,7 +48,6 @@ FORMAT_ID: Final = int.from_bytes(b"MQS1")
 ATTEMPT_MAX: Final = 2**32 - 1
 """Largest number of an attempt: names have no room for more."""
 SUM_LIMIT: Final = 2**64
-"""Sums of rows are below it."""
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
 branches."""
