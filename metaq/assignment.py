@@ -61,15 +61,12 @@ def assign(
         The partitions of every member, both in string order. Each partition has one
         owner, unless there is no member at all.
     """
-    plan = range_assignment if strategy is Strategy.DEFAULT else hash_assignment
-    return plan(string_order(members), string_order(partitions))
-
-
-def partitions_of(
-    strategy: Strategy, members: Iterable[str], partitions: Iterable[str], me: str
-) -> tuple[str, ...]:
-    """Return one member's part of the plan; () for a non-member."""
-    return assign(strategy, members, partitions).get(me, ())
+    # In that order: of two members with an equal point the later one has it.
+    names, places = string_order(members), string_order(partitions)
+    if strategy is Strategy.DEFAULT:
+        return _range_assignment(names, places)
+    points = {name: member_points(name) for name in names}
+    return ring_assignment(points, {place: partition_hash(place) for place in places})
 
 
 def assignment_of(
@@ -91,20 +88,15 @@ def assignment_of(
     for topic, found in partitions.items():
         named = {partition.name: partition for partition in found}
         readers = [name for name, topics in members.items() if topic in topics]
-        names = partitions_of(strategy, readers, named, member)
-        assignment.update(named[name] for name in names)
+        plan = assign(strategy, readers, named)
+        assignment.update(named[name] for name in plan.get(member, ()))
     return frozenset(assignment)
 
 
-def range_assignment(
+def _range_assignment(
     members: Sequence[str], partitions: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return MetaQ's DEFAULT: runs of neighbours.
-
-    Args:
-        members: in string order, without repetitions.
-        partitions: in string order, without repetitions.
-    """
+    """Return MetaQ's DEFAULT: runs of neighbours in string order."""
     if not members:
         return {}
     length, longer_count = divmod(len(partitions), len(members))
@@ -115,21 +107,6 @@ def range_assignment(
         plan[member] = tuple(partitions[start:end])
         start = end
     return plan
-
-
-def hash_assignment(
-    members: Sequence[str], partitions: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return MetaQ's CONSIST: consistent hashing.
-
-    Args:
-        members: in string order; of two with an equal point the later one has it.
-        partitions: in string order, without repetitions.
-    """
-    return ring_assignment(
-        {member: member_points(member) for member in members},
-        {partition: partition_hash(partition) for partition in partitions},
-    )
 
 
 def ring_assignment(

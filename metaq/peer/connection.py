@@ -103,7 +103,6 @@ class _Run:
     """Bytes submitted on this connection before it."""
     size_bytes: int
     left: int
-    """Puts without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,6 @@ class ConnectionStatistics:
         default=MISSING,
         read=lambda _: 1,
     )
-    """The broker's address, as advertised."""
     peer: str
     broker_version: str
     in_flight_count: int = gauge(
@@ -174,7 +172,6 @@ class BrokerConnection:
         self.address = address
         self.peer = channel.peer
         self.capabilities = Capabilities("")
-        """Capabilities announced by the broker; set by `open_connection`."""
         self._channel = channel
         self._loop = loop
         self._clock = clock

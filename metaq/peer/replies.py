@@ -94,14 +94,12 @@ class Damaged:
     """The broker names a range of its log that cannot be read."""
 
     start: Offset
-    """The first byte of it."""
     end: Offset | None
     """Offset where reading can resume: the next good record, or the end of the log;
     None: nowhere."""
     path: str | None
     """The damaged file on the broker's disk, if it is named."""
     detail: str
-    """Description of the damage, in the broker's words."""
 
     def covers(self, offset: Offset) -> bool:
         """Return whether the byte at `offset` is in the range."""

@@ -40,7 +40,6 @@ PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Default cap of a put's payload: eight times what Java consumers can decode."""
 
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Default cap of an mput's payload."""
 
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Default cap of a reply's body: far above any maxTransferSize in use."""

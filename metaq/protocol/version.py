@@ -14,7 +14,6 @@ from typing import Final
 from metaq import __version__
 
 SERVER_VERSION: Final = __version__
-"""Version of this package, as brokers announce it."""
 
 _PREFIX: Final = "metaq/"
 _FIELDS: Final = {
@@ -30,7 +29,10 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Capabilities that a broker announced; by default none, as a MetaQ broker."""
+    """Capabilities that a broker announced; by default none, as a MetaQ broker.
+
+    A bound of None was not announced: MetaQ has no limit.
+    """
 
     version: str
     """Server version; of a foreign broker the whole body."""
@@ -38,11 +40,8 @@ class Capabilities:
     wait_ms_max: int = 0
     """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
     payload_bytes_max: int | None = None
-    """Largest payload of a put; None when not announced (MetaQ has no limit)."""
     batch_bytes_max: int | None = None
-    """Largest payload of an mput; None when not announced."""
     batch_records_max: int | None = None
-    """Most records in an mput; None when not announced."""
     dedup: bool = False
     """The broker recognises a batch that its producer sends again."""
     spans: bool = False

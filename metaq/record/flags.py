@@ -68,13 +68,11 @@ class Decoded(NamedTuple):
     """A payload taken apart."""
 
     data: bytes
-    """Application bytes."""
     attribute: str | None
     """Application attribute; "" is one, None is none."""
     key: bytes | None
     """Key; b"" is one, None is none."""
     headers: HeaderPairs
-    """Name and value of each header, in order."""
 
 
 def encode_payload(

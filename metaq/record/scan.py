@@ -30,7 +30,6 @@ from metaq.record.layout import (
 )
 
 START: Final = Position(0)
-"""Default start of a walk."""
 HEADER_EFFORT: Final = 1024
 """Bytes whose checksum takes about as long as decoding a header."""
 POSITION_EFFORT: Final = 128
@@ -53,7 +52,6 @@ class CleanEnd:
     position: Position
     """End of the last valid record."""
     record_count: int = 0
-    """Valid records walked over."""
     last_id: MessageId | None = None
     """Id of the last valid record; None when there was none."""
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from metaq.spark.cluster import Cluster
 
 CLUSTERS: Final[dict[WireOptions, "Cluster"]] = {}
-"""Clusters that were asked for, by their options."""
 
 
 def shared_cluster(wire: WireOptions) -> "Cluster":

@@ -67,7 +67,6 @@ class BadAttribute:
     row: int
     """Number of the record in the run."""
     detail: str
-    """Description of the fault, with both numbers."""
 
 
 class RowBuilder:

@@ -152,7 +152,6 @@ class SegmentsDataSource(DataSource):
 
 
 FORMATS: Final[tuple[type[DataSource], ...]] = (MetaqDataSource, SegmentsDataSource)
-"""One class per format."""
 
 
 def register(spark: SparkSession) -> None:

@@ -108,11 +108,9 @@ class LostRange:
 
     partition: TopicPartition
     start: Offset
-    """The first of them."""
     end: Offset | None
     """The first byte that is not lost; None where the log end is unknown."""
     reason: str
-    """Cause of the loss, with the numbers that show it."""
 
     def __str__(self) -> str:
         if self.end is None:
@@ -129,7 +127,6 @@ class DataLossError(SparkError):
         ranges = "; ".join(map(str, lost))
         super().__init__(f"{ranges}. failOnDataLoss=false reads on without them")
         self.lost = lost
-        """Lost ranges, one or more."""
 
 
 class BadRowError(SparkError):
@@ -142,7 +139,6 @@ class BadRowError(SparkError):
         )
         self.partition = partition
         self.offset = offset
-        """The first byte of its record."""
         self.reason = reason
 
 
@@ -167,6 +163,4 @@ class DamagedRecordError(CorruptRecordError):
         )
         self.partition: TopicPartition = partition
         self.offset: Offset = offset
-        """The record's first byte."""
         self.detail = detail
-        """Description of the damage, with both numbers."""

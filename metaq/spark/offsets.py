@@ -160,7 +160,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _read_numbers(
     option: str, value: object, kind: Callable[[int], _Number], *, low: int = 0
 ) -> dict[TopicPartition, _Number]:
-    """Read topic → partition → number; `convert` gives None for a number it refuses."""
+    """Read topic → partition → number, `low` or more."""
     if not isinstance(value, dict):
         _refuse(option, "expected an object of topics", value)
     topics = dict(value)

@@ -17,14 +17,17 @@ from metaq.model import MAX_OFFSET
 from metaq.record.ids import BROKER_ID_MAX
 from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.errors import OptionError
-from metaq.spark.offsets import parse_assigned, parse_times, parse_wanted
+from metaq.spark.offsets import (
+    QUOTED_CHARS_MAX,
+    parse_assigned,
+    parse_times,
+    parse_wanted,
+)
 
 COUNT_MAX: Final = int(MAX_OFFSET)
 TASKS_MAX: Final = 1_000_000
 """More tasks than that keep the driver busy."""
 TIMEOUT_MS_MAX: Final = 24 * 3600 * 1000
-QUOTED_CHARS_MAX: Final = 80
-"""A message quotes that much of a text that it refuses."""
 
 _UNITS_S: Final = {
     "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0,
@@ -76,11 +79,9 @@ class Kind(enum.Enum):
     INTEGER = "integer"
     """A decimal number within `low`..`high`."""
     BOOLEAN = "boolean"
-    """`true` or `false`."""
     DURATION = "duration"
     """A whole number and a unit: ms, s, m or min, h, d."""
     CHOICE = "choice"
-    """One of `choices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +89,14 @@ class OptionSpec:
     """One option."""
 
     name: str
-    """Name as it is written."""
     kind: Kind
-    """Form of its text."""
     uses: frozenset[Use]
-    """Uses of the option."""
     meaning: str
     """One sentence for the page, with the unit of a number."""
     default: str | None = None
     """Default as text; None: none, or as `meaning` says."""
     low: int = 1
-    """Smallest integer."""
     high: int = COUNT_MAX
-    """Largest integer."""
     choices: tuple[str, ...] = ()
     """The words that a choice or an edge may be."""
 

@@ -26,9 +26,7 @@ class Edge(enum.Enum):
     """Start or end of reading when no offset is named; the value is the text."""
 
     EARLIEST = "earliest"
-    """The log start."""
     LATEST = "latest"
-    """The log end."""
     GROUP = "group"
     """The committed offset of a consumer group; the log start where it has none."""
 
@@ -37,7 +35,6 @@ class ValueFormat(enum.Enum):
     """Format of the column `value`; the value is the option's text."""
 
     BINARY = "binary"
-    """The bytes."""
     STRING = "string"
     """Text, which has to be UTF-8."""
     JSON = "json"
@@ -100,7 +97,6 @@ class WireOptions:
     zookeeper: str | None
     """Connect string; None where brokers are named."""
     zk_root: str
-    """Root of the cluster's nodes."""
     brokers: tuple[str, ...]
     """`host:port` each; empty where ZooKeeper is asked."""
     request_timeout_s: float
@@ -177,7 +173,6 @@ class SourceOptions(Chosen):
     start_group: str | None
     """The group that `Edge.GROUP` means."""
     progress_group: str | None
-    """The group that progress is committed to; None: none."""
     fail_on_data_loss: bool
     limits: BatchLimits
     ranges_min: int | None

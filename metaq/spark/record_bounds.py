@@ -25,7 +25,7 @@ _FIRST: Final = Offset(0)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Half-open ranges; a record is wanted when it is in both.
+    """Half-open ranges; a record is wanted when it is in both. None: no bound.
 
     A record without a time (a Java broker stamped it) is in every range of times:
     its time is unknown.
@@ -34,11 +34,8 @@ class Bounds:
     start: Offset = _FIRST
     """First offset that is wanted; need not be a record boundary."""
     end: Offset = MAX_OFFSET
-    """First offset that is not wanted any more."""
     start_ms: Millis | None = None
-    """Earliest time that is wanted; None: any."""
     end_ms: Millis | None = None
-    """Earliest time that is too late; None: none is."""
 
     def narrowed(self, other: "Bounds") -> "Bounds":
         """Return the intersection of these bounds with others."""
@@ -75,7 +72,6 @@ class Bounds:
 
 
 EVERYTHING: Final = Bounds()
-"""Bounds that leave nothing out."""
 
 
 _1970: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,13 +83,14 @@ _SETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Conditions on files that follow from a set of filters, all of which must hold."""
+    """Conditions on files that follow from a set of filters, all of which must hold.
+
+    None: any topic, broker or partition can match.
+    """
 
     topics: frozenset[str] | None = None
-    """Topics that can match; None: any."""
     broker_ids: frozenset[int] | None = None
     partitions: frozenset[int] | None = None
-    """Partition numbers that can match; None: any."""
     bounds: Bounds = EVERYTHING
 
     def allows(self, partition: TopicPartition) -> bool:

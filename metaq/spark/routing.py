@@ -36,15 +36,12 @@ _NO_ROUTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRoutes:
-    """Kept routes of one write."""
+    """Kept routes of one write; the fields are explained at the top of this file."""
 
     committed: int = NO_BATCH
-    """The last batch that is written as a whole."""
     query: str = ""
-    """The query whose batch that was."""
     last: Route = field(default_factory=dict)
     next: Route = field(default_factory=dict)
-    """Route of the next batch, of topics that it has begun to write."""
 
     def begun(self, available: Route) -> "WriteRoutes":
         """Return the same with topics that a batch begins to write now.

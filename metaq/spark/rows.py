@@ -157,7 +157,6 @@ class OnCorrupt(enum.Enum):
     """Reaction to a damaged record; the value is the option's text."""
 
     FAIL = "fail"
-    """Stop with an error that names it."""
     SKIP = "skip"
     """Go on at the next good record, and report the skipped range."""
 
@@ -172,7 +171,6 @@ class RowDamage:
     end: Offset
     """The next good record, or the end of the read."""
     detail: str
-    """Fault of the first record, with both numbers."""
 
     def __str__(self) -> str:
         return f"{self.partition}: [{self.start}, {self.end}) left out: {self.detail}"
@@ -229,7 +227,6 @@ class RowDecoder:
         """From `next_offset` on, that much has to be there for any progress, unless
         `end` comes first."""
         self.damage: list[RowDamage] = []
-        """Ranges left out, in order."""
         self._on_corrupt = on_corrupt
         self._payload_bytes_max = payload_bytes_max
         self._limit_hint = limit_hint

@@ -31,7 +31,6 @@ from metaq.spark.options import (
 from metaq.spark.values import BAD_REASON, BAD_VALUE, ValueConverter
 
 HEADERS_DDL: Final = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
-"""The column `headers`."""
 _BEFORE_VALUE: Final = (
     "topic STRING, broker_id INT, partition INT, offset BIGINT, message_id BIGINT,"
     " timestamp TIMESTAMP, attribute STRING, flag INT, key BINARY,"
@@ -39,7 +38,6 @@ _BEFORE_VALUE: Final = (
 )
 
 ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"
-"""The row with its value as bytes."""
 
 _STREAM_ONLY: Final = frozenset(
     spec.name.lower()

@@ -33,7 +33,6 @@ class PartitionsFound:
     served: tuple[TopicPartition, ...]
     """Those that a broker has now, in order."""
     away: tuple[TopicPartition, ...]
-    """Those of a broker that is away."""
 
 
 def find_partitions(

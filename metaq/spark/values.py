@@ -75,7 +75,6 @@ class ValueConverter:
                 pa.field(BAD_REASON, pa.string()),
             ]
         self.schema = pa.schema(fields)
-        """Schema of the converted batches."""
 
     def convert(self, batch: pa.RecordBatch) -> Converted:
         """Convert the values of one batch.

@@ -47,9 +47,10 @@ from metaq.protocol.commands import (
 )
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
-from metaq.testing.fake_metaq import FakeMetaq, Heuristic, Known
+from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
+from metaq.txn.state import HeuristicOutcome
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry
@@ -82,15 +83,10 @@ class FakeFault:
 
     kind: FaultKind
     verb: str
-    """To which commands; "" is every one."""
     after: int
-    """So many of them pass first."""
     count: int
-    """So many of them meet the fault."""
     status: int
-    """Status of the answer, for REFUSE."""
     body: bytes
-    """Body of the answer, for REFUSE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +154,13 @@ class FakeBroker(ThreadOwner):
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._lock = threading.RLock()
-        self._metaq = FakeMetaq(
+        self.metaq = FakeMetaq(
             {"test": 1} if topics is None else topics,
             broker_id=broker_id,
             clock=self._clock,
             choose=self._random.randrange,
         )
+        """Its behaviour and content; has the knobs of its answers."""
         self._registration = FakeRegistration(coordinator, root, self._clock)
         self._faults: list[FakeFault] = []
         self._fault_count = 0
@@ -207,7 +204,7 @@ class FakeBroker(ThreadOwner):
             lambda: FakeSession(self), HOST, self.port
         )
         with self._lock:
-            self._metaq.port, self._metaq.uri = self.port, str(self.address)
+            self.metaq.port, self.metaq.uri = self.port, str(self.address)
         await self._registration.register(self._snapshot())
 
     async def _go_away(self, *, keeps_nodes: bool) -> None:
@@ -217,7 +214,7 @@ class FakeBroker(ThreadOwner):
             await stop_listening(self._server)
             self._server = None
         with self._lock:
-            self._metaq.transactions.restart()
+            self.metaq.transactions.restart()
         for session in tuple(self._sessions):
             session.cut()
         while self._sessions:  # noqa: ASYNC110  # over in a turn or two: they are cut
@@ -231,7 +228,7 @@ class FakeBroker(ThreadOwner):
         with self._lock:
             topics = tuple(
                 AdvertisedTopic(name, count)
-                for name, count in sorted(self._metaq.topics.items())
+                for name, count in sorted(self.metaq.topics.items())
             )
         return BrokerSnapshot(
             BrokerRole(self.broker_id), self.address, 0, topics, has_record=False
@@ -242,26 +239,6 @@ class FakeBroker(ThreadOwner):
 
     # -- content ----------------------------------------------------------------------
 
-    @property
-    def transfer_bytes_max(self) -> int:
-        """Largest body of a get, bytes."""
-        return self._metaq.transfer_bytes_max
-
-    @transfer_bytes_max.setter
-    def transfer_bytes_max(self, size_bytes: int) -> None:
-        """Change it, 1 or more."""
-        self._metaq.transfer_bytes_max = size_bytes
-
-    @property
-    def does_redirect(self) -> bool:
-        """Whether a get after the end is sent to it (`updateConsumerOffsets`)."""
-        return self._metaq.does_redirect
-
-    @does_redirect.setter
-    def does_redirect(self, does_redirect: bool) -> None:
-        """Change it."""
-        self._metaq.does_redirect = does_redirect
-
     def create_topic(self, topic: str, partitions: int = 1) -> None:
         """Configure a topic, or change its partitions; registered soon.
 
@@ -270,7 +247,7 @@ class FakeBroker(ThreadOwner):
             partitions: how many it has, 1 or more.
         """
         with self._lock:
-            self._metaq.topics[topic] = partitions
+            self.metaq.topics[topic] = partitions
         if self._thread is not None:
             self._thread.call(self._update)
 
@@ -297,9 +274,9 @@ class FakeBroker(ThreadOwner):
         """
         payload, flag = encode_payload(data, attribute)
         with self._lock:
-            number = self._metaq.next_id() if message_id is None else message_id
+            number = self.metaq.next_id() if message_id is None else message_id
             record = encode_record(payload, id=MessageId(number), flag=flag)
-            return self._metaq.log(topic, partition).append(record)
+            return self.metaq.log(topic, partition).append(record)
 
     def records(self, topic: str = "test", partition: int = 0) -> list[Record]:
         """Return the records of a partition, oldest first; damaged ones too.
@@ -309,7 +286,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            return self._metaq.peek(topic, partition).records()
+            return self.metaq.peek(topic, partition).records()
 
     def payloads(self, topic: str = "test", partition: int = 0) -> list[bytes]:
         """Return the payloads of a partition, oldest first.
@@ -323,10 +300,10 @@ class FakeBroker(ThreadOwner):
     def transactions(self) -> list[str]:
         """Return the keys of the transactions that have not ended."""
         with self._lock:
-            return self._metaq.transactions.keys()
+            return self.metaq.transactions.keys()
 
     def end_heuristically(
-        self, transaction: XaTransactionId, outcome: Heuristic
+        self, transaction: XaTransactionId, outcome: HeuristicOutcome
     ) -> None:
         """End a prepared transaction as an operator does.
 
@@ -335,7 +312,7 @@ class FakeBroker(ThreadOwner):
             outcome: what the operator decided.
         """
         with self._lock:
-            self._metaq.transactions.end(transaction, outcome)
+            self.metaq.transactions.end(transaction, outcome)
 
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the first readable offset.
@@ -345,7 +322,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            return self._metaq.peek(topic, partition).start
+            return self.metaq.peek(topic, partition).start
 
     def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the offset after the last record.
@@ -355,7 +332,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            return self._metaq.peek(topic, partition).end
+            return self.metaq.peek(topic, partition).end
 
     def roll(self, topic: str = "test", partition: int = 0) -> None:
         """Begin a new segment; no answer to a get crosses into it.
@@ -365,7 +342,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            self._metaq.log(topic, partition).roll()
+            self.metaq.log(topic, partition).roll()
 
     def trim(self, topic: str = "test", partition: int = 0) -> None:
         """Delete the oldest segment unless it is the last; gets before it get 301.
@@ -375,7 +352,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            self._metaq.log(topic, partition).trim()
+            self.metaq.log(topic, partition).trim()
 
     def corrupt(
         self,
@@ -395,7 +372,7 @@ class FakeBroker(ThreadOwner):
         """
         with self._lock:
             position = offset + (HEADER_BYTES if length is None else 0)
-            start, segment = self._metaq.log(topic, partition).find(position)
+            start, segment = self.metaq.log(topic, partition).find(position)
             at = position - start
             if length is None:
                 segment[at] ^= 1
@@ -422,7 +399,7 @@ class FakeBroker(ThreadOwner):
             partition: which of its partitions.
         """
         with self._lock:
-            log = self._metaq.log(topic, partition)
+            log = self.metaq.log(topic, partition)
             text = texts.nothing_at(start)
             answer = ServerError("") if refuses else NotFoundError(text)
             log.gaps.append((start, end, answer))
@@ -435,7 +412,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            self._metaq.log(topic, partition).gaps.clear()
+            self.metaq.log(topic, partition).gaps.clear()
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
         """Refuse puts to a partition and gets from it with 403.
@@ -445,7 +422,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            self._metaq.closed.add(LogId(topic, partition))
+            self.metaq.closed.add(LogId(topic, partition))
 
     def open_partition(self, topic: str = "test", partition: int = 0) -> None:
         """Take puts and gets of a partition again.
@@ -455,7 +432,7 @@ class FakeBroker(ThreadOwner):
             partition: its number on this broker.
         """
         with self._lock:
-            self._metaq.closed.discard(LogId(topic, partition))
+            self.metaq.closed.discard(LogId(topic, partition))
 
     # -- faults -----------------------------------------------------------------------
 
@@ -576,7 +553,7 @@ class FakeBroker(ThreadOwner):
                 return Result(fault.status, fault.body, command.opaque), False
             if kind is FaultKind.SWALLOW or kind is FaultKind.DROP:
                 return None, kind is FaultKind.DROP
-            reply = self._metaq.answer(command, session)
+            reply = self.metaq.answer(command, session)
             if kind is not None:
                 return None, kind is FaultKind.DROP_STORED
             if isinstance(command, Get) and isinstance(reply, Result):

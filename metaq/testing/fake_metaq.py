@@ -20,7 +20,6 @@ Source: docs/metaq-1.4/broker.md 1.4 to 1.7, 1.14, 2.4, 5.1 to 5.5, 5.8, 7.1, 8.
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
@@ -66,10 +65,15 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import checksum
 from metaq.record.ids import SEQUENCE_BITS, id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
-
-RMERR: Final = -3
-NOTA: Final = -4
-PROTO: Final = -6
+from metaq.txn.state import (
+    PROTOCOL,
+    RM_ERROR,
+    UNKNOWN,
+    HeuristicOutcome,
+    XaCommandError,
+    not_started,
+    outcome_error,
+)
 
 _NULL_BEGIN: Final = (
     "class com.taobao.metamorphosis.transaction.NullTransactionId cannot be cast to"
@@ -85,14 +89,6 @@ Place: TypeAlias = tuple[object, TransactionId]
 """Connection of a transaction, None for an XA one, and its id."""
 
 
-class Heuristic(Enum):
-    """Outcomes that an operator decides: MetaQ's code, and its word."""
-
-    COMMITTED = (7, "committed")
-    ROLLED_BACK = (6, "rolled back")
-    COMPLETED = (8, "completed")
-
-
 @dataclass(slots=True)
 class _Transaction:
     ends_s: float | None
@@ -103,7 +99,7 @@ class _Transaction:
     def require_prepared(self) -> None:
         if not self.is_prepared:
             text = "Cannot do 2 phase commit if the transaction has not been prepared."
-            raise _xa_error(PROTO, text)
+            raise _xa_error(PROTOCOL, text)
 
 
 class FakeTransactions:
@@ -119,7 +115,7 @@ class FakeTransactions:
         self._clock = clock
         self._append = append
         self._live: dict[Place, _Transaction] = {}
-        self._heuristic: dict[XaTransactionId, Heuristic] = {}
+        self._heuristic: dict[TransactionId, HeuristicOutcome] = {}
 
     # -- for the test -----------------------------------------------------------------
 
@@ -128,11 +124,11 @@ class FakeTransactions:
         self._expire()
         return [format_key(transaction) for _, transaction in self._live]
 
-    def end(self, transaction: XaTransactionId, outcome: Heuristic) -> None:
+    def end(self, transaction: XaTransactionId, outcome: HeuristicOutcome) -> None:
         """End a prepared one as an operator does."""
         found = self._live.pop((None, transaction))
         assert found.is_prepared
-        if outcome is Heuristic.COMMITTED:
+        if outcome is HeuristicOutcome.COMMIT:
             self._commit(found)
         self._heuristic[transaction] = outcome
 
@@ -181,7 +177,7 @@ class FakeTransactions:
             case TransactionType.FORGET:
                 if not isinstance(transaction, XaTransactionId):
                     text = f"{format_key(transaction)} is not a valid xid"
-                    raise _xa_error(NOTA, text)
+                    raise _xa_error(UNKNOWN, text)
                 self._heuristic.pop(transaction, None)
                 return ""
         found = self._find(transaction, connection)
@@ -208,9 +204,9 @@ class FakeTransactions:
     def _prepare(self, transaction: TransactionId, found: _Transaction) -> str:
         if not isinstance(transaction, XaTransactionId):
             text = "Prepare not implemented on Local Transactions."
-            raise _xa_error(RMERR, text)
+            raise _xa_error(RM_ERROR, text)
         if found.is_prepared:
-            raise _xa_error(PROTO, "Cannot call prepare now.")
+            raise _xa_error(PROTOCOL, "Cannot call prepare now.")
         if not found.puts:
             del self._live[None, transaction]
             return "3"
@@ -218,16 +214,11 @@ class FakeTransactions:
         return "0"
 
     def _recover(self, qualifier: str | None) -> str:
-        listed = [
-            transaction
-            for (_, transaction), found in self._live.items()
-            if found.is_prepared and isinstance(transaction, XaTransactionId)
-        ]
-        listed += self._heuristic
+        prepared = [one for (_, one), found in self._live.items() if found.is_prepared]
         return "\r\n".join(
             format_key(one)
-            for one in listed
-            if qualifier is None or one.qualifier == qualifier
+            for one in (*prepared, *self._heuristic)
+            if isinstance(one, XaTransactionId) and qualifier in (None, one.qualifier)
         )
 
     def _commit(self, found: _Transaction) -> None:
@@ -238,23 +229,14 @@ class FakeTransactions:
         self, transaction: TransactionId, connection: object, *, is_put: bool = False
     ) -> _Transaction:
         self._expire()
-        if isinstance(transaction, XaTransactionId):
-            outcome = self._heuristic.get(transaction)
-            key = format_key(transaction)
-            if outcome is not None:
-                code, word = outcome.value
-                text = f"XA transaction '{key}' has been heuristically {word}."
-                raise ServerError(text) if is_put else _xa_error(code, text)
-            found = self._live.get((None, transaction))
-            if found is None:
-                text = f"XA transaction '{key}' has not been started."
-                raise ServerError(text) if is_put else _xa_error(NOTA, text)
+        outcome, key = self._heuristic.get(transaction), format_key(transaction)
+        found = self._live.get(_place(transaction, connection))
+        if outcome is None and found is not None:
             return found
-        found = self._live.get((connection, transaction))
-        if found is None:
-            key = format_key(transaction)
-            raise ServerError(f"Local transaction '{key}' has not been started.")
-        return found
+        error = not_started(key) if outcome is None else outcome_error(key, outcome)
+        if isinstance(error, XaCommandError) and not is_put:
+            raise _xa_error(error.code, str(error))
+        raise ServerError(str(error))
 
     def _expire(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -474,7 +456,7 @@ class FakeMetaq:
         self.transactions.require(put.transaction, connection)
         topic, partition = put.topic, put.partition
         if partition == RANDOM_PARTITION:
-            raise ServerError(f"Invalid partition for transaction command:{partition}")
+            raise ServerError(texts.invalid_transactional_partition(partition))
         if topic not in self.topics and not self._has_pattern_for(topic):
             raise ServerError(texts.topic_not_accepted(topic))
         if not 0 <= partition < self.topics.get(topic, 1):

@@ -180,7 +180,6 @@ class Journal:
         self.directory: Final = directory
         self.offline_cause: StorageError | None = None
         self.figures = JournalFigures()
-        """Figures of the last group."""
         self.sync_latency = Histogram()
         """Seconds that one sync took; recorded on the journal's thread."""
         self.watch: Final = SilenceWatch("journal", directory)

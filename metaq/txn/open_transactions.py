@@ -21,7 +21,6 @@ class OpenTransactions:
         self.deadlines = Deadlines[BrokerTransaction]()
         self.by_key: dict[str, BrokerTransaction] = {}
         self.held_bytes = 0
-        """Bytes that the puts of all of them hold."""
 
     def add(self, tx: BrokerTransaction) -> None:
         """Add a transaction, with what its puts hold."""

@@ -155,7 +155,6 @@ class RedoFile:
         self.path: Final = redo.path
         self.end = 0
         self.references = 0
-        """Transactions that need it."""
         self.is_dirty = False
         """It has decisions that are not on disk."""
         self._redo = redo

@@ -25,21 +25,20 @@ from metaq.errors import TransactionError
 
 
 class TxState(enum.StrEnum):
-    """State of a transaction; text, which tables find in a third of the time."""
+    """State of a transaction; text, which tables find in a third of the time.
+
+    PREPARING, COMMITTING and ROLLING_BACK wait for the journal.
+    """
 
     STARTED = "started"
     IN_USE = "in use"
     """Has puts; a crash rolls it back."""
     PREPARING = "preparing"
-    """Its prepare is on its way to the journal."""
     PREPARED = "prepared"
     """Survives a crash; only a decision ends it."""
     COMMITTING = "committing"
-    """Its commit is on its way to the journal."""
     ROLLING_BACK = "rolling back"
-    """The rollback of a prepared one is on its way to the journal."""
     DECIDED = "decided"
-    """Committed; not all of its batches are in their partitions."""
     FINISHED = "finished"
 
 

@@ -53,7 +53,6 @@ class SumSpan(NamedTuple):
 
     position: int
     end: int
-    """The byte after the last one."""
     checksum: int
     """CRC-32 of them, all 32 bits."""
 

@@ -38,10 +38,8 @@ class PutRun(NamedTuple):
     chunks: Sequence[Buffer]
     """Their records in segment format, in any split; the transaction owns them."""
     size_bytes: int
-    """Length of the chunks."""
     record_count: int
     last_id: MessageId
-    """Id of the last record."""
     journalled: Sequence[bytes] = ()
     """Their records in the journal's format, in any split; empty when they are in the
     journal."""

@@ -251,7 +251,7 @@ def test_a_log_whose_start_was_deleted_ends_there(java: Any) -> None:
     java.inner.roll()
     kept = java.put(b"c", b"d", b"e")
     java.inner.trim()
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     end = java.inner.log_end()
     found, _counts = back(java, (end, 1), (end, 3), (end, 4), (kept[1], 9), (0, 2))
     assert found == [kept[2], kept[0], kept[0], kept[0], kept[0]]

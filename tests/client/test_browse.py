@@ -180,7 +180,7 @@ def test_a_log_whose_start_was_deleted_is_read_from_where_it_begins(
 def test_a_log_that_is_deleted_under_the_browser_ends_it(
     java: Any, java_client: Any
 ) -> None:
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
@@ -194,7 +194,7 @@ def test_a_log_that_is_deleted_under_the_browser_ends_it(
 def test_a_browser_with_a_get_ahead_ends_with_its_client(
     java: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c")
     java.inner.inject(FaultKind.SWALLOW, verb="get", after=1)
     options = {**QUICK, "close_timeout_s": 0.05}
@@ -216,7 +216,7 @@ def gets_of(java: Any) -> int:
 def test_one_get_is_ahead_of_the_caller_and_no_more(
     java: Any, java_client: Any
 ) -> None:
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c", b"d")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
@@ -229,7 +229,7 @@ def test_one_get_is_ahead_of_the_caller_and_no_more(
 
 @pytest.mark.parametrize("world", ["sync", "async"])
 def test_an_outage_met_ahead_of_the_caller_may_be_over(java: Any, world: str) -> None:
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b")
     java.inner.inject(FaultKind.SWALLOW, verb="get", after=1)
     options = {**QUICK, "request_timeout_s": 0.3}
@@ -238,7 +238,7 @@ def test_an_outage_met_ahead_of_the_caller_may_be_over(java: Any, world: str) ->
 
 
 def test_an_outage_that_goes_on_is_told(java: Any) -> None:
-    java.inner.transfer_bytes_max = 30
+    java.inner.metaq.transfer_bytes_max = 30
     java.put(b"a", b"b", b"c")
     options = {**QUICK, "request_timeout_s": 0.3}
     with WORLDS["sync"](brokers=[java.address], **options) as client:
@@ -253,7 +253,7 @@ def test_a_message_larger_than_a_transfer_is_not_passed_over(
     java: Any, java_client: Any
 ) -> None:
     """MetaQ's browser stops there, without a word."""
-    java.inner.transfer_bytes_max = 100
+    java.inner.metaq.transfer_bytes_max = 100
     large = bytes(range(256)) * 8
     java.put(b"a", large, b"b")
     assert payloads(list(java_client.browse("test"))) == [b"a", large, b"b"]
@@ -269,7 +269,7 @@ def test_damage_ends_browsing_behind_what_is_good(java: Any, java_client: Any) -
 
 
 def test_browsing_survives_lost_connections(java: Any, java_client: Any) -> None:
-    java.inner.transfer_bytes_max = 60
+    java.inner.metaq.transfer_bytes_max = 60
     wanted = [b"%d" % number for number in range(20)]
     java.put(*wanted)
     java.inner.inject(FaultKind.DROP, verb="get", after=3, count=2)

@@ -285,7 +285,7 @@ def test_a_message_much_larger_than_a_get_is_read(broker: Any, client: Any) -> N
     large = bytes(range(256)) * 1024
     broker.put(b"small", large, b"last")
     if not broker.has_extensions:
-        broker.inner.transfer_bytes_max = 1000
+        broker.inner.metaq.transfer_bytes_max = 1000
     options = {"fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         assert payloads(take(consumer, 3)) == [b"small", large, b"last"]
@@ -443,7 +443,7 @@ def test_what_lies_behind_damage_is_not_skipped_when_answers_are_short(
     """A broker may send less than requested: no complete record follows the damage."""
     texts = [text * 20 for text in numbered(0, 4)]
     offsets = java.put(*texts)
-    java.inner.transfer_bytes_max = 3 * (offsets[1] - offsets[0]) // 2
+    java.inner.metaq.transfer_bytes_max = 3 * (offsets[1] - offsets[0]) // 2
     java.inner.corrupt(offsets[1])
     options = {"on_corrupt": "skip", **IDLE}
     with java_client.consumer("g", ["test"], **options) as consumer:
@@ -493,7 +493,7 @@ def test_a_broker_with_bad_manners_loses_and_repeats_nothing(
     java.inner.split_bytes = 7
     java.inner.delay_s = 0.002
     java.inner.reorder = True
-    java.inner.transfer_bytes_max = 200
+    java.inner.metaq.transfer_bytes_max = 200
     java.put(*numbered(0, 200))
     java.inner.inject(FaultKind.DROP, verb="get", after=5, count=2)
     java.inner.inject(FaultKind.DROP_STORED, verb="get", after=12)

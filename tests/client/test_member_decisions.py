@@ -20,7 +20,7 @@ from metaq.errors import (
 from metaq.model import Offset, XaTransactionId
 from metaq.protocol.commands import TransactionCommand, TransactionType
 from metaq.protocol.transaction_ids import parse_key
-from metaq.testing.fake_metaq import Heuristic
+from metaq.txn.state import HeuristicOutcome
 from metaq.zk.decisions import batch_xid
 from metaq.zk.errors import PayloadError
 from metaq.zk.session import SessionEvent
@@ -122,7 +122,7 @@ class Stage:
         return xid
 
     def end_at_zero(
-        self, xid: XaTransactionId, outcome: Heuristic, *, is_forgotten: bool
+        self, xid: XaTransactionId, outcome: HeuristicOutcome, *, is_forgotten: bool
     ) -> None:
         """End the part of broker 0 as an operator does, who may have it forgotten."""
         transactions = self.world.brokers[BROKERS[0]].transactions
@@ -142,7 +142,7 @@ class Stage:
 
         def lose(who: Member, name: str) -> Fault | None:
             if name == "COMMIT_TWO_PHASE" and self.prepared():
-                outcome = Heuristic.ROLLED_BACK
+                outcome = HeuristicOutcome.ROLLBACK
                 self.end_at_zero(xid, outcome, is_forgotten=not is_known)
                 if not is_ours:
                     self.member.decisions.release([ONE])
@@ -214,7 +214,7 @@ def test_who_claims_commits_what_is_decided_and_says_nothing(
 
     async def story(stage: Stage) -> None:
         xid = await stage.die_after_the_decision()
-        stage.end_at_zero(xid, Heuristic.COMMITTED, is_forgotten=True)
+        stage.end_at_zero(xid, HeuristicOutcome.COMMIT, is_forgotten=True)
         assert len(stage.prepared()) == 1
         other = await stage.other()
         assert await other.claim(ZERO)
@@ -251,7 +251,7 @@ def test_a_decided_branch_that_an_operator_dropped_holds_nobody_up(
 
     async def story(stage: Stage) -> None:
         xid = await stage.die_after_the_decision()
-        stage.end_at_zero(xid, Heuristic.ROLLED_BACK, is_forgotten=False)
+        stage.end_at_zero(xid, HeuristicOutcome.ROLLBACK, is_forgotten=False)
         other = await stage.other()
         assert await other.claim(ZERO)
         await other.close()

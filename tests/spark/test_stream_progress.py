@@ -27,8 +27,6 @@ from metaq.spark.errors import (
 from metaq.spark.offsets import LAG_KEY, offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
-from metaq.spark.source import stream
-from metaq.spark.source.batch import plan_tasks
 from metaq.spark.source.read_task import ReadTask
 from metaq.spark.source.stream import OldStreamReader, StreamProgress, StreamReader
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -518,11 +516,13 @@ def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
     broker.stop()
     starting = threading.Thread(target=broker.start)
 
+    plan_tasks = StreamProgress.plan_tasks
+
     def plan(*words: Any) -> list[ReadTask]:
         starting.start()
         return plan_tasks(*words)
 
-    monkeypatch.setattr(stream, "plan_tasks", plan)
+    monkeypatch.setattr(StreamProgress, "plan_tasks", plan)
     start, end = (offsets_to_json(offsets(count, 0)) for count in (0, 10))
     (found,) = reader.partitions(start, end)
     starting.join()

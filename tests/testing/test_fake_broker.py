@@ -146,12 +146,12 @@ def test_content_can_be_arranged(broker: FakeBroker) -> None:
         assert wire.ask(get(1)) == Result(301, b"%d" % second, 1)
         far = Get("test", "g", 0, 9999, 100, 2)
         assert status_of(wire, far) == 404
-        broker.does_redirect = True
+        broker.metaq.does_redirect = True
         assert status_of(wire, far) == 301
-        broker.transfer_bytes_max = 3
+        broker.metaq.transfer_bytes_max = 3
         value = wire.ask(get(3, offset=second))
         assert isinstance(value, Value)
-        assert len(value.payload) == broker.transfer_bytes_max == 3
+        assert len(value.payload) == broker.metaq.transfer_bytes_max == 3
         broker.close_partition()
         assert [status_of(wire, c) for c in (put(4), get(5))] == [403, 403]
         assert status_of(wire, OffsetQuery("test", "g", 0, 0, 6)) == 200

@@ -13,7 +13,8 @@ from metaq.model import (
 )
 from metaq.protocol.commands import Put, TransactionCommand, TransactionType
 from metaq.testing.clock import ManualClock
-from metaq.testing.fake_metaq import NOTA, FakeTransactions, Heuristic
+from metaq.testing.fake_metaq import FakeTransactions
+from metaq.txn.state import UNKNOWN, HeuristicOutcome
 
 BEGIN, PREPARE, ROLLBACK, RECOVER, FORGET, ONE_PHASE, TWO_PHASE = (
     TransactionType.BEGIN,
@@ -114,7 +115,7 @@ def test_a_time_out_ends_what_is_not_prepared(rig: Rig) -> None:
     assert len(rig.transactions.keys()) == 2
     rig.clock.advance_s(0.1)
     assert rig.transactions.keys() == ["XID:1:70:62:q"]
-    assert f"code={NOTA}" in rig.refusal(lambda: rig.tell(PREPARE))
+    assert f"code={UNKNOWN}" in rig.refusal(lambda: rig.tell(PREPARE))
 
 
 def test_a_restart_keeps_what_is_prepared(rig: Rig) -> None:
@@ -144,21 +145,27 @@ def test_a_recover_lists_prepared_transactions_of_its_qualifier(rig: Rig) -> Non
     ]
 
 
-@pytest.mark.parametrize("outcome", Heuristic)
+@pytest.mark.parametrize(
+    ("outcome", "code", "word"),
+    [
+        (HeuristicOutcome.COMMIT, 7, "committed"),
+        (HeuristicOutcome.ROLLBACK, 6, "rolled back"),
+        (HeuristicOutcome.COMPLETE, 8, "completed"),
+    ],
+)
 def test_a_heuristic_outcome_is_answered_until_it_is_forgotten(
-    outcome: Heuristic, rig: Rig
+    outcome: HeuristicOutcome, code: int, word: str, rig: Rig
 ) -> None:
     """To decisions with its code, to puts with the words alone."""
     rig.tell(BEGIN)
     rig.put(b"one")
     rig.tell(PREPARE)
     rig.transactions.end(XID, outcome)
-    code, word = outcome.value
     text = f"XA transaction 'XID:1:67:62:q' has been heuristically {word}."
     answer = f"XAException:code={code},msg={text}"
     assert rig.refusal(lambda: rig.tell(ROLLBACK)) == answer
     assert rig.refusal(lambda: rig.put(b"two")) == text
-    assert rig.stored == [b"one"] * (outcome is Heuristic.COMMITTED)
+    assert rig.stored == [b"one"] * (outcome is HeuristicOutcome.COMMIT)
     assert rig.tell(RECOVER, NULL_TRANSACTION) == "XID:1:67:62:q"
     rig.tell(FORGET)
     assert rig.tell(RECOVER, NULL_TRANSACTION) == ""

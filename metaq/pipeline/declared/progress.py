@@ -98,7 +98,6 @@ class PipelineStatistics:
     flows: Mapping[str, FlowStatistics] = part(
         default=dict, labels=("flow",), label=lambda flow: (flow,)
     )
-    """The flows that have finished a micro-batch, by name."""
 
 
 METRICS: Final = metrics_of(PipelineStatistics)
@@ -136,7 +135,6 @@ class PipelineCounters:
 
 
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)", re.DOTALL)
-"""A path of this machine."""
 ESCAPED: Final = re.compile(r"[^\w\-!.~'()*,;:$&+=/@\x80-\U0010ffff]")
 """Spark escapes them in the path of a storage, and uses the result as names."""
 

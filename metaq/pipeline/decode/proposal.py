@@ -99,7 +99,6 @@ class FieldFacts:
     name: str
     """Path of the field, with dots; `element` for what an array holds."""
     type: str
-    """Its type, as DDL."""
     is_required: bool
     """No value lacked it."""
     count: int

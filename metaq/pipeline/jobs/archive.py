@@ -32,41 +32,32 @@ from metaq.spark.topics import ReadTask, plan_stream, read_rows
 SMALL_FILES_MAX: Final = 32
 """Small files of a topic and day from which on they are put together."""
 STOP_LOOK_S: Final = 1
-"""Interval of looks whether a run is to stop, seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """Progress of archiving."""
+    """Progress of a run, after a batch: messages and bytes of files since its start."""
 
     batch: int
-    """The batch that has just been written."""
     message_count: int
-    """Messages archived so far by this run."""
     written_bytes: int
-    """Bytes of the files that this run has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSummary:
-    """Result of one run."""
+    """Result of one run; `total_` is of the whole archive as it is now."""
 
     message_count: int
-    """Messages archived by this run."""
     written_bytes: int
-    """Bytes of the files that they went to."""
     batch_count: int
     """Batches that had messages."""
     compacted_count: int
     """Small files that were put together."""
     total_message_count: int
-    """Messages in the archive now."""
     total_file_count: int
-    """Files of the archive now."""
     total_bytes: int
-    """Bytes of all its files."""
 
 
 class ArchiveSource(Protocol):
@@ -159,9 +150,7 @@ class ArchiveRun:
     spark: SparkSession
     store: ArchiveStore
     source: ArchiveSource
-    """Plans the batches."""
     read: Read
-    """Reads their tasks."""
     interval_s: float | None = None
     file_bytes: int = FILE_BYTES
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None

@@ -95,12 +95,10 @@ PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 CHECKS_PAGES: Final = "parquet.page.verify-checksum.enabled"
 """Setting of Spark's Parquet reader, which looks at no checksum by itself."""
 FILES_AT_ONCE: Final = 8
-"""Files that are looked at together."""
 COMMITS_AT_ONCE: Final = 16
 """Commits that are looked at first for one that has set the table back."""
 
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
-"""A row of an archive, as Spark declares it."""
 COLUMNS: Final = (*ROW_SCHEMA.names, "date")
 ORDER: Final = ("topic", "broker_id", "partition", "offset")
 
@@ -127,7 +125,6 @@ class ArchiveStore:
                 Spark's own Parquet reader does.
         """
         self.root = root_of(path)
-        """The directory: a whole path on a local disk, or a URL."""
         self._table: DeltaTable | None = None
         with table_errors(self.root):
             self._files = file_system(self.root)

@@ -44,7 +44,6 @@ _LOG: Final = PLACE[:-1]
 _LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
 _NO_OFFSETS: Final[Mapping[TopicPartition, Offset]] = {}
 _Span: TypeAlias = tuple[TopicPartition, int]
-"""Partition, and number of the span."""
 LogStarts: TypeAlias = Callable[
     [Collection[TopicPartition]], Mapping[TopicPartition, Offset]
 ]
@@ -83,9 +82,7 @@ class AuditFinding:
     partition: TopicPartition
     """Partition of the difference: in the source, or else in the target."""
     offset: Offset
-    """The first byte of its record there."""
     detail: str
-    """The numbers that show it."""
 
     def __str__(self) -> str:
         where = f"{self.partition}: {self.kind.value} at offset {self.offset}"
@@ -97,9 +94,7 @@ class AuditSummary:
     """Result of a comparison."""
 
     source_count: int
-    """Messages of the source."""
     target_count: int
-    """Messages of the target."""
     counts: Mapping[AuditFindingKind, int]
     """Messages of each kind; every kind is there."""
     findings: tuple[AuditFinding, ...]

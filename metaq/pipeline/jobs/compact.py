@@ -13,12 +13,10 @@ SMALL_DIVISOR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CompactSummary:
-    """Result of a compaction."""
+    """Result of a compaction: files that were replaced, and by how many."""
 
     replaced_count: int
-    """Files that do not count any more."""
     written_count: int
-    """Files that came in their place."""
 
 
 def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:

@@ -335,7 +335,6 @@ class DayFile:
             day: Of their timestamps; None: they have none.
         """
         self.waiting_bytes = 0
-        """Bytes of the rows that wait, in Arrow's form."""
         self._last_id: MessageId | None = None
         self._there, self._above = there, above
         directory = directory_of(topic, None if day is None else day.isoformat())

@@ -65,7 +65,6 @@ class LatestTable:
             ArchiveError: it is none that Spark and the table's library can read.
         """
         self.root: Final = root_of(path)
-        """The directory: a whole path on a local disk, or a URL."""
         self._file_bytes = file_bytes
 
     def write(self, batch: DataFrame, number: int) -> None:

@@ -29,12 +29,10 @@ TIMESTAMP: Final = "replay.timestamp"
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """Result of a writing job."""
+    """Messages that are on the disks of brokers, and the bytes of their values."""
 
     message_count: int
-    """Messages that are on the disks of brokers."""
     size_bytes: int
-    """Bytes of their values."""
 
 
 def replay(

@@ -92,7 +92,6 @@ DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
-"""Default settings of a job's session."""
 JAVA_END_S: Final = 10.0
 """Longest wait for the end of a Java process, seconds."""
 SIGNAL_S: Final = 1.0

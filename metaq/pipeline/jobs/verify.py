@@ -41,14 +41,11 @@ TASKS_PER_CORE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """Progress of a check."""
+    """Progress of a check: bytes of records, of those that there were at the start."""
 
     checked_bytes: SizeBytes
-    """Bytes of records that were checked."""
     total_bytes: SizeBytes
-    """Bytes of records that there were at the start."""
     damage_count: int
-    """Damaged ranges found so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,14 @@ class WindowStats:
     """One window of one topic."""
 
     topic: str
-    """Topic of the messages."""
     start_ms: Millis | None
     """When it begins, by the messages' timestamps; None: messages without one."""
     message_count: int
-    """Messages in it."""
     size_bytes: int
     """Bytes of their values."""
     delay_mean_s: float | None
     """Mean delay in seconds; None where nothing says when a message set out."""
     delay_max_s: float | None
-    """The longest."""
 
 
 def stats(

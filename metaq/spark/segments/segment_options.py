@@ -30,7 +30,6 @@ _EDGES: Final = {EARLIEST: "earliest", LATEST: "latest"}
 BINARY_VALUES: Final = ValueOptions(
     format=ValueFormat.BINARY, ddl=None, bad_rows=BadRows.FAIL, dead_letter_topic=None
 )
-"""Values as they were put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +48,11 @@ class SegmentOptions(Chosen):
     """Records stamped at that time or later are left out."""
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
-    """About as many bytes of records go to one task."""
     message_bytes_max: SizeBytes = MESSAGE_BYTES_MAX
-    """A longer message is damage."""
     broker_id: BrokerId | None = None
     """Value of `broker_id` in every row; None: taken from the message ids."""
     values: ValueOptions = BINARY_VALUES
     can_push_filters: bool = False
-    """Spark may hand its filters down, to skip files that cannot match."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:

@@ -263,7 +263,6 @@ class Split:
     broker_id: BrokerId
     """Broker that its records come from; -1: unknown."""
     bounds: Bounds
-    """Which of its records are wanted."""
     start: Offset
     end: Offset
     """Offset after its last byte, a record boundary unless `may_be_torn`."""
@@ -284,7 +283,6 @@ class SegmentPlan:
     tasks: tuple[tuple[Split, ...], ...]
     """Splits by task; every wanted record is in exactly one."""
     unreadable: tuple[Damage, ...]
-    """Wanted files that cannot be read at all."""
 
 
 def plan_query(
@@ -436,7 +434,6 @@ class _Splitter:
     bytes_max: int
     """A split ends at the first boundary that reaches this size."""
     left_bytes: int
-    """Bytes that may still be walked."""
 
     def split(
         self, file: SegmentFile, broker_id: BrokerId, bounds: Bounds

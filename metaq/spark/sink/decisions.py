@@ -48,7 +48,6 @@ FORMAT_ID: Final = int.from_bytes(b"MQS1")
 ATTEMPT_MAX: Final = 2**32 - 1
 """Largest number of an attempt: names have no room for more."""
 SUM_LIMIT: Final = 2**64
-"""Sums of rows are below it."""
 DECISION_BYTES_MAX: Final = 1_000_000
 """Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
 branches."""
@@ -116,7 +115,6 @@ class WriteTerms:
     """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
 
     turn: str
-    """Turn that the node has."""
     query: str | None = None
     """The query of the last decision; None for none."""
     batch: int = -1
@@ -128,12 +126,10 @@ class WriteTerms:
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """The content of a query's node."""
+    """The content of a query's node; the fields are those drawn at the top."""
 
     turn: str = ""
-    """Drawn by the last writer; "" before the first one."""
     place: str = ""
-    """Name of the query for people: its checkpoint, or another one."""
     decision: Decision | None = None
 
     def encode(self) -> bytes:

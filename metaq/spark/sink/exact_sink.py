@@ -112,9 +112,7 @@ class BranchSender(OwnSender):
         self._branches: dict[BrokerId, Branch] = {}
         self._sending: Future[None] | None = None
         self.message_count = 0
-        """Messages that were handed to `send`."""
         self.size_bytes = 0
-        """Payload bytes of these."""
         self.promised_ms = Millis(0)
         """Wall clock when brokers were asked to promise; 0 before."""
         super().__init__("metaq-branches", addresses, timeout_s)
@@ -438,7 +436,6 @@ class BranchOutbox(RowOutbox):
         xid = branch_xid(qualifier, name.query, name.batch, branch)
         self.sender = BranchSender(self._addresses, xid, timeout_s=timeout_s)
         self.rows = RowSum()
-        """Rows that were handed to `put`."""
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         try:

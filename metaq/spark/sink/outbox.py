@@ -273,7 +273,6 @@ FindTargets: TypeAlias = Callable[[Collection[str]], Targets]
 """Return where puts to topics go; raises NoBrokerError if no broker takes them."""
 
 BATCH_RECORDS_MAX: Final = 8192
-"""Most messages of one batch."""
 _NAME_BYTES: Final = 12
 """Bytes of the hash of a write's name: producers have 64 characters at most."""
 
@@ -327,9 +326,7 @@ class RowTargets:
     topic: str | None
     """Of all rows; None: each row names its own."""
     known: Targets
-    """Of topics that are known already."""
     find: FindTargets
-    """Asked for other topics."""
 
 
 class RowOutbox(ABC):

@@ -18,7 +18,6 @@ from metaq.client.offsets.query_progress import read_progress
 from metaq.client.options import MIB
 from metaq.errors import MetaqError
 from metaq.model import Millis, Offset, TopicPartition
-from metaq.spark.cluster import Cluster
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import SparkError, one_sentence
 from metaq.spark.options import AtTime, Bound, Edge, SourceOptions
@@ -45,197 +44,182 @@ NOTHING: Final = LogSpan(Offset(0), Offset(0))
 """A log that a broker does not have yet: its first record will lie at 0."""
 
 
-class BatchReader(TaskReader, DataSourceReader):
-    """Plans on the driver; what travels to the tasks is the `TaskReader`."""
+class ReadPlanner:
+    """Plans the ranges of one read, on the driver. One thread."""
 
-    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take the options; nothing is asked before `partitions`."""
-        super().__init__(options, value_type)
-        self._pushed = PushedFilters()
+    def __init__(self, options: SourceOptions) -> None:
+        """Begin without facts; nothing is asked."""
+        self._options = options
+        self._cluster = shared_cluster(options.wire)
+        self._facts = PlanningFacts(self._cluster)
 
-    @one_sentence
-    def partitions(self) -> list[InputPartition]:
-        """Return the ranges of each task: some `ReadTask`.
+    def plan_batch(self, pushed: PushedFilters) -> list[tuple[ReadTask, ...]]:
+        """Return the ranges of each task of a batch; raises as `require_named` too.
+
+        Args:
+            pushed: what cannot match is left out.
 
         Raises:
             DataLossError: bytes that are asked for are gone, and that is to fail the
                 query.
             BackwardRangeError: a partition would end before it starts.
+            SparkError: as `resolve_starts`.
+        """
+        self.require_named()
+        chosen = list(filter(pushed.allows, self._cluster.partitions(self._options)))
+        logs = self._cluster.spans(chosen)
+        starts = self.resolve_starts(logs)
+        ends = self._resolve(self._options.ending, logs, {}, fails_late=False)
+        wanted = {p: LogSpan(starts[p], ends[p]) for p in chosen}
+        spans = {
+            partition: self._narrowed(partition, span, pushed.bounds)
+            for partition, span in self.settle_all(wanted, logs).items()
+        }
+        tasks = self.plan_tasks(spans, pushed.bounds)
+        return share_tasks(self._facts, self._options, tasks)
+
+    def require_named(self) -> None:
+        """Wait for what the options choose, and refuse what is not there.
+
+        Raises:
             NoBrokerError: a topic or partition that the options name is on no broker,
                 or a broker is away, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
-        options, cluster = self._options, shared_cluster(self._options.wire)
-        facts = PlanningFacts(cluster)
-        cluster.require_whole(options)
-        cluster.ask(require_partitions, options.named)
-        chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
-        logs = cluster.spans(chosen)
-        starts = resolve_starts(cluster, facts, options, logs)
-        ends = _resolve(facts, options, options.ending, logs, {}, fails_late=False)
-        wanted = {p: LogSpan(starts[p], ends[p]) for p in chosen}
-        spans = {}
-        for partition, span in settle_all(wanted, logs, options).items():
-            spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
-        tasks = plan_tasks(cluster, facts, options, spans, self._pushed.bounds)
-        return tasks_of(share_tasks(facts, options, tasks))
+        self._cluster.require_whole(self._options)
+        self._cluster.ask(require_partitions, self._options.named)
 
+    def resolve_starts(
+        self, spans: Mapping[TopicPartition, LogSpan | None]
+    ) -> dict[TopicPartition, Offset]:
+        """Return where reading starts in each partition.
 
-class PushingBatchReader(TakesFilters, BatchReader):
-    """Leaves out records that cannot match the filters of the query."""
+        Args:
+            spans: present spans of the logs.
 
+        Raises:
+            SparkError: no message is as young as the asked time.
+            SparkError: a named offset is inside a record.
+            CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
+        """
+        options, committed = self._options, dict[TopicPartition, Offset]()
+        if options.starting.edge is Edge.GROUP and options.start_group is not None:
+            committed = self._cluster.ask(read_progress, options.start_group, spans)
+        late = options.is_late_start_error
+        return self._resolve(options.starting, spans, committed, fails_late=late)
 
-def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    """Return the reader of a batch.
+    def _resolve(
+        self,
+        bound: Bound,
+        spans: Mapping[TopicPartition, LogSpan | None],
+        committed: Mapping[TopicPartition, Offset],
+        *,
+        fails_late: bool,
+    ) -> dict[TopicPartition, Offset]:
+        """Return the offsets of a bound, of a start or an end."""
+        offsets: dict[TopicPartition, Offset] = {}
+        for partition, found in sorted(spans.items()):
+            span, wanted = found or NOTHING, bound.of(partition)
+            match wanted:
+                case Edge.EARLIEST:
+                    offsets[partition] = span.start
+                case Edge.LATEST:
+                    offsets[partition] = span.end
+                case Edge.GROUP:
+                    offsets[partition] = committed.get(partition, span.start)
+                case AtTime(time_ms):
+                    at = self._first_since(partition, span, time_ms)
+                    if at is None and fails_late:
+                        raise SparkError(
+                            f"{partition}: no message was put at {time_ms} ms since"
+                            " 1970 or later; startingOffsetsByTimestampStrategy=latest"
+                            " starts at the log end there"
+                        )
+                    offsets[partition] = span.end if at is None else at
+                case int():
+                    self._require_record(partition, span, wanted)
+                    offsets[partition] = wanted
+                case _:
+                    assert_never(wanted)
+        return offsets
 
-    Args:
-        given: options of the read, as Spark hands them over.
-        schema: as Spark hands it to a reader.
+    def _require_record(
+        self, partition: TopicPartition, span: LogSpan, named: Offset
+    ) -> None:
+        """Refuse an offset in the log at which no record begins, unless `skip` asks."""
+        is_within = span.start < named < span.end
+        if not is_within or self._options.on_corrupt is OnCorrupt.SKIP:
+            return
+        begins = self._facts.record_from(partition, named, span.end)
+        if begins != named:
+            where = f"the next one is at {begins}"
+            where = "none is in sight" if begins is None else where
+            raise SparkError(
+                f"{partition}: no record begins at offset {named}, which is inside one,"
+                f" or at damage; {where}. Offsets are byte positions: take those of the"
+                " column offset"
+            )
 
-    Raises:
-        OptionError: an option is wrong, or the user asked for other columns.
-    """
-    options = SourceOptions.from_map(with_table_options(schema, given), is_stream=False)
-    report_missing_filters(options.is_filter_pushdown)
-    # Spark refuses a reader that takes filters while its own setting is off.
-    kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
-    return kind(options, value_type(schema, options.values))
+    def _first_since(
+        self, partition: TopicPartition, span: LogSpan, time_ms: Millis
+    ) -> Offset | None:
+        """Return where the messages of a time begin; None where none is that young."""
+        if not span.size_bytes:
+            return None
+        at = self._facts.offset_for_time(partition, time_ms)
+        return None if at is None or at >= span.end else at
 
+    def settle_all(
+        self,
+        wanted: Mapping[TopicPartition, LogSpan],
+        logs: Mapping[TopicPartition, LogSpan | None],
+    ) -> dict[TopicPartition, LogSpan]:
+        """Return the readable part of each wanted span; a loss is a warning.
 
-def resolve_starts(
-    cluster: Cluster,
-    facts: PlanningFacts,
-    options: SourceOptions,
-    spans: Mapping[TopicPartition, LogSpan | None],
-) -> dict[TopicPartition, Offset]:
-    """Return where reading starts in each partition.
+        A partition without a log is an empty one, as long as nothing of it is wanted.
 
-    Args:
-        cluster: asked for the offsets of a group.
-        facts: asked for times.
-        options: options of the read.
-        spans: present spans of the logs.
+        Raises:
+            DataLossError: something is lost, and that is to fail the query.
+            BackwardRangeError: a span ends before it starts.
+        """
+        spans, fails = {}, self._options.fail_on_data_loss
+        for partition, span in sorted(wanted.items()):
+            log = logs.get(partition)
+            if log is None and not span.end:
+                log = NOTHING
+            settled = settle(partition, span, log, fail_on_data_loss=fails)
+            for lost in settled.lost:
+                _log.warning("data is lost: %s", lost)
+            spans[partition] = settled.span
+        return spans
 
-    Raises:
-        SparkError: no message is as young as the asked time.
-        SparkError: a named offset is inside a record.
-        CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
-    """
-    committed: dict[TopicPartition, Offset] = {}
-    if options.starting.edge is Edge.GROUP and options.start_group is not None:
-        committed = cluster.ask(read_progress, options.start_group, spans)
-    late = options.is_late_start_error
-    return _resolve(facts, options, options.starting, spans, committed, fails_late=late)
+    def plan_tasks(
+        self, spans: Mapping[TopicPartition, LogSpan], bounds: Bounds
+    ) -> list[ReadTask]:
+        """Cut settled spans into tasks, the largest first."""
+        least, most = self._options.ranges_min, self._options.records_max
+        ranges = plan_reads(spans, self._facts, ranges_min=least, records_max=most)
+        at = self._cluster.addresses({found.partition for found in ranges})
+        return [ReadTask(found, at.get(found.partition), bounds) for found in ranges]
 
-
-def _resolve(
-    facts: PlanningFacts,
-    options: SourceOptions,
-    bound: Bound,
-    spans: Mapping[TopicPartition, LogSpan | None],
-    committed: Mapping[TopicPartition, Offset],
-    *,
-    fails_late: bool,
-) -> dict[TopicPartition, Offset]:
-    """Return the offsets of a bound, of a start or an end; see `resolve_starts`."""
-    offsets: dict[TopicPartition, Offset] = {}
-    for partition, found in sorted(spans.items()):
-        span, wanted = found or NOTHING, bound.of(partition)
-        match wanted:
-            case Edge.EARLIEST:
-                offsets[partition] = span.start
-            case Edge.LATEST:
-                offsets[partition] = span.end
-            case Edge.GROUP:
-                offsets[partition] = committed.get(partition, span.start)
-            case AtTime(time_ms):
-                at = _first_since(facts, partition, span, time_ms)
-                if at is None and fails_late:
-                    raise SparkError(
-                        f"{partition}: no message was put at {time_ms} ms since 1970 or"
-                        " later; startingOffsetsByTimestampStrategy=latest starts at"
-                        " the log end there"
-                    )
-                offsets[partition] = span.end if at is None else at
-            case int():
-                _require_record(facts, options, partition, span, wanted)
-                offsets[partition] = wanted
-            case _:
-                assert_never(wanted)
-    return offsets
-
-
-def _require_record(
-    facts: PlanningFacts,
-    options: SourceOptions,
-    partition: TopicPartition,
-    span: LogSpan,
-    named: Offset,
-) -> None:
-    """Refuse an offset within the log at which no record begins, unless `skip` asks."""
-    is_within = span.start < named < span.end
-    if not is_within or options.on_corrupt is OnCorrupt.SKIP:
-        return
-    begins = facts.record_from(partition, named, span.end)
-    if begins != named:
-        where = "none is in sight" if begins is None else f"the next one is at {begins}"
-        raise SparkError(
-            f"{partition}: no record begins at offset {named}, which is inside one,"
-            f" or at damage; {where}. Offsets are byte positions: take those of the"
-            " column offset"
-        )
-
-
-def _first_since(
-    facts: PlanningFacts, partition: TopicPartition, span: LogSpan, time_ms: Millis
-) -> Offset | None:
-    """Return where the messages of a time begin; None where none is that young."""
-    if not span.size_bytes:
-        return None
-    at = facts.offset_for_time(partition, time_ms)
-    return None if at is None or at >= span.end else at
-
-
-def settle_all(
-    wanted: Mapping[TopicPartition, LogSpan],
-    logs: Mapping[TopicPartition, LogSpan | None],
-    options: SourceOptions,
-) -> dict[TopicPartition, LogSpan]:
-    """Return the readable part of each wanted span; a loss is a warning.
-
-    A partition without a log is an empty one, as long as nothing of it is wanted.
-
-    Raises:
-        DataLossError: something is lost, and that is to fail the query.
-        BackwardRangeError: a span ends before it starts.
-    """
-    spans = {}
-    for partition, span in sorted(wanted.items()):
-        log = logs.get(partition)
-        if log is None and not span.end:
-            log = NOTHING
-        settled = settle(
-            partition, span, log, fail_on_data_loss=options.fail_on_data_loss
-        )
-        for lost in settled.lost:
-            _log.warning("data is lost: %s", lost)
-        spans[partition] = settled.span
-    return spans
-
-
-def plan_tasks(
-    cluster: Cluster,
-    facts: PlanningFacts,
-    options: SourceOptions,
-    spans: Mapping[TopicPartition, LogSpan],
-    bounds: Bounds,
-) -> list[ReadTask]:
-    """Cut settled spans into tasks, the largest first."""
-    ranges = plan_reads(
-        spans, facts, ranges_min=options.ranges_min, records_max=options.records_max
-    )
-    addresses = cluster.addresses({found.partition for found in ranges})
-    return [ReadTask(found, addresses.get(found.partition), bounds) for found in ranges]
+    def _narrowed(
+        self, partition: TopicPartition, span: LogSpan, bounds: Bounds
+    ) -> LogSpan:
+        """Return what can match of a settled span; records at its ends may not."""
+        start, end, facts = span.start, span.end, self._facts
+        if not bounds.overlaps(start, end):
+            return LogSpan(start, start)
+        try:
+            if bounds.start_ms is not None:
+                at = facts.offset_for_time(partition, bounds.start_ms)
+                start = min(end, max(start, at or start))
+        except MetaqError as error:
+            _log.warning("a filter on time is left to Spark: %s", error)
+        if start < end and (start < bounds.start or bounds.end < end):
+            inner = facts.boundaries(partition, start, end, NARROWING_MAX)
+            start = max([start, *(at for at in inner if at <= bounds.start)])
+            end = min([end, *(at for at in inner if at >= max(bounds.end, start))])
+        return LogSpan(start, end)
 
 
 def share_tasks(
@@ -272,21 +256,36 @@ def share_tasks(
     return [tuple(sorted(share, key=order)) for share in shares]
 
 
-def _narrowed(
-    facts: PlanningFacts, partition: TopicPartition, span: LogSpan, bounds: Bounds
-) -> LogSpan:
-    """Return the part of a settled span that can match; records at its ends may not."""
-    start, end = span.start, span.end
-    if not bounds.overlaps(start, end):
-        return LogSpan(start, start)
-    try:
-        if bounds.start_ms is not None:
-            at = facts.offset_for_time(partition, bounds.start_ms)
-            start = min(end, max(start, at or start))
-    except MetaqError as error:
-        _log.warning("a filter on time is left to Spark: %s", error)
-    if start < end and (start < bounds.start or bounds.end < end):
-        inner = facts.boundaries(partition, start, end, NARROWING_MAX)
-        start = max([start, *(at for at in inner if at <= bounds.start)])
-        end = min([end, *(at for at in inner if at >= max(bounds.end, start))])
-    return LogSpan(start, end)
+class BatchReader(TaskReader, DataSourceReader):
+    """Plans on the driver; what travels to the tasks is the `TaskReader`."""
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Take the options; nothing is asked before `partitions`."""
+        super().__init__(options, value_type)
+        self._pushed = PushedFilters()
+
+    @one_sentence
+    def partitions(self) -> list[InputPartition]:
+        """Return the ranges of each task: some `ReadTask`; raises as `plan_batch`."""
+        return tasks_of(ReadPlanner(self._options).plan_batch(self._pushed))
+
+
+class PushingBatchReader(TakesFilters, BatchReader):
+    """Leaves out records that cannot match the filters of the query."""
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    """Return the reader of a batch.
+
+    Args:
+        given: options of the read, as Spark hands them over.
+        schema: as Spark hands it to a reader.
+
+    Raises:
+        OptionError: an option is wrong, or the user asked for other columns.
+    """
+    options = SourceOptions.from_map(with_table_options(schema, given), is_stream=False)
+    report_missing_filters(options.is_filter_pushdown)
+    # Spark refuses a reader that takes filters while its own setting is off.
+    kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
+    return kind(options, value_type(schema, options.values))

@@ -19,7 +19,6 @@ from metaq.spark.sink.outbox import Outbox, RowTargets, write_name
 from metaq.spark.values import Converted
 
 BATCH_BYTES: Final = 256 * 1024
-"""Bytes of one batch of dead letters."""
 
 
 def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> Outbox:

@@ -30,7 +30,6 @@ from metaq.client.offsets.query_progress import (
 from metaq.clock import SystemClock
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import BackwardRangeError, OptionError, one_sentence
 from metaq.spark.offsets import (
     LAG_KEY,
@@ -43,14 +42,7 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end, settle
 from metaq.spark.record_bounds import EVERYTHING
 from metaq.spark.schema import value_type, with_table_options
-from metaq.spark.source.batch import (
-    NOTHING,
-    plan_tasks,
-    resolve_starts,
-    settle_all,
-    share_tasks,
-)
-from metaq.spark.source.facts import PlanningFacts
+from metaq.spark.source.batch import NOTHING, ReadPlanner, share_tasks
 from metaq.spark.source.read_task import ReadTask, TaskReader
 from metaq.spark.versions import HAS_LIMITS, report_missing_limits
 
@@ -77,17 +69,15 @@ class Backlog(NamedTuple):
     """Messages; an estimate for MetaQ 1.4, None where a broker does not say."""
 
 
-class StreamProgress:
+class StreamProgress(ReadPlanner):
     """The offsets of one query, on the driver. One thread."""
 
     def __init__(
         self, options: SourceOptions, *, idle_wait_s: float = IDLE_WAIT_S
     ) -> None:
         """Begin without facts; nothing is asked."""
-        self._options = options
+        super().__init__(options)
         self._idle_wait_s = idle_wait_s
-        self._cluster = shared_cluster(options.wire)
-        self._facts = PlanningFacts(self._cluster)
         self._limits = options.limits
         self._target: dict[TopicPartition, Offset] | None = None
         self._has_kept_start = options.pin_name is not None
@@ -118,11 +108,10 @@ class StreamProgress:
         if (kept := self._kept_start()) is not None:
             self._start = kept
             return kept
-        cluster.require_whole(options)
-        cluster.ask(require_partitions, options.named)
+        self.require_named()
         self._is_checked = True
         logs = cluster.spans(cluster.partitions(options))
-        starts = resolve_starts(cluster, self._facts, options, logs)
+        starts = self.resolve_starts(logs)
         if options.pin_name is not None:
             cluster.ask(keep_start, options.pin_name, format_offsets(starts))
         self._start = starts
@@ -244,8 +233,7 @@ class StreamProgress:
         # A log that cannot be asked now is left to the task, which waits for its
         # broker.
         there = {p: span for p, span in wanted.items() if p in logs}
-        settled = settle_all(there, logs, self._options)
-        return {**wanted, **settled}
+        return {**wanted, **self.settle_all(there, logs)}
 
     def tasks(
         self,
@@ -253,8 +241,7 @@ class StreamProgress:
         end: Mapping[TopicPartition, Offset],
     ) -> list[ReadTask]:
         """Return the range of each task of a micro-batch; raises as `spans`."""
-        spans = self.spans(start, end)
-        return plan_tasks(self._cluster, self._facts, self._options, spans, EVERYTHING)
+        return self.plan_tasks(self.spans(start, end), EVERYTHING)
 
     def shares(
         self,
