@@ -142,7 +142,7 @@ class SnapshotFeed:
             raise ClosedError("the watch on the cluster is closed")
 
     def _end(self) -> None:
-        """Call nobody any more, and wake who waits."""
+        """Drop the listeners, and wake who waits."""
         self._is_closed = True
         self._listeners.clear()
         self._changed.set()
