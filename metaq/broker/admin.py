@@ -64,7 +64,6 @@ class AdminServer(Service):
         """
         super().__init__("admin", stop_timeout_s=stop_timeout_s)
         self.path: Final = data_path / SOCKET_NAME
-        """The socket."""
         self._fs = fs
         self._perform = perform
         self._request_timeout_s = request_timeout_s

@@ -66,7 +66,6 @@ class Control:
     ) -> None:
         """Administer these parts; `on_change` is called after each reload."""
         self.context = context
-        """Settings and topics."""
         self._logs = logs
         self._schedules = schedules
         self._fs = fs
@@ -82,13 +81,11 @@ class Control:
         self._reload_turn = asyncio.Lock()
         self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
-        """Deletion and archiving so far."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
         """Snapshot of the housekeeping, once there is one."""
         self.host_problem = ""
         """Why clients elsewhere cannot reach the advertised address; "" if they can."""
         self.registration: Registration | None = None
-        """Set when there is one."""
 
     def status(self) -> BrokerStatus:
         """Return a snapshot of the whole broker."""

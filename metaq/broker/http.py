@@ -80,7 +80,6 @@ class HttpServer(Service):
         super().__init__("http", stop_timeout_s=stop_timeout_s)
         self._host = host
         self.port = port
-        """Port that is listened on, once started."""
         self._status = status
         self._clock = clock
         self._renderer = HelperThreads(1, "metaq-http")
@@ -193,7 +192,6 @@ def _is_no_malformed_request(record: logging.LogRecord) -> bool:
 
 
 _request_log = logging.getLogger(f"{__name__}.requests")
-"""The library's logger."""
 _request_log.addFilter(_is_no_malformed_request)
 
 

@@ -80,7 +80,6 @@ class Session:
         self._in_flight_max = limits.connection_in_flight_bytes_max
         self._queue_max = limits.connection_buffer_bytes_max
         self.in_flight_bytes = 0
-        """Bytes held by commands in flight."""
         self.unanswered_count = 0
         """Commands in flight."""
         self._partial_bytes = 0

@@ -183,6 +183,5 @@ class BrokerStatus:
         default=(), labels=("job",), label=lambda job: (job.name,)
     )
     transactions: TransactionFigures | None = None
-    """Transactions; None: not known."""
     tx_in_doubt_alarm_ms: int = 0
     """Age above which a prepared transaction raises an alarm; 0: never."""

@@ -86,7 +86,6 @@ class Waiters:
         self._due: deque[Waiter] = deque()
         self._is_ending = False
         self.count = 0
-        """Gets that are waiting."""
 
     def add(self, waiter: Waiter, *, log: PartitionLog | None, wait_ms: int) -> None:
         """Let a get wait; `log` is None if it does not exist yet."""

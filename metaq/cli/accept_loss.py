@@ -17,8 +17,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.inspect_log import list_segments, require_data_directory
-from metaq.cli.options import FILE, directory_argument
-from metaq.cli.serve import read_bytes
+from metaq.cli.options import FILE, directory_argument, read_bytes
 from metaq.cli.tree import command
 from metaq.clock import Clock, SystemClock
 from metaq.config.load import load_config
@@ -43,7 +42,6 @@ from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
 STOP_S: Final = 3.0
-"""Time for the end of the session."""
 
 
 @command(

@@ -4,73 +4,21 @@ They go through the Unix socket in its data directory; the right to open it is t
 to give them.
 """
 
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from metaq.broker.admin_socket import SOCKET_NAME, call_admin
+from metaq.broker.admin_socket import call_admin
 from metaq.cli import render
-from metaq.cli.options import FILE, json_option
-from metaq.cli.serve import default_data_dir, read_bytes
 from metaq.cli.tree import command, group
-from metaq.config.load import load_config
-from metaq.errors import AdminError
 
 TIMEOUT_S: Final = 10.0
 
-R = TypeVar("R")
 Span = Mapping[str, int]
 """Fields of a request, `start` and `end`; none of them is a whole topic."""
-
-
-def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
-    """Return the data directory that the options name; raise if no broker runs there.
-
-    A broker that was given another one by `--set` can only be found by `--data-dir`.
-    """
-    if data_dir is not None:
-        return data_dir
-    if config is None:
-        found = default_data_dir()
-        hint = (
-            "where 'metaq local' keeps its data; name another with --data-dir, or its"
-            " configuration with --config"
-        )
-    else:
-        found = Path(load_config(str(config), read_bytes).system.data_path)
-        hint = (
-            f"the dataPath of {config}; if it was started with --set dataPath=...,"
-            " name that with --data-dir"
-        )
-    if not (found / SOCKET_NAME).exists():
-        raise AdminError(f"no broker runs on {found}, {hint}")
-    return found
-
-
-def here_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options that say which broker here is meant, as `data_dir`."""
-
-    @functools.wraps(function)
-    def with_directory(
-        *args: Any, data_dir: Path | None, config: Path | None, **given: Any
-    ) -> R:
-        return function(*args, data_dir=find_data_dir(data_dir, config), **given)
-
-    add_directory = click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        help="Data directory of the broker.  [default: that of 'metaq local']",
-    )
-    add_config = click.option(
-        "--config",
-        type=FILE,
-        help="Configuration of the broker; its dataPath is the data directory.",
-    )
-    return add_directory(add_config(with_directory))
 
 
 def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
@@ -78,12 +26,7 @@ def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
     return call_admin(data_dir, {"command": order, **fields}, timeout_s=TIMEOUT_S)
 
 
-@command(
-    "reload",
-    json_option,
-    here_options,
-    examples=("metaq reload", "metaq reload --config config/server.ini"),
-)
+@command("reload", examples=("metaq reload", "metaq reload --config config/server.ini"))
 def reload(data_dir: Path, *, as_json: bool) -> None:
     """Let a broker on this machine read its configuration again.
 
@@ -135,7 +78,6 @@ span_argument = click.argument(
     "partitions close",
     topic_argument,
     span_argument,
-    here_options,
     examples=("metaq partitions close test", "metaq partitions close test 0-3"),
 )
 def close_partitions(topic: str, span: Span, data_dir: Path) -> None:
@@ -151,7 +93,6 @@ def close_partitions(topic: str, span: Span, data_dir: Path) -> None:
     "partitions open",
     topic_argument,
     span_argument,
-    here_options,
     examples=("metaq partitions open test", "metaq partitions open test 2"),
 )
 def open_partitions(topic: str, span: Span, data_dir: Path) -> None:

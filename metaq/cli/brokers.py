@@ -8,9 +8,8 @@ from typing import Any, Final
 import click
 
 from metaq.cli import render
-from metaq.cli.admin import ask, here_options
+from metaq.cli.admin import ask
 from metaq.cli.cluster import Target
-from metaq.cli.options import json_option
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import AsyncAdmin, BrokerDescription, MetaqError, NoBrokerError
 from metaq.peer.replies import parse_stats
@@ -34,11 +33,7 @@ DIRECTORY_COLUMNS: Final = (
 )  # fmt: skip
 
 
-@command(
-    "brokers",
-    examples=("metaq brokers",),
-    cls=ListingGroup,
-)
+@command("brokers", examples=("metaq brokers",), cls=ListingGroup)
 def list_brokers(target: Target, *, as_json: bool) -> bool:
     """List brokers, present and missing; look at one, or forget it.
 
@@ -101,8 +96,8 @@ def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:
         )
         for each in found
     ]
-    marked = [index for index, each in enumerate(found) if not each.is_present]
-    render.print_rows(COLUMNS, rows, as_json=as_json, marked=marked)
+    marks = [not each.is_present for each in found]
+    render.print_rows(COLUMNS, rows, as_json=as_json, marks=marks)
 
 
 # -- one on this machine -------------------------------------------------------------
@@ -110,8 +105,6 @@ def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:
 
 @command(
     "brokers status",
-    json_option,
-    here_options,
     examples=("metaq brokers status", "metaq brokers status --json"),
 )
 def status(data_dir: Path, *, as_json: bool) -> bool:
@@ -132,12 +125,7 @@ def status(data_dir: Path, *, as_json: bool) -> bool:
     return all(each["severity"] != "failing" for each in problems)
 
 
-@command(
-    "brokers logs",
-    json_option,
-    here_options,
-    examples=("metaq brokers logs", "metaq brokers logs --json"),
-)
+@command("brokers logs", examples=("metaq brokers logs", "metaq brokers logs --json"))
 def logs(data_dir: Path, *, as_json: bool) -> bool:
     """Print the partition logs of a broker on this machine.
 
@@ -145,37 +133,31 @@ def logs(data_dir: Path, *, as_json: bool) -> bool:
     prints all that is known.
     """
     found = ask(data_dir, "logs")["logs"]
-    marked = [index for index, each in enumerate(found) if each["damage"]]
+    marks = [bool(each["damage"]) for each in found]
     if not as_json:
         found = [
             {**each, "damage": "; ".join(each["damage"]) or None} for each in found
         ]
-    _print_objects(LOG_COLUMNS, found, as_json=as_json, marked=marked)
-    return not marked
+    _print_objects(LOG_COLUMNS, found, as_json=as_json, marks=marks)
+    return not any(marks)
 
 
-@command(
-    "brokers directories",
-    json_option,
-    here_options,
-    examples=("metaq brokers directories",),
-)
+@command("brokers directories", examples=("metaq brokers directories",))
 def directories(data_dir: Path, *, as_json: bool) -> bool:
     """Print the data directories of a broker on this machine.
 
     The exit code is 1 when one is offline, silent or low on space.
     """
     found = ask(data_dir, "directories")["directories"]
-    marked = [
-        index
-        for index, each in enumerate(found)
-        if each["state"] != "online" or each["is_silent"] or each["is_low_on_space"]
+    marks = [
+        each["state"] != "online" or each["is_silent"] or each["is_low_on_space"]
+        for each in found
     ]
-    _print_objects(DIRECTORY_COLUMNS, found, as_json=as_json, marked=marked)
-    return not marked
+    _print_objects(DIRECTORY_COLUMNS, found, as_json=as_json, marks=marks)
+    return not any(marks)
 
 
-@command("brokers scrub", json_option, here_options, examples=("metaq brokers scrub",))
+@command("brokers scrub", examples=("metaq brokers scrub",))
 def scrub(data_dir: Path, *, as_json: bool) -> bool:
     """Print how far the verification in the background is.
 
@@ -204,7 +186,7 @@ def _print_objects(
     found: Sequence[Mapping[str, Any]],
     *,
     as_json: bool,
-    marked: Sequence[int] = (),
+    marks: Sequence[bool] = (),
 ) -> None:
     """Print objects of a broker: whole for machines, some columns for people."""
     if as_json:
@@ -212,7 +194,7 @@ def _print_objects(
             render.print_json(each)
         return
     rows = [[each[name] for name in columns] for each in found]
-    render.print_rows(columns, rows, as_json=False, marked=marked)
+    render.print_rows(columns, rows, as_json=False, marks=marks)
 
 
 # -- counters -------------------------------------------------------------------------

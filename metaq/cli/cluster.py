@@ -36,7 +36,6 @@ class Target:
     brokers: tuple[str, ...]
     """`host:port` or `meta://host:port`; any of them leaves ZooKeeper out."""
     timeout_s: float
-    """Time-out of one request, seconds."""
     coordinator: Callable[[Clock], Coordinator] | None = None
     """Substitute for ZooKeeper, for tests."""
 

@@ -40,9 +40,7 @@ _log = logging.getLogger(__name__)
 CHECK_BYTES: Final = 256
 """Bytes right before a position that identify a file."""
 CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes per read."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Longest line; a longer one is refused."""
 DONE_MAX: Final = 64
 """Files that are remembered as read to their end: times of files may be equal."""
 ROTATED_S: Final = 1.0
@@ -54,7 +52,6 @@ class Bookmark:
     """A position in a file, and how to find it again."""
 
     inode: int
-    """The file."""
     position: int
     """Position of the next line, bytes."""
     check_bytes: int

@@ -43,8 +43,8 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
         _print_group(found[0])
     else:
         rows = [group_row(group) for group in found]
-        marked = [index for index, group in enumerate(found) if _unowned(group)]
-        render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
+        marks = [any(_unowned(group)) for group in found]
+        render.print_rows(GROUP_COLUMNS, rows, as_json=False, marks=marks)
 
 
 @command(
@@ -113,13 +113,9 @@ def to_json(group: GroupDescription) -> dict[str, object]:
     }
 
 
-def _unowned(group: GroupDescription) -> list[int]:
-    """Return the numbers of the wanted partitions that have no owner."""
-    return [
-        index
-        for index, each in enumerate(group.partitions)
-        if each.is_wanted and not each.owner
-    ]
+def _unowned(group: GroupDescription) -> list[bool]:
+    """Return of each partition whether it is wanted and has no owner."""
+    return [each.is_wanted and not each.owner for each in group.partitions]
 
 
 def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
@@ -133,7 +129,7 @@ def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
         len(group.members),
         ",".join(sorted({each.partition.topic for each in group.partitions})) or None,
         len(group.partitions),
-        len(_unowned(group)),
+        sum(_unowned(group)),
         _sum_if_known(counts),
         _sum_if_known(sizes),
     )
@@ -161,11 +157,11 @@ def _print_group(group: GroupDescription) -> None:
 
 def print_progress(group: GroupDescription) -> None:
     """Print how far a group is in each partition, with what is wrong there."""
-    marked = _unowned(group)
+    marks = _unowned(group)
     rows = [_partition_row(each) for each in group.partitions]
-    render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marked=marked)
-    if marked:
-        render.say(f"{render.count_text(len(marked), 'partition')} without an owner")
+    render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marks=marks)
+    if any(marks):
+        render.say(f"{render.count_text(sum(marks), 'partition')} without an owner")
     fresh = sum(_is_uncommitted(each) for each in group.partitions)
     if fresh:
         render.say(

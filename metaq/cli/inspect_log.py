@@ -42,7 +42,6 @@ from metaq.storage.verify import Finding, VerifyReport, list_logs, verify_direct
 from metaq.storage.walk import search_record
 
 WINDOW_BYTES: Final = 1 << 20
-"""Bytes read at once."""
 DUMP_PAYLOAD_BYTES_MAX: Final = 64 << 20
 """A longer payload is not read: a damaged or made-up length would take gigabytes of
 memory. It is four times what brokers accept by default."""

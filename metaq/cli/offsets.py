@@ -90,8 +90,8 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
         return [_show_row(p, stored, logs.get(p)) for p, stored in found.items()]
 
     rows = target.ask(look)
-    marked = [index for index, row in enumerate(rows) if row[-1] != "ok"]
-    render.print_rows(SHOW_COLUMNS, rows, as_json=as_json, marked=marked)
+    marks = [row[-1] != "ok" for row in rows]
+    render.print_rows(SHOW_COLUMNS, rows, as_json=as_json, marks=marks)
 
 
 def _nothing_committed(group: str, topic: str) -> ClientError:

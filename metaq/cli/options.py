@@ -4,6 +4,7 @@ import datetime as dt
 import functools
 import logging
 import math
+import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,10 +14,12 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import click
 
+from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
-from metaq.errors import ConfigError
+from metaq.config.load import load_config
+from metaq.errors import AdminError, ConfigError
 from metaq.model import HeaderPairs, Millis
 from metaq.zk.groups import check_group_name
 
@@ -29,6 +32,8 @@ ADD: Final = "add"
 """Key of a field's metadata."""
 DIGITS_OF_MILLISECONDS: Final = 12
 """A number with this many digits or more is in milliseconds."""
+SETTINGS_BYTES_MAX: Final = 1024 * 1024
+"""A configuration file has about ten KiB."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -355,3 +360,74 @@ def serve_while_running(
     from metaq.client.metrics import serve_metrics  # noqa: PLC0415  # rarely wanted
 
     return serve_metrics(client, port=port)
+
+
+# -- a broker on this machine ---------------------------------------------------------
+
+
+def default_data_dir() -> Path:
+    """Return the default data directory of `metaq local`."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    # The standard says to ignore a relative path.
+    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    return root / "metaq"
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the bytes of a configuration file; raise ConfigError without them."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(SETTINGS_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if len(data) > SETTINGS_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: expected at most {SETTINGS_BYTES_MAX} bytes, got more"
+        )
+    return data
+
+
+def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
+    """Return the data directory that the options name; raise if no broker runs there.
+
+    A broker that was given another one by `--set` can only be found by `--data-dir`.
+    """
+    if data_dir is not None:
+        return data_dir
+    if config is None:
+        found = default_data_dir()
+        hint = (
+            "where 'metaq local' keeps its data; name another with --data-dir, or its"
+            " configuration with --config"
+        )
+    else:
+        found = Path(load_config(str(config), read_bytes).system.data_path)
+        hint = (
+            f"the dataPath of {config}; if it was started with --set dataPath=...,"
+            " name that with --data-dir"
+        )
+    if not (found / SOCKET_NAME).exists():
+        raise AdminError(f"no broker runs on {found}, {hint}")
+    return found
+
+
+def here_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options that say which broker here is meant, as `data_dir`."""
+
+    @functools.wraps(function)
+    def with_directory(
+        *args: Any, data_dir: Path | None, config: Path | None, **given: Any
+    ) -> R:
+        return function(*args, data_dir=find_data_dir(data_dir, config), **given)
+
+    add_directory = click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        help="Data directory of the broker.  [default: that of 'metaq local']",
+    )
+    add_config = click.option(
+        "--config",
+        type=FILE,
+        help="Configuration of the broker; its dataPath is the data directory.",
+    )
+    return add_directory(add_config(with_directory))

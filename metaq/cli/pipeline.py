@@ -54,17 +54,13 @@ class JobRun:
         show_default=True,
         help="Spark cluster to run on.",
     )
-    """URL of the Spark master."""
     settings: Mapping[str, str] = declared(
         pairs_option("--conf", "settings", "Setting of Spark")
     )
-    """Spark settings."""
     log: Path | None = option(
         "--spark-log", type=FILE, help="Append Spark's log to this file."
     )
-    """File for Spark's log."""
     as_json: bool = declared(json_option)
-    """Objects instead of tables."""
 
     @contextmanager
     def session(self) -> Iterator[Any]:
@@ -138,7 +134,6 @@ class Wire:
     """Cluster of brokers, and more options of `format("metaq")`."""
 
     target: Target = declared(target_options)
-    """Address of the cluster."""
     options: Mapping[str, str] = declared(
         pairs_option(
             "--option", "options", 'Option of format("metaq"), see docs/spark.md'

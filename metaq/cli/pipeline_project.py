@@ -147,7 +147,6 @@ class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
     is_once: bool = option("--once", is_flag=True, help="End behind one update.")
-    """Make one update."""
     interval_s: float = option(
         "--every",
         type=SecondsRange(0, INTERVAL_S_MAX),
@@ -155,22 +154,18 @@ class RunOptions:
         show_default=True,
         help="Seconds between the end of an update and the next one.",
     )
-    """Pause behind each update, seconds."""
     refreshed: tuple[str, ...] = option(
         "--full-refresh",
         multiple=True,
         metavar="TABLE",
         help="Compute this table from the start, once; may be repeated.",
     )
-    """Tables to compute from the start."""
     refreshes_all: bool = option(
         "--full-refresh-all",
         is_flag=True,
         help="Compute everything from the start, once.",
     )
-    """Whether these are all of them."""
     metrics_port: int | None = declared(metrics_option)
-    """Port that answers scrapes; None: none."""
 
 
 @command(

@@ -44,7 +44,6 @@ PIECE_BYTES_MIN: Final = 4096
 STANDARD_INPUT: Final = 0
 """Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Longest line; a longer one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

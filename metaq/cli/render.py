@@ -12,8 +12,9 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from typing import Final, TextIO
 
 import click
@@ -115,7 +116,7 @@ def print_rows(
     rows: Sequence[Sequence[Cell]],
     *,
     as_json: bool,
-    marked: Collection[int] = (),
+    marks: Sequence[bool] = (),
 ) -> None:
     """Print a table, in the form that fits its reader.
 
@@ -123,7 +124,7 @@ def print_rows(
         columns: names of the columns; the keys of the JSON objects.
         rows: one cell per column; None is a value that is not known.
         as_json: print objects, and nothing when there are no rows.
-        marked: numbers of the rows that a person at a terminal should see first.
+        marks: which rows a person at a terminal should see first; () for none.
     """
     if as_json:
         for row in rows:
@@ -141,9 +142,8 @@ def print_rows(
         table.add_column(
             name, justify="right" if is_number else "left", overflow="fold"
         )
-    for index, row in enumerate(texts):
-        style = MARKED_STYLE if index in marked else None
-        table.add_row(*map(Text, row), style=style)
+    for row, is_marked in zip(texts, marks or repeat(False), strict=False):
+        table.add_row(*map(Text, row), style=MARKED_STYLE if is_marked else None)
     # A terminal that is narrower breaks the lines: cells broken into columns can be
     # neither read nor copied.
     console = Console()

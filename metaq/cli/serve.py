@@ -35,7 +35,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.options import FILE, declared, option, pairs_option, takes
+from metaq.cli.options import (
+    FILE,
+    declared,
+    default_data_dir,
+    option,
+    pairs_option,
+    read_bytes,
+    takes,
+)
 from metaq.cli.tree import command
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
@@ -61,8 +69,6 @@ SYNC_TIME_MS: Final = 200
 """Between withdrawing and closing the port: clients on the same machine are quick."""
 LOOK_S: Final = 0.1
 """Interval of looks at a registration that is not complete, seconds."""
-SETTINGS_BYTES_MAX: Final = 1024 * 1024
-"""A configuration file has about ten KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,14 +341,6 @@ def _make_directories(data_dir: Path) -> None:
         ) from error
 
 
-def default_data_dir() -> Path:
-    """Return the default data directory of `metaq local`."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    # The standard says to ignore a relative path.
-    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
-    return root / "metaq"
-
-
 def installed_settings() -> Path:
     """Return the `server.ini` that came with the package.
 
@@ -354,17 +352,3 @@ def installed_settings() -> Path:
         if path.is_file():
             return path
     raise ConfigError(f"server.ini is missing: expected {candidates[0]}")
-
-
-def read_bytes(path: str) -> bytes:
-    """Return the bytes of a configuration file; raise ConfigError without them."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(SETTINGS_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    if len(data) > SETTINGS_BYTES_MAX:
-        raise ConfigError(
-            f"{path}: expected at most {SETTINGS_BYTES_MAX} bytes, got more"
-        )
-    return data

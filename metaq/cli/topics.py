@@ -56,12 +56,12 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
         if each.problem:
             render.say(f"{each.partition}: {each.problem}")
     rows = [_row(each) for each in found]
-    marked = [index for index, each in enumerate(found) if each.is_away]
+    marks = [each.is_away for each in found]
     if as_json:
         render.print_rows(COLUMNS, rows, as_json=True)
     else:
         shown = [_shown(row) for row in rows]
-        render.print_rows(SHOWN_COLUMNS, shown, as_json=False, marked=marked)
+        render.print_rows(SHOWN_COLUMNS, shown, as_json=False, marks=marks)
     if problem:
         render.say(problem)
     return not problem

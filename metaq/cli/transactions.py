@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 import click
 
 from metaq.cli import render
-from metaq.cli.admin import ask, here_options
+from metaq.cli.admin import ask
 from metaq.cli.cluster import Target
-from metaq.cli.options import json_option, target_options
 from metaq.cli.tree import command, group
 from metaq.client import AsyncClient, SettledGroup
 
@@ -49,7 +48,7 @@ ENDS: Final = {
 group("txn", "List transactions of a broker; end those that are in doubt.")
 
 
-@command("txn list", json_option, here_options, examples=("metaq txn list",))
+@command("txn list", examples=("metaq txn list",))
 def list_transactions(data_dir: Path, *, as_json: bool) -> None:
     """List what is not finished, and what was ended by command.
 
@@ -112,7 +111,6 @@ def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
 @command(
     "txn settle",
     click.argument("key", metavar="NAME"),
-    target_options,
     examples=("metaq txn settle write-0f8fad5bd9cb469fa16570867728950e",),
 )
 def settle(target: Target, key: str) -> None:
@@ -172,7 +170,7 @@ def _add_end(word: str) -> None:
 
     end.__doc__ = ENDS[word].help
     line = f"metaq txn {word} XID:1:0a:0b:billing-1"
-    command(f"txn {word}", click.argument("key"), here_options, examples=(line,))(end)
+    command(f"txn {word}", click.argument("key"), examples=(line,))(end)
 
 
 for _word in ENDS:

@@ -15,7 +15,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from metaq.cli import logs, render
-from metaq.cli.options import dry_option, json_option, target_options, yes_option
+from metaq.cli.options import (
+    dry_option,
+    here_options,
+    json_option,
+    target_options,
+    yes_option,
+)
 from metaq.errors import MetaqError
 from metaq.model import printable
 
@@ -32,11 +38,12 @@ SECTIONS: Final = {
 }  # fmt: skip
 """Sections of the help, and their commands in the order of a first use."""
 
-SHARED: Final = {
+SHARED: Final[dict[str, Callable[[Any], Any]]] = {
     "is_dry": dry_option,
     "is_sure": yes_option,
     "as_json": json_option,
     "target": target_options,
+    "data_dir": here_options,
 }
 """Options of many commands, by the argument that they become."""
 

@@ -81,15 +81,11 @@ class Key:
     name: str
     """Spelling in `server.ini`."""
     field: str
-    """Field of the settings class."""
     kind: KeyKind = KeyKind.INTEGER
-    """Form of its text."""
     unit: str = ""
     """Unit of an integer; "" for names, ports and switches."""
     low: int = 1
-    """Smallest legal integer."""
     high: int = INT32_MAX
-    """Largest legal integer."""
     is_required: bool = False
     """Blank or absent is an error."""
     is_reloadable: bool = False

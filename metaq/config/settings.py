@@ -44,7 +44,6 @@ class DeletePolicy:
     """A parsed `deletePolicy` (docs/metaq-1.4/broker.md 2.9)."""
 
     kind: DeleteKind = DeleteKind.DELETE
-    """Delete or archive."""
     age_ms: int = 168 * HOUR_MS
     """A sealed segment qualifies when it is strictly older, milliseconds, 0 or more."""
     is_compressed: bool = False
@@ -74,7 +73,6 @@ class TopicSettings:
     partition_count: int = 1
     """Partitions 0 .. count-1 take puts; shrinking deletes nothing."""
     stat: bool = False
-    """Keep realtime statistics."""
     delete_policy: DeletePolicy = DeletePolicy()
     delete_when: str = "0 0 6,18 * * ?"
     """Quartz expression of its deletion job, local time; `broker.schedule` reads it."""
@@ -103,7 +101,6 @@ class SystemConfig(TopicSettings):
     """`[system]`: one broker's settings; changes take effect at restart."""
 
     broker_id: BrokerId = BROKER_ID
-    """Unique in the cluster, 0..1023."""
     host_name: str | None = None
     """Advertised host; None: detect one. The listener binds every interface."""
     server_port: int = 8123
@@ -125,9 +122,7 @@ class SystemConfig(TopicSettings):
     quartz_thread_count: int = 5
     """MetaQ's pool; accepted, without effect: deletion runs in turn."""
     checkpoints_max: int = 3
-    """Transaction checkpoints kept, 1 or more."""
     checkpoint_interval_ms: int = HOUR_MS
-    """Between two transaction checkpoints, 1 or more."""
     tx_timer_capacity: int = 30_000
     """Transactions with a deadline at the same time, 1 or more."""
     tx_timeout_s_max: int = 60
@@ -155,7 +150,6 @@ class ZooKeeperConfig:
     session_timeout_ms: int = 30_000
     """Life of ephemeral nodes after a broken connection; 1 or more."""
     connection_timeout_ms: int = 30_000
-    """Time-out of a first connection; 1 or more."""
     sync_time_ms: int = 5_000
     """Greatest lag of a follower; waits for peers to notice a change use it."""
     is_enabled: bool = True
@@ -180,9 +174,7 @@ class LimitsConfig:
     batch_bytes_max: int = 16 * MIB
     """Largest body of one mput."""
     batch_records_max: int = 65_536
-    """Most records in one mput."""
     connection_count_max: int = 4_096
-    """Connections of the whole broker."""
     connection_count_per_host_max: int = 0
     """Connections from one address; 0: no limit."""
     connection_buffer_bytes_max: int = 8 * MIB
@@ -214,11 +206,9 @@ class LimitsConfig:
     scrub_bytes_per_s: int = MIB
     """Rate at which stored bytes are verified in the background; 0: off."""
     shutdown_timeout_ms: int = 10_000
-    """Bound on an orderly stop."""
     http_port: int = 0
     """Port of /health and /metrics; 0: off."""
     http_host: str = "127.0.0.1"
-    """Address that the HTTP port is bound to."""
     slow_sync_ms: int = 500
     """A sync slower than this is logged as a warning."""
     tx_count_max: int = 100_000
@@ -265,11 +255,8 @@ class BrokerConfig:
     checksum: int = 0
     """Unsigned CRC-32 of `data`; other brokers watch it in ZooKeeper."""
     system: SystemConfig = field(default_factory=SystemConfig)
-    """This broker."""
     zookeeper: ZooKeeperConfig = field(default_factory=ZooKeeperConfig)
-    """ZooKeeper of the cluster."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
-    """Bounds of everything that could grow."""
     topics: Mapping[str, TopicConfig] = field(default_factory=no_items)
     """Configured topics and patterns by section name, in the order of the file."""
     defined: Mapping[str, TopicConfig] = field(default_factory=no_items)

@@ -154,7 +154,6 @@ class Channel:
         self._received_s = now_s
         self._sent_s = now_s
         self.received_bytes = 0
-        """Bytes taken from the socket."""
         self.sent_bytes = 0
         """Bytes given to the socket, ranges included."""
         self.peer = _name_of(sock)

@@ -24,7 +24,6 @@ from metaq.zk.znodes import Node
 _log = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 64
-"""Requests of one reader that are in flight together."""
 SETTLE_S: Final = 0.02
 """Quiet time after a change, for changes that come together."""
 INCOMPLETE_S_MAX: Final = 5.0

@@ -51,7 +51,6 @@ FORMAT_ID: Final = int.from_bytes(b"MQG1")
 TOKEN_BYTES: Final = 16
 """Length of a token; in ZooKeeper it is hexadecimal."""
 PREFIX: Final = "group-"
-"""Begin of the qualifiers."""
 BRANCH_BYTES_MAX: Final = 64
 """Longest branch that XA allows."""
 

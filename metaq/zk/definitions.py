@@ -35,7 +35,6 @@ COPY_NAME: Final = "topics.json"
 COPY_BYTES_MAX: Final = SizeBytes(64 << 20)
 
 QUOTED_CHARS_MAX: Final = 80
-"""Bytes of a payload that an error shows."""
 
 _KNOWN: Final = frozenset({"brokers", "partitions", "settings", "state"})
 
@@ -94,7 +93,6 @@ class TopicStatus:
     and `server.ini` has such a section."""
     effect: Effect
     text: str = ""
-    """See `Effect`."""
     takes_puts: bool = True
     """False if `acceptPublish` is, so that producers do not see the topic."""
     gives_gets: bool = True

@@ -161,7 +161,6 @@ class GroupMembership:
         self._coordinator = coordinator
         self._paths = paths
         self.group = group
-        """Name of the group."""
         self.member = member_name(group, consumer_id)
         """Our name in the group, also the payload of the owner nodes."""
         self._registered_session_version = 0

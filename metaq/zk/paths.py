@@ -20,7 +20,6 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.zk.errors import NodeNameError
 
 DEFAULT_ROOT: Final = "/meta"
-"""Default of `zk.zkRoot`."""
 
 NUMBER: Final = r"\d{1,20}"
 """A number in a name; int() is never fed thousands of digits, which it refuses."""
@@ -68,7 +67,6 @@ class NodeKind(enum.Enum):
 
 
 LEADER_NAME: Final = NodeKind.LEADER.template.rpartition("/")[2]
-"""Name of the leader's node below its broker's."""
 
 # Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other
 # control characters, surrogates, the private use area and the specials at the end of

@@ -49,7 +49,6 @@ class AdvertisedTopic:
 
     name: str
     partition_count: int
-    """Partitions 0..partition_count-1."""
     accepts_puts: bool = True
     """Whether producers find it (`acceptPublish`)."""
     accepts_gets: bool = True
@@ -128,7 +127,6 @@ class Step:
     verb: Verb
     path: str
     data: bytes = b""
-    """The payload to write, where there is one."""
 
 
 # -- wanted nodes ---------------------------------------------------------------------

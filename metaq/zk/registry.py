@@ -74,7 +74,6 @@ STEPS_AT_ONCE: Final = 1024
 """Steps of a withdrawal that are sent back to back. While a broker is gone and its
 topics are not, Java's consumers log an error for each partition."""
 PATHS_NAMED_MAX: Final = 3
-"""Nodes that a sentence about missing ones names."""
 # How often a broker whose id is taken looks whether it is free again.
 TAKEN_RETRY_DELAY_S: Final = 1.0
 

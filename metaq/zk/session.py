@@ -104,7 +104,6 @@ class SessionTracker:
 
     def __init__(self) -> None:
         self.status = SessionStatus(SessionState.LOST, session_version=0, session_id=0)
-        """The present snapshot."""
 
     def apply(
         self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0

@@ -129,7 +129,6 @@ class TopicRegistration:
     """Payload of a node below topics-pub or topics-sub."""
 
     partition_count: int
-    """Partitions 0..partition_count-1 exist on that broker."""
     role: BrokerRole
     """Copy of the broker that registered it; the same as in the node's name."""
 

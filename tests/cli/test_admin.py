@@ -9,8 +9,9 @@ from typing import Any
 import click
 import pytest
 
-from metaq.cli.admin import find_data_dir, parse_span
-from metaq.cli.serve import default_data_dir, installed_settings, read_bytes
+from metaq.cli.admin import parse_span
+from metaq.cli.options import default_data_dir, find_data_dir, read_bytes
+from metaq.cli.serve import installed_settings
 from metaq.errors import AdminError, ConfigError
 from tests.cli.runner import run
 

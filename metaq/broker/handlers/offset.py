@@ -34,7 +34,6 @@ from metaq.storage.segment import DamagedSegmentError
 from metaq.storage.span_queries import SpanQueries
 
 BOUNDARIES_MAX: Final = 10_000
-"""Most offsets in one answer."""
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Bytes counted for a query in the in-flight bounds: more than its longest answer."""

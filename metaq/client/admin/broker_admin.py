@@ -38,7 +38,6 @@ from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
 
 NAMES_SHOWN_MAX: Final = 10
-"""Topics that an error names."""
 
 
 def require_coordinator(context: ClientContext) -> Coordinator:

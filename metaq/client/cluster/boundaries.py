@@ -206,7 +206,6 @@ class _SearchBack:
     """A boundary; with none left, the answer."""
     left: int
     counts: bool = True
-    """Whether the broker counts records."""
     size_bytes: int = WINDOW_BYTES
     """Of the next window."""
     damage: CorruptRecordError | None = None

@@ -28,7 +28,6 @@ from metaq.zk.paths import parse_broker_id
 from metaq.zk.znodes import decode_address
 
 NAMES_SHOWN_MAX: Final = 10
-"""An error names so many partitions that are there."""
 NEW_TOPIC_S: Final = 3.0
 """Seconds in which a topic that was just made may show up, or readers see one
 that producers know."""
