@@ -14,7 +14,7 @@ listening socket on loopback. Three promises:
 
 It runs with `<data_dir>` as its working directory, so that no path, with unusual
 characters perhaps, is written into Java's property files. Files there:
-`zoo.cfg` and the two logging configurations, written at each start; `zookeeper.log`,
+`zoo.cfg` and the two logging configurations, written from `server/` at each start; `zookeeper.log`,
 the server's log; `zookeeper.out`, Java's output; `data/`, its data.
 """
 
@@ -49,66 +49,9 @@ PORT_TAKEN: Final = "Address already in use"
 LOG_TAIL_LINES: Final = 15
 LOOPBACK: Final = "127.0.0.1"
 
-# Sessions are counted in ticks, and live between the two bounds; a broker asks for
-# 30 s, tests for a second or two.
-TICK_MS: Final = 500
-SESSION_TIMEOUT_MS_MIN: Final = 1_000
-SESSION_TIMEOUT_MS_MAX: Final = 60_000
-
-ZOO_CFG: Final = """\
-tickTime={tick_ms}
-minSessionTimeout={session_ms_min}
-maxSessionTimeout={session_ms_max}
-dataDir=./data
-clientPort={port}
-clientPortAddress={host}
-maxClientCnxns=1000
-admin.enableServer=false
-4lw.commands.whitelist=srvr,ruok
-# One transaction log file of 1 MiB (in KiB) instead of 64 MiB, to begin with.
-preAllocSize=1024
-autopurge.snapRetainCount=3
-autopurge.purgeInterval=1
-"""
-
 # PySpark's class path logs through log4j 2, ZooKeeper's own distribution through
 # logback; each ignores the other's file.
-LOG4J2_PROPERTIES: Final = """\
-status = error
-appender.file.type = RollingFile
-appender.file.name = file
-appender.file.fileName = zookeeper.log
-appender.file.filePattern = zookeeper.log.%i
-appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{ISO8601} %-5p [%t] %c{1} - %m%n
-appender.file.policies.type = Policies
-appender.file.policies.size.type = SizeBasedTriggeringPolicy
-appender.file.policies.size.size = 16MB
-appender.file.strategy.type = DefaultRolloverStrategy
-appender.file.strategy.max = 2
-rootLogger.level = info
-rootLogger.appenderRef.file.ref = file
-"""
-LOGBACK_XML: Final = """\
-<configuration>
-  <appender name="file" class="ch.qos.logback.core.rolling.RollingFileAppender">
-    <file>zookeeper.log</file>
-    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
-      <fileNamePattern>zookeeper.log.%i</fileNamePattern>
-      <minIndex>1</minIndex>
-      <maxIndex>2</maxIndex>
-    </rollingPolicy>
-    <triggeringPolicy
-        class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
-      <maxFileSize>16MB</maxFileSize>
-    </triggeringPolicy>
-    <encoder>
-      <pattern>%d{ISO8601} %-5p [%t] %c{1} - %m%n</pattern>
-    </encoder>
-  </appender>
-  <logger name="ROOT" level="INFO"><appender-ref ref="file"/></logger>
-</configuration>
-"""
+CONFIGURATION: Final = ("zoo.cfg", "log4j2.properties", "logback.xml")
 
 # Run with -I -S by our own interpreter: argv is [-c, parent's pid, java, ...].
 _DIE_WITH_PARENT: Final = """\
@@ -300,29 +243,6 @@ class EmbeddedZooKeeper:
         self._process.wait()
         self._process = None
 
-    def restart(self) -> None:
-        """Stop and start on the same data and port."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze the server (SIGSTOP): connections stay open and silent."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a frozen server go on (SIGCONT)."""
-        self._signal(signal.SIGCONT)
-
-    def wipe(self) -> None:
-        """Remove all that a stopped server stored.
-
-        Raises:
-            EmbeddedZooKeeperError: the server is running.
-        """
-        if self.is_running:
-            raise EmbeddedZooKeeperError(f"zookeeper at {self.address} is running")
-        shutil.rmtree(self.data_dir / "data", ignore_errors=True)
-
     # -- inside -----------------------------------------------------------------------
 
     def _signal(self, number: signal.Signals) -> None:
@@ -343,16 +263,9 @@ class EmbeddedZooKeeper:
 
     def _write_configuration(self) -> None:
         self.data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-        zoo_cfg = ZOO_CFG.format(
-            tick_ms=TICK_MS,
-            session_ms_min=SESSION_TIMEOUT_MS_MIN,
-            session_ms_max=SESSION_TIMEOUT_MS_MAX,
-            port=self.port,
-            host=LOOPBACK,
-        )
-        (self.data_dir / "zoo.cfg").write_text(zoo_cfg)
-        (self.data_dir / "log4j2.properties").write_text(LOG4J2_PROPERTIES)
-        (self.data_dir / "logback.xml").write_text(LOGBACK_XML)
+        for name in CONFIGURATION:
+            text = Path(__file__).with_name("server").joinpath(name).read_text()
+            (self.data_dir / name).write_text(text.replace("{port}", str(self.port)))
 
     def _spawn(self, java: str, classpath: str) -> None:
         self._write_configuration()

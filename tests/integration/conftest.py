@@ -17,12 +17,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.testing.servers import reserve_port, reserved_port
-from metaq.zk.embedded import (
-    EmbeddedZooKeeper,
-    EmbeddedZooKeeperError,
-    find_classpath,
-    find_java,
-)
+from metaq.zk.embedded import EmbeddedZooKeeperError, find_classpath, find_java
+from tests.rigs.zookeeper import HandledZooKeeper
 
 IMAGE = "zookeeper:3.9"
 _numbers = itertools.count(1)
@@ -158,7 +154,7 @@ def _servers(data_dir: Path) -> Iterator[ZooKeeperServer]:
         find_classpath()
     except EmbeddedZooKeeperError as error:
         pytest.skip(str(error))
-    with reserved_port() as port, EmbeddedZooKeeper(data_dir, port=port) as server:
+    with reserved_port() as port, HandledZooKeeper(data_dir, port=port) as server:
         yield server
 
 
