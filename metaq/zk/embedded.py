@@ -14,8 +14,8 @@ listening socket on loopback. Three promises:
 
 It runs with `<data_dir>` as its working directory, so that no path, with unusual
 characters perhaps, is written into Java's property files. Files there:
-`zoo.cfg` and the two logging configurations, written from `server/` at each start; `zookeeper.log`,
-the server's log; `zookeeper.out`, Java's output; `data/`, its data.
+`zoo.cfg` and the two logging configurations, written from `server/` at each start;
+`zookeeper.log`, the server's log; `zookeeper.out`, Java's output; `data/`, its data.
 """
 
 import importlib.util
