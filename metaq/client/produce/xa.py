@@ -19,7 +19,6 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Final, NoReturn, Self
 
 from metaq.client.cluster.context import ClientContext
@@ -311,12 +310,7 @@ class AsyncXa(TransactionSends):
         """Return it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close it."""
         await self.close()
 
