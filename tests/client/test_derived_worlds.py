@@ -94,6 +94,7 @@ INNER = {
     "AsyncConsumer.decider",
     "AsyncExactlyOnce.add",
     "AsyncExactlyOnce.flush",
+    "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",

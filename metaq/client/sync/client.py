@@ -27,6 +27,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.commit_orders import Committable
+from metaq.client.offsets.offset_reset import Goal
 from metaq.client.options import (
     HOOKS,
     ClientOptions,
@@ -499,7 +500,14 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.commit_orders.add(order, future, self._thread.begin)
         return future
 
-    seek = blocking(AsyncConsumer.seek)
+    def seek(
+        self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
+    ) -> None:
+        """Go on elsewhere; see `AsyncConsumer.seek`."""
+        limit_s = self._twin.limit_s(timeout)
+        seeking = self._twin.seek(partition, to, timeout)
+        self._thread.run(seeking, timeout_s=limit_s)
+
     rollback = blocking(AsyncConsumer.rollback)
     assignment = direct(AsyncConsumer.assignment)
     lag = blocking(AsyncConsumer.lag)
