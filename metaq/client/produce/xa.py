@@ -83,14 +83,10 @@ class AsyncXa(TransactionSends):
         self._producer = producer
         self._parts = producer.transacting
         self._commands = XaCommands(context, self._parts)
-        self._qualifier = qualifier
+        self.qualifier: Final = qualifier
+        """The name that distinguishes its transactions from other programs'."""
         self._global: XaBranches | None = None
         self._turn = asyncio.Lock()
-
-    @property
-    def qualifier(self) -> str:
-        """The name that distinguishes its transactions from other programs'."""
-        return self._qualifier
 
     def xid(
         self, format_id: int, global_id: str | bytes, branch: str | bytes = b""
@@ -112,7 +108,7 @@ class AsyncXa(TransactionSends):
             format_id,
             _id_bytes("global_id", global_id),
             _id_bytes("branch", branch),
-            self._qualifier,
+            self.qualifier,
         )
 
     async def begin(self, xid: XaTransactionId, timeout: float | None = None) -> None:
@@ -262,7 +258,7 @@ class AsyncXa(TransactionSends):
         """
         deadline_s = self._parts.deadline_s(timeout)
         return await self._commands.recover(
-            self._qualifier, partial=partial, deadline_s=deadline_s
+            self.qualifier, partial=partial, deadline_s=deadline_s
         )
 
     async def forget(self, xid: XaTransactionId, timeout: float | None = None) -> None:
@@ -320,16 +316,16 @@ class AsyncXa(TransactionSends):
         if current is not None:
             prepared = "prepared" if current.is_prepared else "open"
             state = f"{format_key(current.xid)}, {prepared}"
-        return f"<{type(self).__name__} {self._qualifier}: {state}>"
+        return f"<{type(self).__name__} {self.qualifier}: {state}>"
 
     # -- inside -----------------------------------------------------------------------
 
     def _check_xid(self, xid: object) -> None:
         if not isinstance(xid, XaTransactionId):
             raise wrong_type("xid", "XaTransactionId", xid)
-        if xid.qualifier != self._qualifier:
+        if xid.qualifier != self.qualifier:
             raise ConfigError(
-                f"xid: expected one of qualifier {self._qualifier}, made by `xid` or"
+                f"xid: expected one of qualifier {self.qualifier}, made by `xid` or"
                 f" listed by `recover`, got {xid!r:.160}"
             )
 

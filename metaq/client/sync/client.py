@@ -45,6 +45,7 @@ from metaq.client.sync.derived import (
     like,
     making,
     on_loop,
+    same,
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
@@ -95,10 +96,7 @@ class Client(SyncObject[AsyncClient]):
             raise
         OPEN_CLIENTS[self] = None
 
-    @property
-    def options(self) -> ClientOptions:
-        """Options chosen by the user."""
-        return self._twin.options
+    options: ClientOptions = same("options", "Options chosen by the user.")
 
     def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the client; see `AsyncClient.close`.
@@ -265,20 +263,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
         twin.fetch_buffer.is_called = lambda: self._calls.is_due
         twin.hooks.call_in_threads(self, self._calls.call)
 
-    @property
-    def group(self) -> str:
-        """Name of the consumer group."""
-        return self._twin.group
+    group: str = same("group", "Name of the consumer group.")
 
-    @property
-    def topics(self) -> Collection[str]:
-        """Names of the topics that it reads."""
-        return self._twin.topics
+    topics: Collection[str] = same("topics", "Names of the topics that it reads.")
 
-    @property
-    def options(self) -> ConsumerOptions:
-        """Options chosen by the user."""
-        return self._twin.options
+    options: ConsumerOptions = same("options", "Options chosen by the user.")
 
     start = blocking(AsyncConsumer.start)
 
