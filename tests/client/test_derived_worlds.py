@@ -94,6 +94,7 @@ INNER = {
     "AsyncConsumer.decider",
     "AsyncExactlyOnce.add",
     "AsyncExactlyOnce.flush",
+    "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",
@@ -161,7 +162,8 @@ def test_no_timeout_is_the_default_everywhere(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(("sync", "other"), TWINS)
 def test_both_worlds_have_the_same_names(sync: type[Any], other: type[Any]) -> None:
-    instance_only = {"group", "options", "partitions", "topic", "topics"}
+    instance_only = {"group", "is_closed", "options", "partitions", "qualifier"}
+    instance_only |= {"state", "topic", "topics"}
     assert names_of(other) - names_of(sync) == set()
     assert names_of(sync) - names_of(other) - instance_only == set()
 

@@ -69,8 +69,7 @@ class AsyncConsumer(ConsumerLife):
                     for message in piece:
                         yield message
                 try:
-                    with self.current_batch.taking():
-                        self.current_batch.hold(await self.fetch_buffer.take_async())
+                    await self._take()
                 except ClosedError:
                     return
                 # Fetching runs on this loop too, and a full buffer never waits.
@@ -125,10 +124,14 @@ class AsyncConsumer(ConsumerLife):
                     if many:
                         return many
                     self._require_loop()
-                    with self.current_batch.taking():
-                        self.current_batch.hold(await self.fetch_buffer.take_async())
+                    await self._take()
         except TimeoutError:
             return []
+
+    async def _take(self) -> None:
+        """Wait for a batch, and hold it."""
+        with self.current_batch.taking():
+            self.current_batch.hold(await self.fetch_buffer.take_async())
 
     def batches(
         self,

@@ -281,6 +281,10 @@ class ConsumerLife:
     def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
         return self._subscription.commit(order, self._context.deadline_s(timeout))
 
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        return self._context.limit_s(timeout)
+
     def _require_loop(self) -> None:
         require_loop(self._loop, self)
 

@@ -21,7 +21,7 @@ Source: docs/metaq-1.4/client.md 8.1, without the defect of 21, row 15.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -87,7 +87,7 @@ class Spooled(NamedTuple):
     """Messages that wait for this partition, this one included."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OrderedStatistics:
     """A snapshot of an ordered producer's counters."""
 
@@ -197,10 +197,7 @@ class AsyncOrderedProducer:
         self._is_started = False
         self._is_opening = False
         self._is_known = False
-        self._sent_count = 0
-        self._spooled_count = 0
-        self._replayed_count = 0
-        self._refused_count = 0
+        self._counts = OrderedStatistics()
 
     # -- life -------------------------------------------------------------------------
 
@@ -442,7 +439,7 @@ class AsyncOrderedProducer:
             partition=queue.partition.name,
             timeout=left_s,
         )
-        self._sent_count += 1
+        self._counts.sent_count += 1
         return result
 
     async def _spool(self, queue: OrderedQueue, message: OutgoingMessage) -> Spooled:
@@ -464,7 +461,7 @@ class AsyncOrderedProducer:
 
     def _on_spooled(self, queue: OrderedQueue, spooling: asyncio.Future[int]) -> None:
         if not spooling.cancelled() and spooling.exception() is None:
-            self._spooled_count += 1
+            self._counts.spooled_count += 1
             self._wake(queue)
 
     # -- replay -----------------------------------------------------------------------
@@ -528,7 +525,7 @@ class AsyncOrderedProducer:
                 except MessageTooLargeError as error:
                     await self._set_aside(queue, number, message, error)
                 else:
-                    self._replayed_count += 1
+                    self._counts.replayed_count += 1
                 queue.settled.append(number)
         finally:
             await self._remove(queue)
@@ -542,7 +539,7 @@ class AsyncOrderedProducer:
         path = await call_off_loop(
             self._threads, queue.refused.keep, message, number, error, now_ms
         )
-        self._refused_count += 1
+        self._counts.refused_count += 1
         _log.error("spooled message set aside: file=%s: %s", path, error)
 
     async def _remove(self, queue: OrderedQueue) -> None:
@@ -557,11 +554,8 @@ class AsyncOrderedProducer:
         """Return a snapshot of the counters."""
         # Taken from any thread, while the spools are being opened too.
         queues = tuple(self._queues.values())
-        return OrderedStatistics(
-            sent_count=self._sent_count,
-            spooled_count=self._spooled_count,
-            replayed_count=self._replayed_count,
-            refused_count=self._refused_count,
+        return replace(
+            self._counts,
             waiting={
                 queue.partition: len(queue.spool)
                 for queue in queues

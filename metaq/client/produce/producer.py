@@ -148,7 +148,7 @@ class AsyncProducer:
             counters=ClientTransactionCounters(),
         )
         self._transaction_numbers = count()
-        self._is_closed = False
+        self.is_closed = False
         self._ended = asyncio.Event()
 
     # -- sending ----------------------------------------------------------------------
@@ -471,11 +471,6 @@ class AsyncProducer:
             ) from error
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
-        return self._is_closed
-
-    @property
     def has_ended(self) -> bool:
         """Whether it is closed, and every message has its outcome."""
         return self._ended.is_set()
@@ -501,10 +496,10 @@ class AsyncProducer:
         self._require_loop()
         limit_s = self._close_timeout_s if timeout is None else timeout
         check_timeout(limit_s)
-        if self._is_closed:
+        if self.is_closed:
             await wait_set(self._ended, timeout)
             return
-        self._is_closed = True
+        self.is_closed = True
         try:
             self.accumulator.close()
             await self.flush(limit_s)
@@ -534,7 +529,7 @@ class AsyncProducer:
         )
 
     def __repr__(self) -> str:
-        state = "ended" if self.has_ended else "closing" if self._is_closed else "open"
+        state = "ended" if self.has_ended else "closing" if self.is_closed else "open"
         count = self.accumulator.buffer.statistics().buffered_count
         return (
             f"<{type(self).__name__} to {self._place}: {state}, {count} messages"
@@ -547,7 +542,7 @@ class AsyncProducer:
         require_loop(self._loop, self)
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the producer is closed")
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:

@@ -85,7 +85,7 @@ class AsyncTransaction(TransactionSends):
         self._lifetime_s = lifetime_s
         self._has_local_keys = has_local_keys
         self._branch: Branch | None = None
-        self._state = TransactionState.OPEN
+        self.state = TransactionState.OPEN
         self._failure: BaseException | None = None
         self._turn = asyncio.Lock()
         parts.counters.begun_count += 1
@@ -94,11 +94,6 @@ class AsyncTransaction(TransactionSends):
     def id(self) -> str:
         """Its id, as brokers log it."""
         return format_key(self._transaction)
-
-    @property
-    def state(self) -> TransactionState:
-        """Its state."""
-        return self._state
 
     async def _send(
         self, topic: str, messages: list[OutgoingMessage], timeout: float | None
@@ -128,7 +123,7 @@ class AsyncTransaction(TransactionSends):
                     await branch.begin(self._lifetime_s, deadline_s=deadline_s)
                 return await branch.put(placed, deadline_s=deadline_s)
             except BaseException as error:
-                self._state, self._failure = TransactionState.FAILED, error
+                self.state, self._failure = TransactionState.FAILED, error
                 raise
 
     async def commit(self, timeout: float | None = None) -> None:
@@ -171,7 +166,7 @@ class AsyncTransaction(TransactionSends):
         """
         deadline_s = self._parts.deadline_s(timeout)
         async with self._turn:
-            if self._state is not TransactionState.FAILED:
+            if self.state is not TransactionState.FAILED:
                 self._require_open()
             await self._roll_back(deadline_s)
             self._parts.counters.rolled_back_count += 1
@@ -187,7 +182,7 @@ class AsyncTransaction(TransactionSends):
         trace: TracebackType | None,
     ) -> None:
         """Commit, or roll back when an exception leaves the block."""
-        if self._state not in {TransactionState.OPEN, TransactionState.FAILED}:
+        if self.state not in {TransactionState.OPEN, TransactionState.FAILED}:
             return
         if error is None:
             await self.commit()
@@ -196,33 +191,33 @@ class AsyncTransaction(TransactionSends):
 
     def __repr__(self) -> str:
         where = "" if self._branch is None else f" at {self._branch.where}"
-        return f"<{type(self).__name__} {self.id}{where}: {self._state.value}>"
+        return f"<{type(self).__name__} {self.id}{where}: {self.state.value}>"
 
     def _require_open(self) -> None:
-        if self._state is TransactionState.FAILED:
+        if self.state is TransactionState.FAILED:
             raise TransactionError(
                 f"transaction {self.id} has failed and can only be rolled back:"
                 f" {self._failure!r}"
             ) from self._failure
-        if self._state is not TransactionState.OPEN:
+        if self.state is not TransactionState.OPEN:
             raise TransactionError(
-                f"transaction {self.id} has ended: it is {self._state.value}"
+                f"transaction {self.id} has ended: it is {self.state.value}"
             )
 
     async def _commit(self, deadline_s: float) -> None:
         failure = self._failure
-        if self._state is TransactionState.FAILED:
+        if self.state is TransactionState.FAILED:
             await self._roll_back(deadline_s)
             raise TransactionRolledBackError(
                 f"transaction {self.id} was rolled back in place of the commit: a"
                 f" message had failed: {failure!r}"
             ) from failure
         self._require_open()
-        self._state = TransactionState.IN_DOUBT
+        self.state = TransactionState.IN_DOUBT
         try:
             await self._end(TransactionType.COMMIT_ONE_PHASE, deadline_s)
         except CERTAIN as error:
-            self._state = TransactionState.ROLLED_BACK
+            self.state = TransactionState.ROLLED_BACK
             raise TransactionRolledBackError(
                 f"transaction {self.id} is not committed: {error}"
             ) from error
@@ -231,10 +226,10 @@ class AsyncTransaction(TransactionSends):
                 f"transaction {self.id} is in doubt, not failed: the commit was"
                 f" sent, and may be carried out: {error}"
             ) from error
-        self._state = TransactionState.COMMITTED
+        self.state = TransactionState.COMMITTED
 
     async def _roll_back(self, deadline_s: float) -> None:
-        self._state = TransactionState.ROLLED_BACK
+        self.state = TransactionState.ROLLED_BACK
         try:
             await self._end(TransactionType.ROLLBACK, deadline_s)
         except MetaqError as error:

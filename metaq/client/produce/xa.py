@@ -19,7 +19,6 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Final, NoReturn, Self
 
 from metaq.client.cluster.context import ClientContext
@@ -84,14 +83,10 @@ class AsyncXa(TransactionSends):
         self._producer = producer
         self._parts = producer.transacting
         self._commands = XaCommands(context, self._parts)
-        self._qualifier = qualifier
+        self.qualifier: Final = qualifier
+        """The name that distinguishes its transactions from other programs'."""
         self._global: XaBranches | None = None
         self._turn = asyncio.Lock()
-
-    @property
-    def qualifier(self) -> str:
-        """The name that distinguishes its transactions from other programs'."""
-        return self._qualifier
 
     def xid(
         self, format_id: int, global_id: str | bytes, branch: str | bytes = b""
@@ -113,7 +108,7 @@ class AsyncXa(TransactionSends):
             format_id,
             _id_bytes("global_id", global_id),
             _id_bytes("branch", branch),
-            self._qualifier,
+            self.qualifier,
         )
 
     async def begin(self, xid: XaTransactionId, timeout: float | None = None) -> None:
@@ -263,7 +258,7 @@ class AsyncXa(TransactionSends):
         """
         deadline_s = self._parts.deadline_s(timeout)
         return await self._commands.recover(
-            self._qualifier, partial=partial, deadline_s=deadline_s
+            self.qualifier, partial=partial, deadline_s=deadline_s
         )
 
     async def forget(self, xid: XaTransactionId, timeout: float | None = None) -> None:
@@ -311,12 +306,7 @@ class AsyncXa(TransactionSends):
         """Return it."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close it."""
         await self.close()
 
@@ -326,16 +316,16 @@ class AsyncXa(TransactionSends):
         if current is not None:
             prepared = "prepared" if current.is_prepared else "open"
             state = f"{format_key(current.xid)}, {prepared}"
-        return f"<{type(self).__name__} {self._qualifier}: {state}>"
+        return f"<{type(self).__name__} {self.qualifier}: {state}>"
 
     # -- inside -----------------------------------------------------------------------
 
     def _check_xid(self, xid: object) -> None:
         if not isinstance(xid, XaTransactionId):
             raise wrong_type("xid", "XaTransactionId", xid)
-        if xid.qualifier != self._qualifier:
+        if xid.qualifier != self.qualifier:
             raise ConfigError(
-                f"xid: expected one of qualifier {self._qualifier}, made by `xid` or"
+                f"xid: expected one of qualifier {self.qualifier}, made by `xid` or"
                 f" listed by `recover`, got {xid!r:.160}"
             )
 

@@ -27,6 +27,7 @@ from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.commit_orders import Committable
+from metaq.client.offsets.offset_reset import Goal
 from metaq.client.options import (
     HOOKS,
     ClientOptions,
@@ -44,6 +45,7 @@ from metaq.client.sync.derived import (
     like,
     making,
     on_loop,
+    same,
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
@@ -94,10 +96,7 @@ class Client(SyncObject[AsyncClient]):
             raise
         OPEN_CLIENTS[self] = None
 
-    @property
-    def options(self) -> ClientOptions:
-        """Options chosen by the user."""
-        return self._twin.options
+    options: ClientOptions = same("options", "Options chosen by the user.")
 
     def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the client; see `AsyncClient.close`.
@@ -264,20 +263,11 @@ class Consumer(SyncClosable[AsyncConsumer]):
         twin.fetch_buffer.is_called = lambda: self._calls.is_due
         twin.hooks.call_in_threads(self, self._calls.call)
 
-    @property
-    def group(self) -> str:
-        """Name of the consumer group."""
-        return self._twin.group
+    group: str = same("group", "Name of the consumer group.")
 
-    @property
-    def topics(self) -> Collection[str]:
-        """Names of the topics that it reads."""
-        return self._twin.topics
+    topics: Collection[str] = same("topics", "Names of the topics that it reads.")
 
-    @property
-    def options(self) -> ConsumerOptions:
-        """Options chosen by the user."""
-        return self._twin.options
+    options: ConsumerOptions = same("options", "Options chosen by the user.")
 
     start = blocking(AsyncConsumer.start)
 
@@ -499,7 +489,14 @@ class Consumer(SyncClosable[AsyncConsumer]):
         self._twin.commit_orders.add(order, future, self._thread.begin)
         return future
 
-    seek = blocking(AsyncConsumer.seek)
+    def seek(
+        self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
+    ) -> None:
+        """Go on elsewhere; see `AsyncConsumer.seek`."""
+        limit_s = self._twin.limit_s(timeout)
+        seeking = self._twin.seek(partition, to, timeout)
+        self._thread.run(seeking, timeout_s=limit_s)
+
     rollback = blocking(AsyncConsumer.rollback)
     assignment = direct(AsyncConsumer.assignment)
     lag = blocking(AsyncConsumer.lag)

@@ -11,6 +11,7 @@ that does more in the caller's thread is written out.
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from metaq.client.options import no_option
@@ -105,6 +106,11 @@ def like(
         return call
 
     return decorate
+
+
+def same(name: str, text: str) -> Any:
+    """Return a property that has what the twin has under a name; `text` is its help."""
+    return property(attrgetter(f"_twin.{name}"), doc=text)
 
 
 def blocking(

@@ -30,6 +30,7 @@ from metaq.client.sync.derived import (
     like,
     making,
     on_loop,
+    same,
 )
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
@@ -39,15 +40,9 @@ from metaq.record.flags import Headers
 class Transaction(SyncPart[AsyncTransaction]):
     """A local transaction for any number of threads; see `AsyncTransaction`."""
 
-    @property
-    def id(self) -> str:
-        """Its id, as brokers log it."""
-        return self._twin.id
+    id: str = same("id", "Its id, as brokers log it.")
 
-    @property
-    def state(self) -> TransactionState:
-        """Its state."""
-        return self._twin.state
+    state: TransactionState = same("state", "Its state.")
 
     send = blocking(AsyncTransaction.send)
     send_many = blocking(AsyncTransaction.send_many)
@@ -63,10 +58,9 @@ class Transaction(SyncPart[AsyncTransaction]):
 class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
     """The messages made of one batch, from any thread; see `AsyncExactlyOnce`."""
 
-    @property
-    def id(self) -> str:
-        """Key of its transaction, as brokers list it; "" outside of the block."""
-        return self._twin.id
+    id: str = same(
+        "id", 'Key of its transaction, as brokers list it; "" outside of the block.'
+    )
 
     @like(AsyncExactlyOnce.send)
     def send(self, topic: str, *args: Any, **keywords: Any) -> None:
@@ -194,15 +188,9 @@ class Producer(SyncClosable[AsyncProducer]):
 class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
     """An ordered producer for any number of threads; see `AsyncOrderedProducer`."""
 
-    @property
-    def topic(self) -> str:
-        """Topic of all messages."""
-        return self._twin.topic
+    topic: str = same("topic", "Topic of all messages.")
 
-    @property
-    def partitions(self) -> Sequence[TopicPartition]:
-        """The layout."""
-        return self._twin.partitions
+    partitions: Sequence[TopicPartition] = same("partitions", "The layout.")
 
     start = blocking(AsyncOrderedProducer.start)
     send = blocking(AsyncOrderedProducer.send)
@@ -217,10 +205,10 @@ class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
 class Xa(SyncClosable[AsyncXa]):
     """XA transactions, one at a time, for any thread; see `AsyncXa`."""
 
-    @property
-    def qualifier(self) -> str:
-        """The name that marks its transactions among those of other programs."""
-        return self._twin.qualifier
+    qualifier: str = same(
+        "qualifier",
+        "The name that marks its transactions among those of other programs.",
+    )
 
     xid = direct(AsyncXa.xid)
     begin = blocking(AsyncXa.begin)
