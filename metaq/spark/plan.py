@@ -66,7 +66,6 @@ class SpanFacts(Protocol):
 
         An estimate will do where a broker cannot count; limits then hold roughly.
         """
-        ...
 
     def boundaries(
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
@@ -77,7 +76,6 @@ class SpanFacts(Protocol):
             Offsets strictly between `start` and `end`, ascending, spread evenly over
             the bytes. Empty only where no such place is known.
         """
-        ...
 
     def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
@@ -96,7 +94,6 @@ class SpanFacts(Protocol):
             Offsets strictly between `start` and `end`, ascending. Empty where none is
             known, or where enough was searched.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,7 @@ class SegmentOptions(Chosen):
     ends: Mapping[TopicPartition, Offset] = field(default_factory=dict)
     """First offset that is not read any more, where it is not the latest."""
     start_ms: Millis | None = None
-    """Records stamped earlier are left out."""
     end_ms: Millis | None = None
-    """Records stamped at that time or later are left out."""
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     message_bytes_max: SizeBytes = MESSAGE_BYTES_MAX
