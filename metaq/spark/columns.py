@@ -65,7 +65,6 @@ class BadAttribute:
     """A record whose flag announces an attribute that its payload does not hold."""
 
     row: int
-    """Number of the record in the run."""
     detail: str
 
 

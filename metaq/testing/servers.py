@@ -8,11 +8,10 @@ there.
 """
 
 import asyncio
-import contextlib
 import socket
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, Self, TypeVar
 
@@ -135,27 +134,18 @@ async def stop_listening(server: asyncio.Server) -> None:
 
 def reserve_port(owner: object) -> int:
     """Return a free port that is the owner's as long as the owner lives."""
-    sock = _bound(0)
+    sock = bind_port(0)
     weakref.finalize(owner, sock.close)
     port: int = sock.getsockname()[1]
     return port
 
 
-@contextlib.contextmanager
-def reserved_port(port: int = 0) -> Iterator[int]:
-    """Keep a port inside the block.
-
-    Args:
-        port: without a listener; 0: any free one.
+def bind_port(port: int) -> socket.socket:
+    """Return a socket that keeps a port, 0 for a free one, and does not listen.
 
     Raises:
         OSError: it is taken.
     """
-    with _bound(port) as sock:
-        yield sock.getsockname()[1]
-
-
-def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,13 +16,14 @@ from typing import Protocol
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.testing.servers import reserve_port, reserved_port
+from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import (
     EmbeddedZooKeeper,
     EmbeddedZooKeeperError,
     find_classpath,
     find_java,
 )
+from tests.rigs.ports import reserved_port
 
 IMAGE = "zookeeper:3.9"
 _numbers = itertools.count(1)

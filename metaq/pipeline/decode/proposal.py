@@ -110,7 +110,6 @@ class Proposal:
     """Format and schema that fit some messages."""
 
     form: ValueForm
-    """Format of most of them."""
     schema: StructType | None
     """Fields; None for Avro, whose values do not show them."""
     fields: tuple[FieldFacts, ...] = ()
