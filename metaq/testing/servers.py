@@ -11,8 +11,7 @@ import asyncio
 import socket
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any, Final, Self, TypeVar
 
 from metaq.loop_thread import LoopThread
@@ -30,26 +29,13 @@ T = TypeVar("T")
 class BoundedLoopThread(LoopThread):
     """A client's loop thread for `with`, where nothing waits for ever."""
 
+    timeout_s = TIMEOUT_S
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        *,
-        timeout_s: float | None = TIMEOUT_S,
-        serve: Callable[[Future[Any]], None] | None = None,
-    ) -> T:
-        """Run a coroutine on the loop; wait for its result.
-
-        Raises:
-            RequestTimeoutError: it took longer; it is cancelled.
-            Exception: what the work raised.
-        """
-        return super().run(work, timeout_s=timeout_s, serve=serve)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function on the loop; wait for its result, raise what it raises."""

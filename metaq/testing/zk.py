@@ -483,11 +483,11 @@ class MemoryCoordinator:
         async with self._asking("delete", path, deadline_s):
             if self._server.names(path):
                 raise NodeNotEmptyError(f"delete {path}")
-            node = self._server.nodes.get(path)
-            if node is not None:
-                wanted = node.version if version is None else version
-                self._server.transact((DeleteNode(path, wanted),))
-            return node is not None
+            is_there = path in self._server.nodes
+            if is_there and version not in (None, self._server.nodes[path].version):
+                raise NodeChangedError(f"delete {path}: not version {version}")
+            self._server.remove(path)
+            return is_there
 
     async def transact(
         self, operations: Sequence[Operation], *, deadline_s: float
