@@ -13,7 +13,7 @@ from typing import Any, Final
 from metaq.client.names import name_some
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
-from metaq.spark.offsets import EARLIEST, LATEST
+from metaq.spark.offsets import EARLIEST, LATEST, Offsets
 from metaq.spark.option_table import EXACTLY_ONCE, Use, read_options
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
@@ -53,7 +53,7 @@ class Bound:
 
     edge: Edge
     """Edge for partitions that the other fields leave open."""
-    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
     time_ms: Millis | None = None
     """One time for all partitions; wins over everything else."""
     times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
