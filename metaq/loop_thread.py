@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
 
@@ -34,6 +34,9 @@ _all: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 class LoopThread:
     """Runs coroutines for other threads. Lifecycle: running from the start; `stop`."""
+
+    timeout_s: ClassVar[float | None] = None
+    """Longest wait of `run`, seconds; None waits for ever."""
 
     def __init__(self, name: str) -> None:
         """Start the thread.
@@ -86,8 +89,8 @@ class LoopThread:
 
         Args:
             work: closed without running when this raises ClosedError.
-            timeout_s: longest wait; None waits for ever. At the end of it the
-                coroutine is cancelled.
+            timeout_s: longest wait in place of that of the class. At the end of it
+                the coroutine is cancelled.
             serve: works in this thread until the future is done.
 
         Raises:
@@ -101,6 +104,7 @@ class LoopThread:
             work.close()
             raise
         future = self.begin(work)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             if serve is not None:
                 serve(future)

@@ -21,7 +21,6 @@ class _OpenFile:
 
     def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
         self.path: Final = path
-        """The path the file was opened with."""
         self._calls = calls
         self._fd = fd
 

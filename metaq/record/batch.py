@@ -11,7 +11,7 @@ piece, and most batches are one part.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
@@ -109,20 +109,18 @@ def _stamp(
             write(records, position + ID_AT, message_id)
 
 
+@dataclass(slots=True)
 class _Checker:
     """A check under way: the parts found, and a window of the rest."""
 
-    def __init__(
-        self, size_bytes: int, count: int, payload_bytes_max: int, step_bytes: int
-    ) -> None:
-        self._end = size_bytes
-        self._count = count
-        self._payload_bytes_max = payload_bytes_max
-        self._step_bytes = step_bytes
-        self._parts: list[CheckedRecords] = []
-        self._found = 0
-        self._window = bytearray()
-        self._start = 0  # of the window, in the payload
+    _end: int
+    _count: int
+    _payload_bytes_max: int
+    _step_bytes: int
+    _parts: list[CheckedRecords] = field(default_factory=list)
+    _found: int = 0
+    _window: bytearray = field(default_factory=bytearray)
+    _start: int = 0  # of the window, in the payload
 
     def take(self, block: bytearray) -> Generator[None, None, _Refusal]:
         """Check all records that are whole with the bytes of one more block."""

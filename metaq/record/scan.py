@@ -74,7 +74,6 @@ class Corrupt:
     position: Position
     flaw: Flaw
     detail: str
-    """Description of the fault, with both numbers."""
     record_count: int = 0
     last_id: MessageId | None = None
 

@@ -29,7 +29,7 @@ from metaq.model import (
 from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, split_properties
 from metaq.record.layout import HEADER_BYTES
 
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -42,7 +42,7 @@ ROW_SCHEMA: Final = pa.schema(
         ("attribute", pa.string()),
         ("flag", pa.int32()),
         ("key", pa.binary()),
-        ("headers", _HEADERS),
+        ("headers", HEADERS),
         ("value", pa.binary()),
     ]
 )
@@ -65,7 +65,6 @@ class BadAttribute:
     """A record whose flag announces an attribute that its payload does not hold."""
 
     row: int
-    """Number of the record in the run."""
     detail: str
 
 
@@ -176,7 +175,7 @@ def _take_attributes(
     announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
     rows = pc.indices_nonzero(announced).to_pylist()
     if not rows:
-        kinds = (pa.string(), pa.binary(), _HEADERS)
+        kinds = (pa.string(), pa.binary(), HEADERS)
         return *(pa.nulls(count, kind) for kind in kinds), None
     texts: list[str | None] = [None] * count
     keys: list[bytes | None] = [None] * count
@@ -209,7 +208,7 @@ def _take_attributes(
     return (
         pa.array(texts[:count], pa.string()),
         pa.array(keys[:count], pa.binary()),
-        pa.array(headers[:count], _HEADERS),
+        pa.array(headers[:count], HEADERS),
         bad,
     )
 

@@ -98,7 +98,6 @@ class OptionSpec:
     low: int = 1
     high: int = COUNT_MAX
     choices: tuple[str, ...] = ()
-    """The words that a choice or an edge may be."""
 
     def read(self, text: str) -> object:
         """Turn the text of a value into the value.

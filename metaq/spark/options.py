@@ -13,7 +13,7 @@ from typing import Any, Final
 from metaq.client.names import name_some
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
-from metaq.spark.offsets import EARLIEST, LATEST
+from metaq.spark.offsets import EARLIEST, LATEST, Offsets
 from metaq.spark.option_table import EXACTLY_ONCE, Use, read_options
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
@@ -32,24 +32,19 @@ class Edge(enum.Enum):
 
 
 class ValueFormat(enum.Enum):
-    """Format of the column `value`; the value is the option's text."""
+    """Format of the column `value`: the texts of `valueFormat` (`option_table.py`)."""
 
     BINARY = "binary"
     STRING = "string"
-    """Text, which has to be UTF-8."""
     JSON = "json"
-    """The fields of an object."""
 
 
 class BadRows(enum.Enum):
-    """Fate of values that are not of the format; the value is the text."""
+    """Fate of values of another format: the texts of `badRows` (`option_table.py`)."""
 
     FAIL = "fail"
-    """The query fails and names the first."""
     COLUMN = "column"
-    """They stay as rows, with their bytes and the reason in columns of their own."""
     TOPIC = "topic"
-    """They leave the rows and are put to the dead-letter topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Bound:
 
     edge: Edge
     """Edge for partitions that the other fields leave open."""
-    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
     time_ms: Millis | None = None
     """One time for all partitions; wins over everything else."""
     times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
@@ -119,14 +114,14 @@ class ValueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The partitions that a read chose in one of three ways; all without any."""
+    """The partitions that a read chose in one of three ways; all without any.
+
+    The fields of the other ways are empty.
+    """
 
     topics: tuple[str, ...] = ()
-    """Names of `subscribe`; empty where another way was chosen."""
     topic_pattern: str | None = None
-    """The pattern of `subscribePattern`; whole names match."""
     assigned: frozenset[TopicPartition] = frozenset()
-    """Partitions of `assign`; empty where another way was chosen."""
 
     def chooses_topic(self, topic: str) -> bool:
         """Whether anything of a topic may be read."""
@@ -159,15 +154,16 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Chosen):
-    """Options of a batch or streaming read. Go to executors in pickled form."""
+    """Options of a batch or streaming read. Go to executors in pickled form.
+
+    `option_table.py` says what each of them does.
+    """
 
     wire: WireOptions
     waits_for_topics: bool
-    """A stream may start before its topics are there."""
     starting: Bound
     ending: Bound
     is_late_start_error: bool
-    """A start by time fails where no message is that young; else it is the log end."""
     pin_name: str | None
     """Under which name the start of a stream is kept; None: it is not."""
     start_group: str | None
@@ -176,7 +172,6 @@ class SourceOptions(Chosen):
     fail_on_data_loss: bool
     limits: BatchLimits
     ranges_min: int | None
-    """Hint for the number of tasks."""
     records_max: int | None
     values: ValueOptions
     on_corrupt: OnCorrupt
@@ -250,18 +245,18 @@ class SourceOptions(Chosen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Options of a write. Go to executors in pickled form."""
+    """Options of a write. Go to executors in pickled form.
+
+    `option_table.py` says what each of them does.
+    """
 
     wire: WireOptions
     topic: str | None
     """Topic of all rows; None: the rows name theirs."""
     has_tombstones: bool
-    """A null value is a message without data; else it is an error."""
     is_exactly_once: bool
-    """Tasks prepare transactions, which the driver commits."""
     batch_bytes: int
     fail_on_lost_route: bool
-    """Raise when a batch that is run again cannot go where it went before."""
 
     @classmethod
     def from_map(cls, options: Mapping[str, str]) -> "SinkOptions":

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from metaq.model import Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError, DataLossError, LostRange
@@ -49,6 +49,11 @@ class LogSpan:
         return SizeBytes(self.end - self.start)
 
 
+Spans: TypeAlias = Mapping[TopicPartition, LogSpan]
+Logs: TypeAlias = Mapping[TopicPartition, LogSpan | None]
+"""None: a broker does not have the log, or does not have it yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadRange:
     """Range of one partition for a Spark task; goes to executors in pickled form."""
@@ -66,7 +71,6 @@ class SpanFacts(Protocol):
 
         An estimate will do where a broker cannot count; limits then hold roughly.
         """
-        ...
 
     def boundaries(
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
@@ -77,7 +81,6 @@ class SpanFacts(Protocol):
             Offsets strictly between `start` and `end`, ascending, spread evenly over
             the bytes. Empty only where no such place is known.
         """
-        ...
 
     def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
@@ -96,7 +99,6 @@ class SpanFacts(Protocol):
             Offsets strictly between `start` and `end`, ascending. Empty where none is
             known, or where enough was searched.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +122,7 @@ class BatchLimits:
 
 
 def plan_batch_end(
-    backlog: Mapping[TopicPartition, LogSpan],
-    limits: BatchLimits,
-    facts: SpanFacts,
-    *,
-    waited_s: float,
+    backlog: Spans, limits: BatchLimits, facts: SpanFacts, *, waited_s: float
 ) -> dict[TopicPartition, Offset]:
     """Return where a micro-batch ends in each partition.
 
@@ -164,7 +162,7 @@ def plan_batch_end(
 
 
 def plan_reads(
-    spans: Mapping[TopicPartition, LogSpan],
+    spans: Spans,
     facts: SpanFacts,
     *,
     ranges_min: int | None = None,
@@ -211,7 +209,7 @@ def plan_reads(
     return tuple(sorted(ranges, key=lambda r: (r.start - r.end, r.partition, r.start)))
 
 
-def _check_forward(spans: Mapping[TopicPartition, LogSpan]) -> None:
+def _check_forward(spans: Spans) -> None:
     for partition, span in sorted(spans.items()):
         if span.start > span.end:
             raise BackwardRangeError(

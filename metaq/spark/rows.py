@@ -154,11 +154,10 @@ that brokers take by default."""
 
 
 class OnCorrupt(enum.Enum):
-    """Reaction to a damaged record; the value is the option's text."""
+    """Reaction to a damaged record: the texts of `onCorrupt` (`option_table.py`)."""
 
     FAIL = "fail"
     SKIP = "skip"
-    """Go on at the next good record, and report the skipped range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from metaq.model import (
     LogId,
     MessageId,
     Offset,
-    XaTransactionId,
 )
 from metaq.protocol import texts
 from metaq.protocol.commands import (
@@ -50,7 +49,6 @@ from metaq.record.layout import HEADER_BYTES, Record, encode_record
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
-from metaq.txn.state import HeuristicOutcome
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry
@@ -302,18 +300,6 @@ class FakeBroker(ThreadOwner):
         with self._lock:
             return self.metaq.transactions.keys()
 
-    def end_heuristically(
-        self, transaction: XaTransactionId, outcome: HeuristicOutcome
-    ) -> None:
-        """End a prepared transaction as an operator does.
-
-        Args:
-            transaction: its id; it is prepared.
-            outcome: what the operator decided.
-        """
-        with self._lock:
-            self.metaq.transactions.end(transaction, outcome)
-
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the first readable offset.
 
@@ -403,16 +389,6 @@ class FakeBroker(ThreadOwner):
             text = texts.nothing_at(start)
             answer = ServerError("") if refuses else NotFoundError(text)
             log.gaps.append((start, end, answer))
-
-    def find_again(self, *, topic: str = "test", partition: int = 0) -> None:
-        """Undo every `lose` of a log.
-
-        Args:
-            topic: its topic.
-            partition: its number on this broker.
-        """
-        with self._lock:
-            self.metaq.log(topic, partition).gaps.clear()
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
         """Refuse puts to a partition and gets from it with 403.

@@ -2,17 +2,14 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Put, Quit
+from metaq.protocol.commands import Put, Quit, Reply
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.decimals import I32_MAX
 from metaq.testing.fake_metaq import Known
-
-if TYPE_CHECKING:
-    from metaq.testing.fake_broker import FakeBroker
 
 REORDER_WINDOW_S: Final = 0.002
 """Time for which an answer waits for others to change places with."""
@@ -29,10 +26,38 @@ LIMITS: Final = WireLimits(
 """MetaQ has no limits (docs/metaq-1.4/broker.md 1.2)."""
 
 
+class Host(Protocol):
+    """Broker interface used by connections; all of it on the broker's loop."""
+
+    delay_s: float
+    reorder: bool
+    misorders_puts: bool
+
+    def on_opened(self, session: "FakeSession") -> None:
+        """Add a new connection."""
+
+    def on_closed(self, session: "FakeSession") -> None:
+        """Forget a connection."""
+
+    def on_unknown(self) -> None:
+        """Count a command that MetaQ does not know."""
+
+    def on_command(
+        self, command: Known, session: "FakeSession"
+    ) -> tuple[Reply | None, bool]:
+        """Carry out a command; return its answer, and whether to cut instead."""
+
+    def shuffle(self, items: list[Any]) -> None:
+        """Put answers or commands into another order, in place."""
+
+    def piece_bytes(self, queued_bytes: int) -> int:
+        """Return how many of the bytes that are queued, 1 or more, go next."""
+
+
 class FakeSession(asyncio.Protocol):
     """One connection. Owner: the broker's loop."""
 
-    def __init__(self, host: "FakeBroker") -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(Role.SERVER, LIMITS)

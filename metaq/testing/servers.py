@@ -8,12 +8,10 @@ there.
 """
 
 import asyncio
-import contextlib
 import socket
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any, Final, Self, TypeVar
 
 from metaq.loop_thread import LoopThread
@@ -31,26 +29,13 @@ T = TypeVar("T")
 class BoundedLoopThread(LoopThread):
     """A client's loop thread for `with`, where nothing waits for ever."""
 
+    timeout_s = TIMEOUT_S
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        *,
-        timeout_s: float | None = TIMEOUT_S,
-        serve: Callable[[Future[Any]], None] | None = None,
-    ) -> T:
-        """Run a coroutine on the loop; wait for its result.
-
-        Raises:
-            RequestTimeoutError: it took longer; it is cancelled.
-            Exception: what the work raised.
-        """
-        return super().run(work, timeout_s=timeout_s, serve=serve)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function on the loop; wait for its result, raise what it raises."""
@@ -135,27 +120,18 @@ async def stop_listening(server: asyncio.Server) -> None:
 
 def reserve_port(owner: object) -> int:
     """Return a free port that is the owner's as long as the owner lives."""
-    sock = _bound(0)
+    sock = bind_port(0)
     weakref.finalize(owner, sock.close)
     port: int = sock.getsockname()[1]
     return port
 
 
-@contextlib.contextmanager
-def reserved_port(port: int = 0) -> Iterator[int]:
-    """Keep a port inside the block.
-
-    Args:
-        port: without a listener; 0: any free one.
+def bind_port(port: int) -> socket.socket:
+    """Return a socket that keeps a port, 0 for a free one, and does not listen.
 
     Raises:
         OSError: it is taken.
     """
-    with _bound(port) as sock:
-        yield sock.getsockname()[1]
-
-
-def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -174,7 +174,7 @@ class MemoryZooKeeper:
             session_id: owner of an ephemeral node; 0: it is persistent.
         """
         with self._lock:
-            self._ensure_parents(path)
+            self.ensure_parents(path)
             self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
             self._touch()
 
@@ -251,10 +251,11 @@ class MemoryZooKeeper:
             self._touch()
             return versions
 
-    def _ensure_parents(self, path: str) -> None:
+    def ensure_parents(self, path: str) -> None:
+        """Make the nodes above a node where they are missing."""
         parent = path.rpartition("/")[0]
         if parent and parent not in self.nodes:
-            self._ensure_parents(parent)
+            self.ensure_parents(parent)
             self.nodes[parent] = Node(b"", owner_session_id=0, version=0)
 
     def _remove(self, paths: list[str]) -> None:
@@ -472,13 +473,8 @@ class MemoryCoordinator:
     ) -> None:
         """Write a persistent node, unless it was changed since it was read."""
         async with self._asking("replace", path, deadline_s):
-            old = self._server.nodes.get(path)
-            found = None if old is None else old.version
-            if found != version:
-                raise NodeChangedError(
-                    f"replace {path}: version {found}, not {version}"
-                )
-            self._server.write(path, data)
+            self._server.ensure_parents(path)
+            self._server.transact((WriteNode(path, data, version),))
 
     async def delete(
         self, path: str, *, version: int | None = None, deadline_s: float

@@ -19,7 +19,6 @@ class TransactionLimits:
 
     open_count_max: int
     held_bytes_max: int
-    """Bytes of their puts, all together."""
     timed_count_max: int
     timeout_s_max: int
     """Longest time-out; a longer one is cut to it."""
@@ -39,7 +38,6 @@ class TransactionCounters:
     rolled_back: int = 0
     """Rollbacks, those by time-out and by a lost connection too."""
     timed_out: int = 0
-    """Rolled back because they were past their deadline."""
     abandoned: int = 0
     """Local ones, rolled back because their connection ended."""
     refused: int = 0

@@ -71,7 +71,6 @@ class ReplayedTransaction:
     puts: dict[MessageId, bytes] = field(default_factory=dict)
     """Id → the put as on the wire, in the order in which they came."""
     is_prepared: bool = False
-    """It survives, and obeys the later decision."""
     locations: tuple[BatchLocation, ...] | None = None
     """Of a commit: offsets of its batches, or bounds; None: there is none."""
     commit_end: int = 0

@@ -59,16 +59,13 @@ class SumSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """Contents of a side file; empty without one."""
+    """Contents of a side file, as the entries above give them; empty without one."""
 
     spans: list[SumSpan] = field(default_factory=list)
-    """In order, from byte 0 on, without a gap."""
     synced_end: int = 0
-    """Every byte below was on disk."""
     bounds: dict[int, Offset] = field(default_factory=dict)
     """Position of an offset that may have been overwritten → its first value."""
     is_complete: bool = False
-    """Its redo file and our side files all existed."""
 
 
 def encode_entry(

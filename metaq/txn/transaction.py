@@ -34,7 +34,6 @@ class PutRun(NamedTuple):
     """Puts of one transaction to one partition, added together."""
 
     log_id: LogId
-    """The partition; it takes puts."""
     chunks: Sequence[Buffer]
     """Their records in segment format, in any split; the transaction owns them."""
     size_bytes: int

@@ -34,12 +34,12 @@ from metaq.net.dial import LOOPBACK
 from metaq.net.listener import ListenError
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
-from metaq.testing.servers import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.definitions import COPY_NAME, TopicDefinition, encode_definition
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
+from tests.rigs.ports import reserved_port
 from tests.rigs.waiting import until
 
 NO_HOST = CONFIG.replace("hostName=127.0.0.1\n", "")

@@ -24,9 +24,9 @@ from metaq.cli.offsets import show_offsets
 from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ConfigError, NoBrokerError
-from metaq.testing.servers import reserved_port
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import assert_ends_without_reader
+from tests.rigs.ports import reserved_port
 
 PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2

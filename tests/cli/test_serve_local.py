@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.main import main
-from metaq.testing.servers import reserved_port
 from tests.rigs.fork_server import executable
+from tests.rigs.ports import reserved_port
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]

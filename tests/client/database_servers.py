@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 import sqlalchemy as sa
 
-from metaq.testing.servers import reserved_port
+from tests.rigs.ports import reserved_port
 
 PLACES: Final = (*Path("/usr/lib/postgresql").glob("*/bin"), Path("/usr/sbin"))
 """Directories in which distributions keep servers, beside PATH."""

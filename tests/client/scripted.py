@@ -15,8 +15,8 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Oversized, Role, WireLimits
 from metaq.protocol.version import encode_version_body
-from metaq.testing.servers import reserved_port
 from tests.client.memory_broker import OURS
+from tests.rigs.ports import reserved_port
 from tests.rigs.waiting import until
 
 CLOCK = SystemClock()

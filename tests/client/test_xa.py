@@ -443,7 +443,7 @@ def test_an_operator_was_faster(
     """The error says how; it is listed until it is forgotten."""
     xid = xa.xid(1, "a")
     prepare_both(xa, xid)
-    fakes[1].end_heuristically(xid, outcome)
+    fakes[1].metaq.transactions.end(xid, outcome)
     with pytest.raises(HeuristicError, match=rf"broker 1: XA_HEUR.*{word}") as caught:
         xa.commit(xid)
     assert caught.value.code == code

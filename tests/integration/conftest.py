@@ -16,8 +16,9 @@ from typing import Protocol
 import pytest
 from kazoo.client import KazooClient
 
-from metaq.testing.servers import reserve_port, reserved_port
+from metaq.testing.servers import reserve_port
 from metaq.zk.embedded import EmbeddedZooKeeperError, find_classpath, find_java
+from tests.rigs.ports import reserved_port
 from tests.rigs.zookeeper import HandledZooKeeper
 
 IMAGE = "zookeeper:3.9"

@@ -13,11 +13,11 @@ from kazoo.protocol.connection import ConnectionHandler
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, CoordinationError
 from metaq.testing.proxy import Proxy
-from metaq.testing.servers import reserved_port
 from metaq.zk._kazoo import LIFE, KazooCoordinator
 from metaq.zk.errors import NoNodeError
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
+from tests.rigs.ports import reserved_port
 from tests.rigs.waiting import until
 
 CLOCK = SystemClock()

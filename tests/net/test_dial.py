@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.net.dial import LOOPBACK, dial, own_host
-from metaq.testing.servers import reserved_port
+from tests.rigs.ports import reserved_port
 
 PATIENCE_S = 30.0
 

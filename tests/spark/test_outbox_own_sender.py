@@ -8,7 +8,7 @@ import pytest
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId
 from metaq.spark.sink.outbox import OwnSender
-from metaq.testing.servers import reserved_port
+from tests.rigs.ports import reserved_port
 
 NAME = "own-sender-test"
 TIMEOUT_S = 0.5

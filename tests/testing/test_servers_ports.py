@@ -11,7 +11,8 @@ import pytest
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import Proxy
-from metaq.testing.servers import HOST, reserve_port, reserved_port
+from metaq.testing.servers import HOST, reserve_port
+from tests.rigs.ports import reserved_port
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 

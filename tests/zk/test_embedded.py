@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from metaq.testing.servers import reserved_port
 from metaq.zk import embedded
 from metaq.zk.embedded import (
     CLASSPATH_VARIABLE,
@@ -20,6 +19,7 @@ from metaq.zk.embedded import (
     find_classpath,
     find_java,
 )
+from tests.rigs.ports import reserved_port
 from tests.rigs.waiting import wait_until
 from tests.rigs.zookeeper import HandledZooKeeper
 

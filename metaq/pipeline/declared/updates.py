@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -167,29 +167,21 @@ def run_updates(
         PySparkException: an update failed.
         KeyboardInterrupt, SystemExit: a second signal.
     """
-    work = _PipelineRun(url, project, on_batch, on_failure, is_own=is_own)
+    work = _PipelineRun(url, project, on_batch, on_failure, is_own)
     run_apart(lambda: work.run(refresh, interval_s, on_update), on_interrupt=work.stop)
 
 
+@dataclass(eq=False)
 class _PipelineRun(StreamingQueryListener):
     """Updates of one project. One thread runs it, another one may stop it."""
 
-    def __init__(
-        self,
-        url: str,
-        project: Project,
-        on_batch: Callable[[BatchProgress], None],
-        on_failure: Callable[[str], None],
-        *,
-        is_own: bool,
-    ) -> None:
-        self._url = url
-        self._project = project
-        self._on_batch = on_batch
-        self._on_failure = on_failure
-        self._is_own = is_own
-        self._stopped = threading.Event()
-        self._session: Any = None
+    _url: str
+    _project: Project
+    _on_batch: Callable[[BatchProgress], None]
+    _on_failure: Callable[[str], None]
+    _is_own: bool
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _session: Any = None
 
     def run(
         self,

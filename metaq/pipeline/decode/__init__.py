@@ -25,10 +25,8 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
     DataType,
     StringType,
     StructField,
@@ -37,6 +35,7 @@ from pyspark.sql.types import (
 
 from metaq.pipeline.decode.decoding import Decoder, decode_values, nullable
 from metaq.pipeline.decode.text_values import CsvValues, PatternValues, group_names
+from metaq.spark.columns import HEADERS
 from metaq.spark.errors import OptionError, SparkError
 from metaq.spark.letters import headers_of
 from metaq.spark.schema import arrow_schema
@@ -52,9 +51,6 @@ Decoding: TypeAlias = Callable[[Column | str], Column]
 
 HAS_ARROW_UDF: Final = hasattr(sf, "arrow_udf")
 """Functions over whole columns of Arrow; PySpark has them since 4.1."""
-_HEADERS: Final = ArrayType(
-    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-)
 
 
 def json(schema: Schema) -> Decoding:
@@ -159,15 +155,15 @@ def dead_letters(frame: DataFrame, decoded: str = "decoded") -> DataFrame:
     """
     place = ("topic", "broker_id", "partition", "offset", "message_id", "headers")
     row = sf.struct(*place, sf.col(f"{decoded}.error").alias("reason"))
-    headers = _udf(_letter_headers, _HEADERS)(row)
+    headers = _udf(_letter_headers, from_arrow_type(HEADERS))(row)
     return frame.where(sf.col(f"{decoded}.error").isNotNull()).select(
         "value", "attribute", "key", headers.alias("headers")
     )
 
 
 def _letter_headers(rows: pa.Array) -> pa.Array:
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    return pa.array([headers_of(row, row["reason"]) for row in rows.to_pylist()], kind)
+    letters = [headers_of(row, row["reason"]) for row in rows.to_pylist()]
+    return pa.array(letters, HEADERS)
 
 
 def _fields(schema: Schema) -> pa.DataType:

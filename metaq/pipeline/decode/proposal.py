@@ -110,7 +110,6 @@ class Proposal:
     """Format and schema that fit some messages."""
 
     form: ValueForm
-    """Format of most of them."""
     schema: StructType | None
     """Fields; None for Avro, whose values do not show them."""
     fields: tuple[FieldFacts, ...] = ()
@@ -165,8 +164,13 @@ def to_json(proposal: Proposal) -> dict[str, object]:
 
 def ddl_of(schema: StructType) -> str:
     """Return a schema as DDL, with its marks of what is required."""
+    return _fields_ddl(schema, " ")
+
+
+def _fields_ddl(schema: StructType, mark: str) -> str:
+    """Return the fields of a struct as DDL, with a mark after each name."""
     return ", ".join(
-        f"{_name(f.name)} {type_ddl(f.dataType)}{'' if f.nullable else ' NOT NULL'}"
+        f"{_name(f.name)}{mark}{type_ddl(f.dataType)}" + " NOT NULL" * (not f.nullable)
         for f in schema.fields
     )
 
@@ -174,12 +178,7 @@ def ddl_of(schema: StructType) -> str:
 def type_ddl(kind: DataType) -> str:
     """Return a type as DDL."""
     if isinstance(kind, StructType):
-        fields = (
-            f"{_name(f.name)}: {type_ddl(f.dataType)}"
-            f"{'' if f.nullable else ' NOT NULL'}"
-            for f in kind.fields
-        )
-        return f"STRUCT<{', '.join(fields)}>"
+        return f"STRUCT<{_fields_ddl(kind, ': ')}>"
     if isinstance(kind, ArrayType):
         return f"ARRAY<{type_ddl(kind.elementType)}>"
     return kind.simpleString().upper()

@@ -65,29 +65,23 @@ class ArchiveSource(Protocol):
 
     def start(self) -> dict[TopicPartition, Offset]:
         """Return where a new archive starts."""
-        ...
 
     def changed(
         self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
     ) -> Sequence[TopicPartition]:
         """Return the partitions with another message at the offset of `lasts`."""
-        ...
 
     def freeze(self) -> None:
         """Read up to the log ends of this moment, and never more."""
-        ...
 
     def advance(self, offsets: Offsets) -> dict[TopicPartition, Offset]:
         """Return where the next batch ends; `offsets` if there is nothing to read."""
-        ...
 
     def tasks(self, start: Offsets, end: Offsets) -> Sequence[ReadTask]:
         """Return the tasks that read a batch, each a part of one partition."""
-        ...
 
     def commit(self, end: Offsets) -> None:
         """Note that everything before `end` is archived."""
-        ...
 
 
 def archive(

@@ -30,6 +30,7 @@ from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive
 from metaq.pipeline.jobs.day_files import ArchivedLog, DataFile
 from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.columns import partition_of
+from metaq.spark.offsets import Offsets
 from metaq.spark.options import SourceOptions
 from metaq.spark.topics import find_partitions, log_starts
 
@@ -42,11 +43,9 @@ SPAN_BITS: Final = 26
 _HALF_BITS: Final = 32
 _LOG: Final = PLACE[:-1]
 _LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
-_NO_OFFSETS: Final[Mapping[TopicPartition, Offset]] = {}
+_NO_OFFSETS: Final[Offsets] = {}
 _Span: TypeAlias = tuple[TopicPartition, int]
-LogStarts: TypeAlias = Callable[
-    [Collection[TopicPartition]], Mapping[TopicPartition, Offset]
-]
+LogStarts: TypeAlias = Callable[[Collection[TopicPartition]], Offsets]
 """Returns the log start of partitions, as far as it is known."""
 
 
@@ -214,7 +213,7 @@ def compare_by_offset(
     source: DataFrame,
     target: DataFrame,
     *,
-    ends: Mapping[TopicPartition, Offset] = _NO_OFFSETS,
+    ends: Offsets = _NO_OFFSETS,
     missing: Sequence[ArchivedLog] = (),
     away: Sequence[TopicPartition] = (),
     log_starts: LogStarts = lambda _partitions: _NO_OFFSETS,
@@ -277,9 +276,7 @@ def _sums_of(rows: DataFrame) -> dict[_Span, Any]:
     return {(partition_of(row), row["span"]): row for row in sums.collect()}
 
 
-def _lasts(
-    sums: Mapping[_Span, Any], ends: Mapping[TopicPartition, Offset]
-) -> dict[TopicPartition, int]:
+def _lasts(sums: Mapping[_Span, Any], ends: Offsets) -> dict[TopicPartition, int]:
     """Return the last offset of each archived partition, recorded or there."""
     lasts: dict[TopicPartition, int] = dict(ends)
     for (log, _span), row in sums.items():

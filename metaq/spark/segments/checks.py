@@ -64,7 +64,6 @@ class CheckedSplit:
     """Findings of one task in one split."""
 
     record_count: int
-    """Good records; such as share a damaged span are not counted."""
     checked_bytes: SizeBytes
     torn_bytes: SizeBytes
     """Bytes at its end that a crash or a running broker explains."""

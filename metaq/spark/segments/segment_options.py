@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError, OptionError
-from metaq.spark.offsets import EARLIEST, LATEST
+from metaq.spark.offsets import EARLIEST, LATEST, Offsets
 from metaq.spark.option_table import Use
 from metaq.spark.options import (
     BadRows,
@@ -38,14 +38,12 @@ class SegmentOptions(Chosen):
 
     paths: tuple[str, ...]
     """Data directories, partition directories, segment files; wildcards allowed."""
-    starts: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    starts: Offsets = field(default_factory=dict)
     """First offset that is read, where it is not the earliest."""
-    ends: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
     """First offset that is not read any more, where it is not the latest."""
     start_ms: Millis | None = None
-    """Records stamped earlier are left out."""
     end_ms: Millis | None = None
-    """Records stamped at that time or later are left out."""
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     message_bytes_max: SizeBytes = MESSAGE_BYTES_MAX

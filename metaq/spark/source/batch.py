@@ -20,8 +20,9 @@ from metaq.errors import MetaqError
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import SparkError, one_sentence
+from metaq.spark.offsets import Offsets
 from metaq.spark.options import AtTime, Bound, Edge, SourceOptions
-from metaq.spark.plan import LogSpan, SpanFacts, plan_reads, settle
+from metaq.spark.plan import Logs, LogSpan, SpanFacts, Spans, plan_reads, settle
 from metaq.spark.record_bounds import Bounds, PushedFilters, TakesFilters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import value_type, with_table_options
@@ -89,9 +90,7 @@ class ReadPlanner:
         self._cluster.require_whole(self._options)
         self._cluster.ask(require_partitions, self._options.named)
 
-    def resolve_starts(
-        self, spans: Mapping[TopicPartition, LogSpan | None]
-    ) -> dict[TopicPartition, Offset]:
+    def resolve_starts(self, spans: Logs) -> dict[TopicPartition, Offset]:
         """Return where reading starts in each partition.
 
         Args:
@@ -109,12 +108,7 @@ class ReadPlanner:
         return self._resolve(options.starting, spans, committed, fails_late=late)
 
     def _resolve(
-        self,
-        bound: Bound,
-        spans: Mapping[TopicPartition, LogSpan | None],
-        committed: Mapping[TopicPartition, Offset],
-        *,
-        fails_late: bool,
+        self, bound: Bound, spans: Logs, committed: Offsets, *, fails_late: bool
     ) -> dict[TopicPartition, Offset]:
         """Return the offsets of a bound, of a start or an end."""
         offsets: dict[TopicPartition, Offset] = {}
@@ -169,11 +163,7 @@ class ReadPlanner:
         at = self._facts.offset_for_time(partition, time_ms)
         return None if at is None or at >= span.end else at
 
-    def settle_all(
-        self,
-        wanted: Mapping[TopicPartition, LogSpan],
-        logs: Mapping[TopicPartition, LogSpan | None],
-    ) -> dict[TopicPartition, LogSpan]:
+    def settle_all(self, wanted: Spans, logs: Logs) -> dict[TopicPartition, LogSpan]:
         """Return the readable part of each wanted span; a loss is a warning.
 
         A partition without a log is an empty one, as long as nothing of it is wanted.
@@ -193,9 +183,7 @@ class ReadPlanner:
             spans[partition] = settled.span
         return spans
 
-    def plan_tasks(
-        self, spans: Mapping[TopicPartition, LogSpan], bounds: Bounds
-    ) -> list[ReadTask]:
+    def plan_tasks(self, spans: Spans, bounds: Bounds) -> list[ReadTask]:
         """Cut settled spans into tasks, the largest first."""
         least, most = self._options.ranges_min, self._options.records_max
         ranges = plan_reads(spans, self._facts, ranges_min=least, records_max=most)

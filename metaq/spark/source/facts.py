@@ -9,7 +9,7 @@ of a micro-batch is found by reading up to it. Logs are cut into tasks between s
 only, and a start by time cannot be found at all.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
@@ -23,6 +23,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import START, Corrupt, Incomplete, find_next_record, read_record
 from metaq.spark.cluster import Cluster
 from metaq.spark.columns import VALUE_BYTES_MAX
+from metaq.spark.offsets import Offsets
 from metaq.spark.rows import find_run
 
 RECORD_BYTES: Final = 512
@@ -127,9 +128,7 @@ class PlanningFacts:
         after = find_next_record(data, Position(1), payload_bytes_max=VALUE_BYTES_MAX)
         return None if after is None else Offset(offset + after)
 
-    def message_ids(
-        self, offsets: Mapping[TopicPartition, Offset]
-    ) -> dict[TopicPartition, MessageId]:
+    def message_ids(self, offsets: Offsets) -> dict[TopicPartition, MessageId]:
         """Return the id of the message at each offset, if a record begins there.
 
         Offsets that are damaged, or that retention removes, are missing.

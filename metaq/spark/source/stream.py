@@ -33,13 +33,14 @@ from metaq.model import MessageId, Offset, TopicPartition
 from metaq.spark.errors import BackwardRangeError, OptionError, one_sentence
 from metaq.spark.offsets import (
     LAG_KEY,
+    Offsets,
     format_offsets,
     offsets_from_json,
     offsets_to_json,
     parse_offsets,
 )
 from metaq.spark.options import SourceOptions
-from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end, settle
+from metaq.spark.plan import BatchLimits, Logs, LogSpan, plan_batch_end, settle
 from metaq.spark.record_bounds import EVERYTHING
 from metaq.spark.schema import value_type, with_table_options
 from metaq.spark.source.batch import NOTHING, ReadPlanner, share_tasks
@@ -81,13 +82,13 @@ class StreamProgress(ReadPlanner):
         self._limits = options.limits
         self._target: dict[TopicPartition, Offset] | None = None
         self._has_kept_start = options.pin_name is not None
-        self._start: Mapping[TopicPartition, Offset] | None = None
+        self._start: Offsets | None = None
         self._waiting_since_s: float | None = None
         self._away: frozenset[TopicPartition] = frozenset()
         self._left: frozenset[TopicPartition] = frozenset()
         self._gone: frozenset[TopicPartition] = frozenset()
         self._committed: dict[TopicPartition, Offset] = {}
-        self._reached: Mapping[TopicPartition, Offset] = {}
+        self._reached: Offsets = {}
         self._is_checked = False
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
@@ -164,7 +165,7 @@ class StreamProgress(ReadPlanner):
         )
 
     def advance(
-        self, offsets: Mapping[TopicPartition, Offset], *, has_limits: bool = True
+        self, offsets: Offsets, *, has_limits: bool = True
     ) -> dict[TopicPartition, Offset]:
         """Return where the next micro-batch ends; `offsets` if there is none.
 
@@ -198,11 +199,7 @@ class StreamProgress(ReadPlanner):
         self._planned = {**offsets, **ends}
         return self._planned
 
-    def spans(
-        self,
-        start: Mapping[TopicPartition, Offset],
-        end: Mapping[TopicPartition, Offset],
-    ) -> dict[TopicPartition, LogSpan]:
+    def spans(self, start: Offsets, end: Offsets) -> dict[TopicPartition, LogSpan]:
         """Return the readable part of a micro-batch.
 
         A partition that `start` does not know is read from its log start.
@@ -235,19 +232,11 @@ class StreamProgress(ReadPlanner):
         there = {p: span for p, span in wanted.items() if p in logs}
         return {**wanted, **self.settle_all(there, logs)}
 
-    def tasks(
-        self,
-        start: Mapping[TopicPartition, Offset],
-        end: Mapping[TopicPartition, Offset],
-    ) -> list[ReadTask]:
+    def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         """Return the range of each task of a micro-batch; raises as `spans`."""
         return self.plan_tasks(self.spans(start, end), EVERYTHING)
 
-    def shares(
-        self,
-        start: Mapping[TopicPartition, Offset],
-        end: Mapping[TopicPartition, Offset],
-    ) -> list[tuple[ReadTask, ...]]:
+    def shares(self, start: Offsets, end: Offsets) -> list[tuple[ReadTask, ...]]:
         """Return `tasks`, small ones put together; raises as `spans`."""
         return share_tasks(self._facts, self._options, self.tasks(start, end))
 
@@ -281,7 +270,7 @@ class StreamProgress(ReadPlanner):
             _log.warning("the number of unread records is not known: %s", error)
             return None
 
-    def reach(self, offsets: Mapping[TopicPartition, Offset]) -> None:
+    def reach(self, offsets: Offsets) -> None:
         """Commit the offsets from which Spark asks for more; a failure is a warning.
 
         Spark asks for more when a micro-batch is in its checkpoint, and commits it to
@@ -292,13 +281,11 @@ class StreamProgress(ReadPlanner):
         self._reached = offsets  # once, even if it fails: the query waits for this
         self._commit(offsets, is_in_checkpoint=offsets != self._start)
 
-    def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
+    def commit(self, end: Offsets) -> None:
         """Commit the end of a micro-batch; a failure is a warning."""
         self._commit(end, is_in_checkpoint=True)
 
-    def _commit(
-        self, offsets: Mapping[TopicPartition, Offset], *, is_in_checkpoint: bool
-    ) -> None:
+    def _commit(self, offsets: Offsets, *, is_in_checkpoint: bool) -> None:
         """Commit progress; forget the kept start when the query has offsets."""
         options = self._options
         known = self._committed
@@ -313,9 +300,7 @@ class StreamProgress(ReadPlanner):
         except MetaqError as error:
             _log.warning("progress is not committed: %s", error)
 
-    def _unread(
-        self, offsets: Mapping[TopicPartition, Offset]
-    ) -> dict[TopicPartition, LogSpan]:
+    def _unread(self, offsets: Offsets) -> dict[TopicPartition, LogSpan]:
         """Return the unread spans of each partition.
 
         Partitions that are away are missing, and those that the user no longer chooses:
@@ -345,11 +330,7 @@ class StreamProgress(ReadPlanner):
             unread[partition] = LogSpan(min(here, end), end)
         return unread
 
-    def _report_gone(
-        self,
-        offsets: Mapping[TopicPartition, Offset],
-        logs: Mapping[TopicPartition, LogSpan | None],
-    ) -> None:
+    def _report_gone(self, offsets: Offsets, logs: Logs) -> None:
         """Name partitions that have no log any more, each once."""
         gone = {
             p: at for p, at in offsets.items() if at and logs.get(p, NOTHING) is None
