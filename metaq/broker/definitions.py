@@ -376,7 +376,7 @@ class Definitions(Service):
     ) -> dict[str, TopicStatus | None]:
         """Return the topics that have a status of ours, of any content."""
         parent = self._paths.topics_with_status()
-        names = await coordinator.children(parent, deadline_s=self._deadline_s()) or ()
+        names = await coordinator.children(parent, deadline_s=self._deadline_s())
         found: dict[str, TopicStatus | None] = {}
         for topic in names:
             path = self._paths.topic_status(topic, self._broker_id)
