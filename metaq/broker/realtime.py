@@ -13,14 +13,7 @@ from typing import Final
 
 from metaq.clock import Clock
 
-OPERATIONS: Final = (
-    "put",
-    "get",
-    "offset",
-    "get_miss",
-    "put_failed",
-    "message_size",
-)
+OPERATIONS: Final = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
 """Operations in the order of `stats realtime`."""
 
 TOPIC_COUNT_MAX: Final = 10_000

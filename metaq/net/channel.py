@@ -240,12 +240,7 @@ class Channel:
             self.send(memoryview(data)[sent:])
 
     def send_range(
-        self,
-        head: bytes,
-        file: FileRange,
-        *,
-        explain: Explain,
-        is_fresh: bool = False,
+        self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool = False
     ) -> None:
         """Send a file range after its header.
 

@@ -616,9 +616,7 @@ def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
 
 
 def _unable(
-    missing: Sequence[BrokerId],
-    able: Collection[BrokerId],
-    java: Collection[BrokerId],
+    missing: Sequence[BrokerId], able: Collection[BrokerId], java: Collection[BrokerId]
 ) -> NoBrokerError:
     if missing:
         why = "is of MetaQ 1.4" if missing[0] in java else "is not there"
