@@ -230,14 +230,14 @@ class GroupDecisions:
 
     async def make_token(self, token: str, member: str, *, deadline_s: float) -> None:
         """Make a token that never was; after an error it may not be used."""
-        path = self._paths.group_token(self._group, token)
+        path = self._token_path(token)
         await self._coordinator.create_ephemeral(
             path, member.encode(), deadline_s=deadline_s
         )
 
     async def drop_token(self, token: str, *, deadline_s: float) -> None:
         """Delete a token: nothing can be decided under it from now on."""
-        path = self._paths.group_token(self._group, token)
+        path = self._token_path(token)
         await self._coordinator.delete(path, deadline_s=deadline_s)
 
     async def plan(
