@@ -275,11 +275,7 @@ def refuse_put(
 
 
 def answer_repeated(
-    log: PartitionLog,
-    batch: StoredBatch,
-    answerer: Answerer,
-    *,
-    opaque: int,
+    log: PartitionLog, batch: StoredBatch, answerer: Answerer, *, opaque: int
 ) -> None:
     """Answer a batch that the log has, or is about to have; nothing is appended."""
     answerer.context.counters.batch_repeated += 1

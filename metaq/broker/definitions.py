@@ -126,11 +126,7 @@ class Definitions(Service):
         """Decide now; return the topics defined below `server.ini`."""
         found = self._found()
         self._outcome = decide(
-            found,
-            self._copied or {},
-            config,
-            has_log=has_log,
-            removed=self._removed,
+            found, self._copied or {}, config, has_log=has_log, removed=self._removed
         )
         self._is_known |= found is not None
         return self._outcome.defined
@@ -376,7 +372,7 @@ class Definitions(Service):
     ) -> dict[str, TopicStatus | None]:
         """Return the topics that have a status of ours, of any content."""
         parent = self._paths.topics_with_status()
-        names = await coordinator.children(parent, deadline_s=self._deadline_s()) or ()
+        names = await coordinator.children(parent, deadline_s=self._deadline_s())
         found: dict[str, TopicStatus | None] = {}
         for topic in names:
             path = self._paths.topic_status(topic, self._broker_id)
@@ -385,9 +381,7 @@ class Definitions(Service):
         return found
 
 
-async def outcome_of(
-    begin: Callable[[Callable[[E | None], None]], None],
-) -> E | None:
+async def outcome_of(begin: Callable[[Callable[[E | None], None]], None]) -> E | None:
     """Begin an operation, and return what it reports at the end."""
     done: asyncio.Future[E | None] = asyncio.get_running_loop().create_future()
 

@@ -8,7 +8,7 @@ the remedy for each alarm, and `tests/broker/test_health_operations_page.py` com
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from metaq.broker.status import BrokerStatus
@@ -261,11 +261,7 @@ def describe_directories(status: BrokerStatus) -> list[Figures]:
         {
             "path": directory.path,
             "state": "online" if directory.offline_cause is None else "offline",
-            "offline_cause": directory.offline_cause,
-            "size_bytes": directory.size_bytes,
-            "free_bytes": directory.free_bytes,
-            "is_low_on_space": directory.is_low_on_space,
-            "is_silent": directory.is_silent,
+            **asdict(directory),
         }
         for directory in status.directories
     ]

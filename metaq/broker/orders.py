@@ -25,6 +25,7 @@ from metaq.broker.health import (
     describe_logs,
     describe_scrub,
 )
+from metaq.broker.status import BrokerStatus
 from metaq.config.load import Reload
 from metaq.errors import AdminError
 from metaq.txn.state import HeuristicOutcome
@@ -39,20 +40,13 @@ Order: TypeAlias = Callable[[Control, Figures], Awaitable[Figures]]
 refusal."""
 
 
-async def _status(control: Control, _: Figures) -> Figures:
-    return describe_health(control.status())
+def _describing(describe: Callable[[BrokerStatus], Figures]) -> Order:
+    """Return the order that is answered from what the broker says of itself."""
 
+    async def order(control: Control, _: Figures) -> Figures:
+        return describe(control.status())
 
-async def _logs(control: Control, _: Figures) -> Figures:
-    return {"logs": describe_logs(control.status())}
-
-
-async def _directories(control: Control, _: Figures) -> Figures:
-    return {"directories": describe_directories(control.status())}
-
-
-async def _scrub(control: Control, _: Figures) -> Figures:
-    return describe_scrub(control.status())
+    return order
 
 
 async def _reload(control: Control, _: Figures) -> Figures:
@@ -133,10 +127,12 @@ def _read_partitions(request: Figures) -> tuple[str, int, int | None]:
 
 ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
     {
-        "status": _status,
-        "logs": _logs,
-        "directories": _directories,
-        "scrub": _scrub,
+        "status": _describing(describe_health),
+        "logs": _describing(lambda status: {"logs": describe_logs(status)}),
+        "directories": _describing(
+            lambda status: {"directories": describe_directories(status)}
+        ),
+        "scrub": _describing(describe_scrub),
         "reload": _reload,
         "close_partitions": _close_partitions,
         "open_partitions": _open_partitions,

@@ -8,32 +8,24 @@ beyond the bound still counts for its operation as a whole.
 Source: docs/metaq-1.4/broker.md 7.2.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
 
-OPERATIONS: Final = (
-    "put",
-    "get",
-    "offset",
-    "get_miss",
-    "put_failed",
-    "message_size",
-)
+OPERATIONS: Final = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
 """Operations in the order of `stats realtime`."""
 
 TOPIC_COUNT_MAX: Final = 10_000
 """Topics counted one by one, per operation."""
 
 
+@dataclass(slots=True)
 class _Sample:
     """Count and value of one key since the last reset."""
 
-    __slots__ = ("count", "value")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0
+    count: int = 0
+    value: int = 0
 
 
 class Realtime:

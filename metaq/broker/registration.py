@@ -200,10 +200,7 @@ class Registration(Service):
         paths = NodePaths(normalize_root(zookeeper.root))
         self._node = paths.recorded_directories(config.system.broker_id)
         self._registry = BrokerRegistry(
-            coordinator,
-            paths,
-            clock=clock,
-            takeover_wait_s=takeover_wait_s,
+            coordinator, paths, clock=clock, takeover_wait_s=takeover_wait_s
         )
 
     async def on_start(self) -> None:

@@ -147,8 +147,7 @@ class BrokerStatus:
         "Connections closed for the memory that they held, or that was missing.",
     )
     put_latency: HistogramSnapshot = histogram(
-        "metaq_put_latency_seconds",
-        "Time from append to acknowledgement, per message.",
+        "metaq_put_latency_seconds", "Time from append to acknowledgement, per message."
     )
     sync_latency: HistogramSnapshot = histogram(
         "metaq_sync_latency_seconds", "Time that one sync of a segment took."
@@ -156,10 +155,7 @@ class BrokerStatus:
     """Sum over all data directories."""
     logs: tuple[LogStatistics, ...] = part(
         MetricSpec(
-            MetricKind.GAUGE,
-            "metaq_logs",
-            "Partition logs of this broker.",
-            read=len,
+            MetricKind.GAUGE, "metaq_logs", "Partition logs of this broker.", read=len
         ),
         labels=("topic", "partition"),
         label=lambda log: (log.log_id.topic, str(log.log_id.partition)),

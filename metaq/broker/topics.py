@@ -32,11 +32,7 @@ class Topics:
     """The topics of one broker. Owner: the broker; used on the loop's thread."""
 
     def __init__(
-        self,
-        config: BrokerConfig,
-        logs: LogManager,
-        *,
-        choose: Callable[[int], int],
+        self, config: BrokerConfig, logs: LogManager, *, choose: Callable[[int], int]
     ) -> None:
         """Take over the configured topics; `logs` are opened."""
         self.version = 1

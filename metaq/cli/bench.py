@@ -131,13 +131,7 @@ def bench_consume(target: Target, topic: str, *, count: int, as_json: bool) -> N
     examples=("metaq bench latency --topic test --rate 5000 --count 50000",),
 )
 def bench_latency(
-    target: Target,
-    topic: str,
-    *,
-    count: int,
-    size_bytes: int,
-    rate: int,
-    as_json: bool,
+    target: Target, topic: str, *, count: int, size_bytes: int, rate: int, as_json: bool
 ) -> None:
     """Send at a steady rate to a waiting consumer: percentiles.
 
@@ -154,10 +148,7 @@ def bench_latency(
             failures.append(error)
 
     found = find_topic(target, topic, (), kind="gets", is_partial=True)
-    with (
-        found.target.client() as client,
-        _reading(client, found, "latest") as consumer,
-    ):
+    with found.target.client() as client, _reading(client, found, "latest") as consumer:
 
         def send() -> None:
             with client.producer(timeout_s=target.timeout_s) as producer:

@@ -104,8 +104,7 @@ def _print(found: tuple[BrokerDescription, ...], *, as_json: bool) -> None:
 
 
 @command(
-    "brokers status",
-    examples=("metaq brokers status", "metaq brokers status --json"),
+    "brokers status", examples=("metaq brokers status", "metaq brokers status --json")
 )
 def status(data_dir: Path, *, as_json: bool) -> bool:
     """Print who a broker on this machine is, and its alarms.

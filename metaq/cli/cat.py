@@ -136,10 +136,7 @@ def cat(target: Target, options: CatOptions) -> None:
 
 
 def _follow(
-    client: Client,
-    partitions: Sequence[TopicPartition],
-    start: Start,
-    last: int | None,
+    client: Client, partitions: Sequence[TopicPartition], start: Start, last: int | None
 ) -> Generator[Message, None, None]:
     """Yield messages until the reader of our output has gone."""
     topic = partitions[0].topic

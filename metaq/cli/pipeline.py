@@ -32,7 +32,7 @@ from metaq.cli.options import (
     takes,
     target_options,
 )
-from metaq.cli.tree import group
+from metaq.cli.tree import SHARED, group
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 """Options of the format that may name another cluster than the command's own do."""
@@ -185,5 +185,4 @@ class Wire:
             find_topic(self.target, topic, (), kind=kind, is_partial=True)
 
 
-wire_options = takes(Wire, "wire")
-"""Adds the options that say which brokers are meant."""
+SHARED.update(wire=takes(Wire, "wire"), run=run_options)

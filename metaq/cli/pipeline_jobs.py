@@ -4,7 +4,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from metaq.cli.options import (
     parse_start,
     start_option,
 )
-from metaq.cli.pipeline import JobRun, Wire, run_options, task_progress, wire_options
+from metaq.cli.pipeline import JobRun, Wire, task_progress
 from metaq.cli.tree import command
 
 WINDOW_S: Final = 60
@@ -43,8 +43,6 @@ every_option = click.option(
         "--to", "path", required=True, help="Directory or URL of the archive."
     ),
     every_option,
-    wire_options,
-    run_options,
     short_help="Write what topics have beyond the last run to a Delta table.",
     examples=(
         "metaq pipeline archive orders --to /archive",
@@ -114,8 +112,6 @@ def archive(
         help="With place and time of each message in its headers, replay.origin and"
         " replay.timestamp.",
     ),
-    wire_options,
-    run_options,
     examples=(
         "metaq pipeline replay /archive --topic orders-again",
         "metaq pipeline replay /archive --topic t --where \"date >= '2026-01-31'\"",
@@ -129,14 +125,13 @@ def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) 
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:
         wire.require(topic, kind="puts")
-    with run.session() as session:
+
+    def work(spark: Any) -> Any:
         from metaq.pipeline.jobs.replay import replay as run_job
 
-        with task_progress(session, "replay"):
-            done = session.run(lambda: run_job(session.spark, path, options, **asked))
-    print_facts(
-        {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
-    )
+        return run_job(spark, path, options, **asked)
+
+    _put(run, "replay", work)
 
 
 @command(
@@ -157,8 +152,6 @@ def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) 
     ),
     click.option("--attribute", help="SQL expression for the attribute."),
     click.option("--key", help="SQL expression; equal keys go to one partition."),
-    wire_options,
-    run_options,
     short_help="Put what Spark can read into TOPIC.",
     examples=(
         "metaq pipeline ingest logs /var/log/*.log --format text",
@@ -169,11 +162,19 @@ def ingest(run: JobRun, wire: Wire, topic: str, **asked: Any) -> None:
     """Put what Spark can read into TOPIC, a message for each row, at least once."""
     options = wire.to_map(topic=topic)
     wire.require(topic, kind="puts")
-    with run.session() as session:
+
+    def work(spark: Any) -> Any:
         from metaq.pipeline.jobs.ingest import ingest as run_job
 
-        with task_progress(session, "ingest"):
-            done = session.run(lambda: run_job(session.spark, options, **asked))
+        return run_job(spark, options, **asked)
+
+    _put(run, "ingest", work)
+
+
+def _put(run: JobRun, name: str, work: Callable[[Any], Any]) -> None:
+    """Run a job that puts messages, and print how many there were."""
+    with run.session() as session, task_progress(session, name):
+        done = session.run(lambda: work(session.spark))
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
     )
@@ -198,8 +199,6 @@ def ingest(run: JobRun, wire: Wire, topic: str, **asked: Any) -> None:
         " it is read here.",
     ),
     every_option,
-    wire_options,
-    run_options,
     examples=(
         "metaq pipeline stats orders --window 3600",
         "metaq pipeline stats orders --every 10 --json",
@@ -249,8 +248,6 @@ def stats(
         "message_id",
         help="SQL expression that identifies a message of a copy.  [default: content]",
     ),
-    wire_options,
-    run_options,
     examples=(
         "metaq pipeline audit orders --archive /archive",
         "metaq pipeline audit orders --copy orders-again",
@@ -309,7 +306,6 @@ def audit(
 @command(
     "pipeline verify",
     click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
-    run_options,
     short_help="Check every stored byte of data directories or archives.",
     examples=("metaq pipeline verify /var/lib/metaq --master local[8]",),
 )

@@ -31,7 +31,7 @@ from metaq.cli.options import (
     option,
     takes,
 )
-from metaq.cli.pipeline import JobRun, run_options
+from metaq.cli.pipeline import JobRun
 from metaq.cli.topics import Wishes, create
 from metaq.cli.tree import command
 from metaq.errors import ConfigError, NoBrokerError
@@ -172,7 +172,6 @@ class RunOptions:
     "pipeline run",
     directory_argument,
     takes(RunOptions),
-    run_options,
     short_help="Run the declared pipeline of DIRECTORY.",
     examples=(
         "metaq pipeline run errors",

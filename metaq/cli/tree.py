@@ -45,7 +45,7 @@ SHARED: Final[dict[str, Callable[[Any], Any]]] = {
     "target": target_options,
     "data_dir": here_options,
 }
-"""Options of many commands, by the argument that they become."""
+"""Options of many commands, by the argument that they become; rooms add theirs."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -83,9 +83,7 @@ Settings = TypeVar("Settings", SystemConfig, ZooKeeperConfig, LimitsConfig, Topi
 
 
 def load_config(
-    path: str,
-    read: Callable[[str], bytes],
-    overrides: Mapping[str, str] = NO_OVERRIDES,
+    path: str, read: Callable[[str], bytes], overrides: Mapping[str, str] = NO_OVERRIDES
 ) -> BrokerConfig:
     """Read and validate a configuration file.
 

@@ -240,12 +240,7 @@ class Channel:
             self.send(memoryview(data)[sent:])
 
     def send_range(
-        self,
-        head: bytes,
-        file: FileRange,
-        *,
-        explain: Explain,
-        is_fresh: bool = False,
+        self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool = False
     ) -> None:
         """Send a file range after its header.
 
@@ -303,16 +298,12 @@ class Channel:
         else:
             self._finish()
 
-    def hang_up(self, reason: str) -> None:
-        """Close at once, with nothing queued; the peer sees the end of the stream."""
-        self._close(reason)
-
     def abort(self, reason: str) -> None:
         """Close at once and drop the queue; the peer sees a reset."""
         if self.state is not ChannelState.CLOSED:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._close(reason)
+            self.hang_up(reason)
 
     def idle_s(self, now_s: float) -> float:
         """Return for how long nothing has moved in either direction."""
@@ -333,7 +324,7 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._close(f"receive failed: {error}")
+            self.hang_up(f"receive failed: {error}")
             return
         except MemoryError:
             self._on_no_memory()
@@ -425,7 +416,7 @@ class Channel:
         except OSError as error:
             if self._reads_rest:
                 self._read_rest()
-            self._close(f"send failed: {error}")
+            self.hang_up(f"send failed: {error}")
             return
         except MemoryError:
             self._run_out()
@@ -526,7 +517,7 @@ class Channel:
         if item.is_short:
             text = f"range ends {item.left_bytes} bytes early"
             item.explain(error or ShortRangeError(text))
-            self._close(f"send failed: {text}")
+            self.hang_up(f"send failed: {text}")
             return
         if error is not None:
             substitute = self._queue[0] = item.explain(error)
@@ -546,11 +537,11 @@ class Channel:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._close(self._reason or f"shutdown failed: {error}")
+            self.hang_up(self._reason or f"shutdown failed: {error}")
             return
         self._readers.add_reader(self._fd, self._on_discard)
         self._is_reading = True
-        self._linger = self._loop.call_later(self._linger_s, self._close, self._reason)
+        self._linger = self._loop.call_later(self._linger_s, self.hang_up, self._reason)
 
     def _on_discard(self) -> None:
         try:
@@ -561,12 +552,13 @@ class Channel:
             size_bytes = 0
         self.received_bytes += size_bytes
         if not size_bytes:
-            self._close(self._reason)
+            self.hang_up(self._reason)
 
     def _run_out(self) -> None:
         self.abort("no memory")
 
-    def _close(self, reason: str) -> None:
+    def hang_up(self, reason: str) -> None:
+        """Close at once, with nothing queued; the peer sees the end of the stream."""
         if self.state is ChannelState.CLOSED:
             return
         self.state = ChannelState.CLOSED

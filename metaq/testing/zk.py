@@ -449,10 +449,10 @@ class MemoryCoordinator:
         async with self._asking("exists", path, deadline_s):
             return path in self._server.nodes
 
-    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
-        """Return the sorted names of a node's children, or None without the node."""
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
+        """Return the sorted names of a node's children; () also without the node."""
         async with self._asking("children", path, deadline_s):
-            return self._server.names(path)
+            return self._server.names(path) or ()
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float

@@ -443,13 +443,13 @@ class KazooCoordinator:
         request = partial(self._client.exists_async, path)
         return await self._ask("exists", path, request, bool, deadline_s)
 
-    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
-        """Return the sorted names of a node's children, or None without the node."""
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
+        """Return the sorted names of a node's children; () also without the node."""
         request = partial(self._client.get_children_async, path)
         try:
             return await self._ask("children", path, request, _names, deadline_s)
         except NoNodeError:
-            return None
+            return ()
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float

@@ -12,14 +12,13 @@ an unreadable payload; the latter are logged, once for each payload.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from metaq.model import printable
 from metaq.zk.errors import PayloadError
 from metaq.zk.session import Cancel, Coordinator, SessionState
-from metaq.zk.znodes import Node
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +45,28 @@ async def read_values(
     Raises:
         CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
     """
-    names = await coordinator.children(path, deadline_s=deadline_s) or ()
+    names = await coordinator.children(path, deadline_s=deadline_s)
+    get = partial(coordinator.get, deadline_s=deadline_s)
     values = {}
-    for start in range(0, len(names), READS_AT_ONCE):
-        batch = names[start : start + READS_AT_ONCE]
-        nodes: list[Node | None] = await asyncio.gather(
-            *(coordinator.get(f"{path}/{n}", deadline_s=deadline_s) for n in batch)
-        )
-        for name, node in zip(batch, nodes, strict=True):
-            if node is None:
-                continue
+    for name, node in await in_batches(lambda name: get(f"{path}/{name}"), names):
+        if node is not None:
             try:
                 values[name] = decode(node.data)
             except PayloadError as error:
                 where = printable(f"{path}/{name}")
                 _log.warning("node left out: path=%s error=%s", where, error)
     return values
+
+
+async def in_batches(
+    ask: Callable[[str], Awaitable[T]], names: Sequence[str]
+) -> list[tuple[str, T]]:
+    """Return each name with the answer about it, READS_AT_ONCE asked together."""
+    found: list[tuple[str, T]] = []
+    for start in range(0, len(names), READS_AT_ONCE):
+        batch = names[start : start + READS_AT_ONCE]
+        found += zip(batch, await asyncio.gather(*map(ask, batch)), strict=True)
+    return found
 
 
 class ValuesWatch(Generic[T]):

@@ -31,7 +31,7 @@ from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot, Counts
 from metaq.errors import ClosedError
 from metaq.model import BrokerAddress, BrokerId
-from metaq.zk.children import READS_AT_ONCE, Settler, ValuesWatch
+from metaq.zk.children import Settler, ValuesWatch, in_batches
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
 from metaq.zk.paths import (
     LEADER_NAME,
@@ -276,27 +276,19 @@ class ClusterWatch(SnapshotFeed):
         recorded = await self._names([self._paths.recorded_topics()], deadline_s)
         parents = [self._paths.topics(kind) for kind in _TOPIC_KINDS]
         others = sorted(await self._names(parents, deadline_s) - recorded)
-        are_served: list[bool] = []
-        for start in range(0, len(others), READS_AT_ONCE):
-            batch = others[start : start + READS_AT_ONCE]
-            are_served += await asyncio.gather(
-                *(self._is_served(topic, deadline_s) for topic in batch)
-            )
-        served = {
-            t for t, is_served in zip(others, are_served, strict=True) if is_served
-        }
-        return recorded | served
 
-    async def _is_served(self, topic: str, deadline_s: float) -> bool:
-        kinds = (self._paths.topic_children(kind, topic) for kind in _TOPIC_KINDS)
-        return bool(await self._names(kinds, deadline_s))
+        async def copies(topic: str) -> frozenset[str]:
+            kinds = [self._paths.topic_children(kind, topic) for kind in _TOPIC_KINDS]
+            return await self._names(kinds, deadline_s)
+
+        found = await in_batches(copies, others)
+        return recorded.union(topic for topic, names in found if names)
 
     async def _names(self, paths: Iterable[str], deadline_s: float) -> frozenset[str]:
         """Return the names of the children of some nodes together."""
         found: set[str] = set()
         for path in paths:
-            names = await self._coordinator.children(path, deadline_s=deadline_s)
-            found.update(names or ())
+            found.update(await self._coordinator.children(path, deadline_s=deadline_s))
         return frozenset(found)
 
     # -- snapshots --------------------------------------------------------------------

@@ -188,7 +188,7 @@ class GroupDecisions:
         found = {}
         for topic in await self._topics(deadline_s):
             path = self._paths.group_partitions(DECISION, self._group, topic)
-            names = await self._coordinator.children(path, deadline_s=deadline_s) or ()
+            names = await self._coordinator.children(path, deadline_s=deadline_s)
             for parsed in filter(None, map(parse_partition, names)):
                 partition = TopicPartition(topic, *parsed)
                 place = await self._read_decision(partition, deadline_s)
@@ -198,7 +198,7 @@ class GroupDecisions:
 
     async def _topics(self, deadline_s: float) -> tuple[str, ...]:
         path = self._paths.group_topics(DECISION, self._group)
-        return await self._coordinator.children(path, deadline_s=deadline_s) or ()
+        return await self._coordinator.children(path, deadline_s=deadline_s)
 
     async def _read_decision(
         self, partition: TopicPartition, deadline_s: float
@@ -220,9 +220,7 @@ class GroupDecisions:
         path = self._paths.group_tokens(self._group)
         await self._coordinator.set_or_create(path, b"", deadline_s=deadline_s)
         tokens = {}
-        for token in (
-            await self._coordinator.children(path, deadline_s=deadline_s) or ()
-        ):
+        for token in await self._coordinator.children(path, deadline_s=deadline_s):
             node = await self._coordinator.get(f"{path}/{token}", deadline_s=deadline_s)
             if node is not None:
                 tokens[token] = node.data.decode(errors="replace")
@@ -232,14 +230,14 @@ class GroupDecisions:
 
     async def make_token(self, token: str, member: str, *, deadline_s: float) -> None:
         """Make a token that never was; after an error it may not be used."""
-        path = self._paths.group_token(self._group, token)
+        path = self._token_path(token)
         await self._coordinator.create_ephemeral(
             path, member.encode(), deadline_s=deadline_s
         )
 
     async def drop_token(self, token: str, *, deadline_s: float) -> None:
         """Delete a token: nothing can be decided under it from now on."""
-        path = self._paths.group_token(self._group, token)
+        path = self._token_path(token)
         await self._coordinator.delete(path, deadline_s=deadline_s)
 
     async def plan(

@@ -33,11 +33,11 @@ async def brokers_with(
     """
     found: set[BrokerId] = set()
     for path in (paths.recorded_topic(topic), paths.topic_statuses(topic)):
-        names = await coordinator.children(path, deadline_s=deadline_s) or ()
+        names = await coordinator.children(path, deadline_s=deadline_s)
         found.update(BrokerId(int(name)) for name in names if name.isdecimal())
     for kind in TOPIC_KINDS:
         path = paths.topic_children(kind, topic)
-        names = await coordinator.children(path, deadline_s=deadline_s) or ()
+        names = await coordinator.children(path, deadline_s=deadline_s)
         found.update(role.broker_id for role in map(parse_role, names) if role)
     return tuple(sorted(found))
 
@@ -68,14 +68,14 @@ async def finish_deletion(
         is_deleting = False
     if node is None or not is_deleting:
         return ()
-    groups = await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
+    groups = await coordinator.children(paths.groups(), deadline_s=deadline_s)
     parents = [
         paths.group_partitions(kind, group, topic)
         for group in groups
         for kind in (NodeKind.GROUP_OFFSET, NodeKind.OWNER)
     ]
     for parent in parents[::2]:
-        names = await coordinator.children(parent, deadline_s=deadline_s) or ()
+        names = await coordinator.children(parent, deadline_s=deadline_s)
         for name in names:
             await coordinator.delete(f"{parent}/{name}", deadline_s=deadline_s)
     parents += [paths.recorded_topic(topic), paths.topic_statuses(topic)]

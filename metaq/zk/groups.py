@@ -97,7 +97,7 @@ async def list_groups(
     coordinator: Coordinator, paths: NodePaths, *, deadline_s: float
 ) -> tuple[str, ...]:
     """Return the names of all groups there have ever been, ascending."""
-    return await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
+    return await coordinator.children(paths.groups(), deadline_s=deadline_s)
 
 
 async def read_members(

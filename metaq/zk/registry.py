@@ -39,7 +39,7 @@ from metaq.clock import Clock
 from metaq.errors import CoordinationError
 from metaq.retry import Backoff, wait_set
 from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
-from metaq.zk.children import READS_AT_ONCE
+from metaq.zk.children import in_batches
 from metaq.zk.errors import BrokerIdTakenError, NodeNotEmptyError
 from metaq.zk.paths import NodePaths
 from metaq.zk.plan import (
@@ -404,26 +404,27 @@ class BrokerRegistry:
         assert self._snapshot is not None
         if not self._snapshot.is_recorded:
             return
-        role, deadline_s = self._snapshot.role, self._operation_deadline_s()
+        broker_id = self._snapshot.role.broker_id
         coordinator, paths = self._coordinator, self._paths
         found = await coordinator.children(
-            paths.recorded_topics(), deadline_s=deadline_s
+            paths.recorded_topics(), deadline_s=self._operation_deadline_s()
         )
-        others = [name for name in found or () if name not in wanted]
-        for start in range(0, len(others), READS_AT_ONCE):
-            batch = [
-                paths.recorded_partitions(name, role.broker_id)
-                for name in others[start : start + READS_AT_ONCE]
-            ]
-            deadline_s = self._operation_deadline_s()
-            are_there = await asyncio.gather(
-                *(coordinator.exists(path, deadline_s=deadline_s) for path in batch)
+        others = [
+            paths.recorded_partitions(name, broker_id)
+            for name in found
+            if name not in wanted
+        ]
+
+        async def exists(path: str) -> bool:
+            return await coordinator.exists(
+                path, deadline_s=self._operation_deadline_s()
             )
-            for path, is_there in zip(batch, are_there, strict=True):
-                if is_there:
-                    for step in plan_record_removal(path):
-                        await self._take(step, deadline_s)
-                    _log.info("record of a topic that is gone removed: path=%s", path)
+
+        for path, is_there in await in_batches(exists, others):
+            if is_there:
+                for step in plan_record_removal(path):
+                    await self._take(step, self._operation_deadline_s())
+                _log.info("record of a topic that is gone removed: path=%s", path)
 
     async def _apply(self, group: DesiredGroup, status: SessionStatus) -> int:
         """Bring one group in step; return how many steps it took."""

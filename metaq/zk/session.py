@@ -200,8 +200,8 @@ class Coordinator(Protocol):
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
 
-    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
-        """Return the sorted names of a node's children, or None without the node."""
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
+        """Return the sorted names of a node's children; () also without the node."""
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float

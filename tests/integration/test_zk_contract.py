@@ -258,7 +258,7 @@ def test_missing_nodes_are_values_not_errors(world: World) -> None:
         async with client_of(world) as one:
             assert await one.get("/no", deadline_s=in_s()) is None
             assert await one.exists("/no", deadline_s=in_s()) is False
-            assert await one.children("/no", deadline_s=in_s()) is None
+            assert await one.children("/no", deadline_s=in_s()) == ()
             assert await one.delete("/no", deadline_s=in_s()) is False
 
     run(scenario, world)

@@ -176,10 +176,7 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
 
 
 def _text_of(
-    error: BaseException,
-    command: Get,
-    log: PartitionLog | None,
-    context: BrokerContext,
+    error: BaseException, command: Get, log: PartitionLog | None, context: BrokerContext
 ) -> str:
     """Return the text of a 500; damage is named for programs, too."""
     is_known = isinstance(error, StorageError | ClosedError)

@@ -75,10 +75,7 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
 
 
 def _begin_answer(
-    command: OffsetQuery,
-    question: Question,
-    log: PartitionLog,
-    answerer: Answerer,
+    command: OffsetQuery, question: Question, log: PartitionLog, answerer: Answerer
 ) -> None:
     """Have a question answered by another thread; `answerer` sends the answer later.
 

@@ -261,9 +261,7 @@ def _check(
     blocks = yield from join_in_steps(pieces)
     require_checksum((yield from checksum_in_steps(blocks)), command.checksum)
     found = yield from check_in_steps(
-        blocks,
-        command.count,
-        payload_bytes_max=context.config.limits.payload_bytes_max,
+        blocks, command.count, payload_bytes_max=context.config.limits.payload_bytes_max
     )
     if isinstance(found, BatchError):
         raise ServerError(f"mput: at byte {found.position}: {found.detail}")

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.client.cluster.broker_facts import read_closed
@@ -40,15 +41,21 @@ from metaq.zk.session import Coordinator
 NAMES_SHOWN_MAX: Final = 10
 
 
-def require_coordinator(context: ClientContext) -> Coordinator:
+def require_coordinator(
+    context: ClientContext, needed: str = "groups are kept in"
+) -> Coordinator:
     """Return the client's ZooKeeper.
+
+    Args:
+        context: the client's parts.
+        needed: begin of the error's sentence: what ZooKeeper is needed for.
 
     Raises:
         ConfigError: it was made for named brokers, and has none.
     """
     if context.coordinator is None:
         raise ConfigError(
-            "groups are kept in ZooKeeper: expected its address, got brokers by name"
+            f"{needed} ZooKeeper: expected its address, got brokers by name"
         )
     return context.coordinator
 
@@ -387,23 +394,21 @@ async def _forget_broker(
 ) -> None:
     """Delete its records; a call that failed half-way can be repeated."""
     coordinator, paths = require_coordinator(context), context.paths
-    recorded = await coordinator.children(
-        paths.recorded_topics(), deadline_s=deadline_s
-    )
-    marked = await coordinator.children(
-        paths.topics_with_status(), deadline_s=deadline_s
-    )
+    children = partial(coordinator.children, deadline_s=deadline_s)
+    delete = partial(coordinator.delete, deadline_s=deadline_s)
+    recorded = await children(paths.recorded_topics())
+    marked = await children(paths.topics_with_status())
     nodes = [
-        *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
-        *(paths.topic_status(topic, broker_id) for topic in marked or ()),
+        *(paths.recorded_partitions(topic, broker_id) for topic in recorded),
+        *(paths.topic_status(topic, broker_id) for topic in marked),
     ]
 
     async def forget(path: str) -> None:
         if not await coordinator.exists(path, deadline_s=deadline_s):
             return
-        await coordinator.delete(path, deadline_s=deadline_s)
+        await delete(path)
         with contextlib.suppress(NodeNotEmptyError):
-            await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
+            await delete(path.rpartition("/")[0])
 
     raise_first(await for_each(forget, nodes))
     groups = await _offsets_of_broker(context, broker_id, deadline_s)
@@ -412,9 +417,6 @@ async def _forget_broker(
         offsets = GroupOffsets(coordinator, paths, group=group)
         for partition in partitions:
             await offsets.delete_offset(partition, deadline_s=deadline_s)
-    await coordinator.delete(
-        paths.recorded_directories(broker_id), deadline_s=deadline_s
-    )
+    await delete(paths.recorded_directories(broker_id))
     # Last, so that a call that failed half-way can be repeated.
-    path = paths.recorded_broker(broker_id)
-    await coordinator.delete(path, deadline_s=deadline_s)
+    await delete(paths.recorded_broker(broker_id))

@@ -109,7 +109,7 @@ class AdminGroup:
         named = {topic for topics in members.values() for topic in topics}
         wanted = set(filter(is_legal_step, named))
         stored = await offsets.topics(deadline_s=deadline_s)
-        topics = sorted(wanted.union(stored, owned_topics or ()))
+        topics = sorted(wanted.union(stored, owned_topics))
         snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
         owners: dict[TopicPartition, str] = {}
         partitions: set[TopicPartition] = set()
@@ -368,14 +368,13 @@ class AdminGroup:
         """
         paths, group = self._context.paths, self._group
         delete = partial(self._coordinator.delete, deadline_s=self.deadline_s)
+        children = partial(self._coordinator.children, deadline_s=self.deadline_s)
 
         async def delete_parents(kind: NodeKind) -> None:
             parent = paths.group_topics(kind, group)
-            topics = await self._coordinator.children(
-                parent, deadline_s=self.deadline_s
-            )
-            for path in (*(f"{parent}/{topic}" for topic in topics or ()), parent):
-                await delete(path)
+            for topic in await children(parent):
+                await delete(f"{parent}/{topic}")
+            await delete(parent)
 
         try:
             # First the parent of the members: it cannot be deleted once one has joined.

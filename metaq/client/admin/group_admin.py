@@ -10,11 +10,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from metaq.client.admin.broker_admin import AsyncBrokerAdmin, require_coordinator
-from metaq.client.admin.cluster_admin import (
-    AdminGroup,
-    GroupDescription,
-    OffsetChange,
-)
+from metaq.client.admin.cluster_admin import AdminGroup, GroupDescription, OffsetChange
 from metaq.client.decisions.ending import forget, settle
 from metaq.client.names import as_partition, require_names, require_text
 from metaq.client.offsets.offset_reset import Goal

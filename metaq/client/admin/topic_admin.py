@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from metaq.client.admin.broker_admin import require_coordinator
 from metaq.client.admin.cluster_admin import AdminGroup
 from metaq.client.admin.group_admin import AsyncGroupAdmin
 from metaq.client.cluster.catalog import read_cluster
@@ -367,8 +368,7 @@ class _Topic:
     async def _recorded_brokers(self) -> tuple[str, ...]:
         """Return the ids of brokers that keep a record: those of this package."""
         path = self._context.paths.recorded_brokers()
-        found = await self.coordinator.children(path, deadline_s=self._deadline_s)
-        return found or ()
+        return await self.coordinator.children(path, deadline_s=self._deadline_s)
 
     # -- making -----------------------------------------------------------------------
 
@@ -482,10 +482,8 @@ class _Topic:
                     f"topic '{topic}' is not deleted: broker {each.broker_id} is of"
                     " MetaQ 1.4, which deletes no topic"
                 )
-        groups = await self.coordinator.children(
-            self._context.paths.groups(), deadline_s=self._deadline_s
-        )
-        for group in groups or ():
+        path = self._context.paths.groups()
+        for group in await self.coordinator.children(path, deadline_s=self._deadline_s):
             here = AdminGroup(self._context, group, self._deadline_s)
             await here.require_idle({topic})
 
@@ -520,7 +518,7 @@ async def _topic_names(context: ClientContext, deadline_s: float) -> frozenset[s
     coordinator, paths = _coordinator(context), context.paths
     names = set(await context.metadata.topics(deadline_s=deadline_s))
     for parent in (paths.topic_definitions(), paths.recorded_topics()):
-        names.update(await coordinator.children(parent, deadline_s=deadline_s) or ())
+        names.update(await coordinator.children(parent, deadline_s=deadline_s))
     return frozenset(names)
 
 
@@ -569,12 +567,7 @@ def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
 
 
 def _coordinator(context: ClientContext) -> Coordinator:
-    if context.coordinator is None:
-        raise ConfigError(
-            "topics are made and described through ZooKeeper: expected its address,"
-            " got brokers by name"
-        )
-    return context.coordinator
+    return require_coordinator(context, "topics are made and described through")
 
 
 # -- making ---------------------------------------------------------------------------
@@ -623,9 +616,7 @@ def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
 
 
 def _unable(
-    missing: Sequence[BrokerId],
-    able: Collection[BrokerId],
-    java: Collection[BrokerId],
+    missing: Sequence[BrokerId], able: Collection[BrokerId], java: Collection[BrokerId]
 ) -> NoBrokerError:
     if missing:
         why = "is of MetaQ 1.4" if missing[0] in java else "is not there"

@@ -211,10 +211,7 @@ async def find_partitions(
 
 
 async def require_partitions(
-    context: ClientContext,
-    partitions: Iterable[TopicPartition],
-    *,
-    deadline_s: float,
+    context: ClientContext, partitions: Iterable[TopicPartition], *, deadline_s: float
 ) -> None:
     """Return when brokers have registered all of some partitions.
 
