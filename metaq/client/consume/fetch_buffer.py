@@ -187,7 +187,6 @@ class _PartitionBuffer:
     taken: FetchedBatch | None = None
     is_queued: bool = False
     is_paused: bool = False
-    """By the user."""
     is_delayed: bool = False
     """A message of it failed, and is handed out again later."""
     is_held: bool = False

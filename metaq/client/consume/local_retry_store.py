@@ -28,7 +28,6 @@ from metaq.model import Message
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Bound on closing the files."""
 
 OnReplayed: TypeAlias = Callable[[BaseException | None], object]
 """Reports how handling a replayed message ended: None, or its handler's exception."""
