@@ -70,6 +70,14 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+async def all_for(
+    operation: Callable[[K], Coroutine[Any, Any, T]], items: Iterable[K]
+) -> dict[K, T]:
+    """Return the result of each item, in order; as `all_of`."""
+    every = list(items)
+    return dict(zip(every, await all_of(map(operation, every)), strict=True))
+
+
 def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
     """Return the errors among the results of `for_each`."""
     return {i: each for i, each in results.items() if isinstance(each, MetaqError)}

@@ -49,7 +49,6 @@ Hook: TypeAlias = Callable[[Any, frozenset[TopicPartition]], object]
 function."""
 
 HOOKS: Final = ("on_assigned", "on_revoked", "on_lost")
-"""Options that are hooks."""
 
 IN_FLIGHT_BATCHES_MAX: Final = 5
 """More than that are not remembered by brokers, so they could be stored twice."""

@@ -391,16 +391,12 @@ class AsyncClient:
             check_plain_function("selector", selector)
         context = self._require_context()
         producer = AsyncProducer(
-            pool=context.pool,
-            metadata=context.metadata,
-            options=options,
-            clock=context.clock,
+            context,
+            options,
             producer_id=uuid.uuid4().hex,
             selector=selector,
-            close_timeout_s=self.options.close_timeout_s,
             # Producers of one message each would all send it to the same partition.
             first_turn=int(self._chance() * FIRST_TURNS),
-            place=context.place,
         )
         self._made.producers.add(producer)
         return producer

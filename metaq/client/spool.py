@@ -80,7 +80,6 @@ ENTRY: Final = Struct(">4sIBIQ")
 MESSAGE: Final = Struct(">iiqqqIi")
 
 SPOOL_BYTES_MAX: Final = SizeBytes(1 << 30)
-"""Largest file, by default."""
 
 SPOOL_THREADS_MAX: Final = 8
 """Calls of the spools of one producer, or of one run, that wait for the disk at once;

@@ -38,6 +38,12 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
 
 
+def finish(future: asyncio.Future[T], result: T) -> None:
+    """Set the result of a future, unless it has one, or was cancelled."""
+    if not future.done():
+        future.set_result(result)
+
+
 def require_loop(loop: asyncio.AbstractEventLoop, what: object) -> None:
     """Raise where an object is used on another event loop than its own.
 

@@ -10,7 +10,6 @@ SECONDS_MAX: Final = 1_000_000_000
 """Longest time: three decades. Clocks of the system take some more, and no infinity."""
 
 WHOLE_MAX: Final = 2**63 - 1
-"""Largest size or count by default."""
 
 WIRE_BYTES_MAX: Final = 2**31 - 1
 """Largest size that a get can ask for: 32 bits, signed."""

@@ -9,9 +9,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from metaq.client.options import ProducerOptions
+from metaq.client.cluster.context import ClientContext
+from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.produce.producer import AsyncProducer
+from metaq.clock import Clock
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import (
     ClosedError,
@@ -353,6 +355,12 @@ class World:
         )
 
 
+def context_of(pool: Any, metadata: Any, clock: Clock) -> ClientContext:
+    """Return the parts of a client that a producer uses."""
+    unused: Any = None
+    return ClientContext(clock, ClientOptions(), pool, metadata, unused, unused, unused)
+
+
 @contextlib.asynccontextmanager
 async def producing(
     *brokers: StandInBroker,
@@ -363,10 +371,8 @@ async def producing(
     """Open a producer in a world of brokers; inside `run_virtually`."""
     world = World(brokers, partitions)
     world.producer = AsyncProducer(
-        pool=world.pool,
-        metadata=world.metadata,
-        options=ProducerOptions(**options),
-        clock=VirtualClock(),
+        context_of(world.pool, world.metadata, VirtualClock()),
+        ProducerOptions(**options),
         producer_id="tester",
         selector=selector,
     )

@@ -322,7 +322,7 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
         client.consumer("g", ["test"]) as consumer,
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(Spool, "open", open_slowly)
+            patched.setattr("metaq.client.consume.local_retry_store.Spool", open_slowly)
             with pytest.raises(RequestTimeoutError, match="opening the local retry"):
                 run(consumer, timeout=0.05)
         answers.set()

@@ -23,7 +23,7 @@ from metaq.protocol.texts import put_failed
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.producing import FixedMetadata
+from tests.client.producing import FixedMetadata, context_of
 from tests.rigs.broker import make_config
 from tests.rigs.waiting import until
 
@@ -47,12 +47,9 @@ class Sending:
         self.metadata = FixedMetadata({})
         self.partitions = partitions
         self.pool = ConnectionPool(clock=CLOCK, options=CLIENT, loop=loop)
+        context = context_of(self.pool, self.metadata, CLOCK)
         self.producer = AsyncProducer(
-            pool=self.pool,
-            metadata=self.metadata,
-            options=ProducerOptions(**options),
-            clock=CLOCK,
-            producer_id="tester",
+            context, ProducerOptions(**options), producer_id="tester"
         )
 
     def tell(self, address: BrokerAddress) -> None:

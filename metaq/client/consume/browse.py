@@ -28,7 +28,7 @@ from metaq.client.cluster.metadata_queries import LogQueries, connect, insist
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.errors import CannotAnswerError
-from metaq.client.fan_out import all_of
+from metaq.client.fan_out import all_for
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
 from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import check_topic, fixed_partitions, name_some, require_text
@@ -243,10 +243,9 @@ async def stats_of(
             return None
         return parse_stats(text)
 
-    found = await all_of(map(ask, addresses))
     return {
         str(address).removeprefix(SCHEME): statistics
-        for address, statistics in zip(addresses, found, strict=True)
+        for address, statistics in (await all_for(ask, addresses)).items()
         if statistics is not None
     }
 
@@ -404,11 +403,12 @@ class _Reading:
         """Return where to stop in each partition that has a log."""
         deadline_s = self.context.deadline_s(self.timeout)
         # All ends first: later puts are left out in every partition.
-        ranges = await all_of(
-            LogQueries(self.context, one, deadline_s).ends() for one in self.partitions
+        found = await all_for(
+            lambda one: LogQueries(self.context, one, deadline_s).ends(),
+            self.partitions,
         )
         ends = {}
-        for partition, log in zip(self.partitions, ranges, strict=True):
+        for partition, log in found.items():
             if log is not None:
                 ends[partition] = log[1]
             elif self.is_named:

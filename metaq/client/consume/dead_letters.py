@@ -25,7 +25,6 @@ from metaq.errors import ConfigError
 from metaq.model import HeaderPairs, Message, MessageId, Millis, Offset, TopicPartition
 
 PREFIX: Final = "dead-letter."
-"""Prefix of the names of all headers that are added."""
 
 ERROR_CHARS_MAX: Final = 200
 """Longer names of errors are cut."""

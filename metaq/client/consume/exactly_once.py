@@ -19,7 +19,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 from metaq.client.consume.message_batch import ListedMessages
@@ -218,10 +217,7 @@ class AsyncExactlyOnce:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Store the messages and the offsets of the batch, both; or neither.
 

@@ -50,7 +50,7 @@ from typing import Any, Final
 
 from metaq.client.consume.decode import MAKE, join, take_apart
 from metaq.client.names import name_some
-from metaq.client.timeouts import wait_for
+from metaq.client.timeouts import finish, wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import GroupOffset, Message, Offset, TopicPartition
@@ -187,7 +187,6 @@ class _PartitionBuffer:
     taken: FetchedBatch | None = None
     is_queued: bool = False
     is_paused: bool = False
-    """By the user."""
     is_delayed: bool = False
     """A message of it failed, and is handed out again later."""
     is_held: bool = False
@@ -783,9 +782,4 @@ class FetchBuffer:
 
 
 def _finish_soon(future: asyncio.Future[None]) -> None:
-    future.get_loop().call_soon_threadsafe(_finish, future)
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    future.get_loop().call_soon_threadsafe(finish, future, None)

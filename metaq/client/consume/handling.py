@@ -54,7 +54,6 @@ AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
 """Handles a message; its result is ignored, an exception is a failure."""
 
 CONCURRENCY_MAX: Final = 10_000
-"""Most workers of one run."""
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: no broker accepts the dead letter, or the

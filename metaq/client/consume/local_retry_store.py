@@ -19,6 +19,7 @@ from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.redelivery import FailureLog, RetryPolicy
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
+from metaq.client.timeouts import finish
 from metaq.errors import MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
@@ -27,9 +28,8 @@ from metaq.model import Message
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Bound on closing the files."""
 
-OnReplayed: TypeAlias = Callable[[BaseException | None], None]
+OnReplayed: TypeAlias = Callable[[BaseException | None], object]
 """Reports how handling a replayed message ended: None, or its handler's exception."""
 
 
@@ -195,15 +195,5 @@ class LocalRetryStore:
         ended = self._replays.pop(batch, None) if self._replays else None
         if ended is None:
             return None
-
-        def end(failure: BaseException | None) -> None:
-            self._loop.call_soon_threadsafe(_finish, ended, failure)
-
-        return end
-
-
-def _finish(
-    ended: "asyncio.Future[BaseException | None]", failure: BaseException | None
-) -> None:
-    if not ended.done():
-        ended.set_result(failure)
+        soon = self._loop.call_soon_threadsafe
+        return lambda failure: soon(finish, ended, failure)

@@ -24,7 +24,7 @@ from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatis
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.errors import BehindLogEndError, CannotAnswerError, StuckError
-from metaq.client.fan_out import all_of
+from metaq.client.fan_out import all_for
 from metaq.client.names import name_some
 from metaq.client.offsets.offset_store import Offsets
 from metaq.cluster_snapshot import ClusterSnapshot
@@ -308,14 +308,14 @@ async def lags_of(
     `UNKNOWN_LAG` if the offset is beyond the log end.
     """
 
-    async def ask(partition: TopicPartition, offset: Offset) -> Lag:
+    async def ask(one: TopicPartition) -> Lag:
         try:
-            return await lag_of(context, partition, offset, deadline_s=deadline_s)
+            offset = handled[one].offset
+            return await lag_of(context, one, offset, deadline_s=deadline_s)
         except BehindLogEndError:
             return UNKNOWN_LAG
 
-    lags = await all_of(ask(one, at.offset) for one, at in handled.items())
-    return dict(zip(handled, lags, strict=True))
+    return await all_for(ask, handled)
 
 
 @dataclass(frozen=True, slots=True)

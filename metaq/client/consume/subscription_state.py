@@ -19,9 +19,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.cursor import PartitionCursor
 from metaq.client.consume.duplicate_filter import DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchBuffer
@@ -30,21 +32,18 @@ from metaq.client.consume.fetcher import PartitionFetcher
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.decisions.member import MemberDecisions
-from metaq.client.fan_out import all_of
+from metaq.client.fan_out import all_for
 from metaq.client.group.assignments import Fence
 from metaq.client.group.hooks import Hooks
 from metaq.client.offsets.committer import Commit, CommitOrder, Committer
-from metaq.client.offsets.offset_reset import NO_MESSAGE, first_offset, load_offset
-from metaq.client.offsets.offset_store import Offsets, OffsetStore
+from metaq.client.offsets.offset_reset import NO_MESSAGE, NOTHING_HANDLED, first_offset
+from metaq.client.offsets.offset_store import STORE_SLACK_S, Offsets, OffsetStore
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition
 
 _log = logging.getLogger(__name__)
-
-NO_OFFSET: Final = GroupOffset(Offset(-1))
-"""Below every offset."""
 
 HANDLING_SHARE: Final = 0.5
 """Part of a closing consumer's time for the message being handled; the rest is for the
@@ -141,13 +140,12 @@ class SubscriptionState:
         """Begin to read partitions that are ours now."""
         deadline_s = self._context.deadline_s()
         # First: what is decided is complete before anything is read.
-        places = await all_of(
-            self.decisions.settle(partition, deadline_s=deadline_s)
-            for partition in partitions
-        )
-        begins = await self._find_begins(partitions, deadline_s)
-        for place, (partition, begin) in zip(places, begins.items(), strict=True):
-            self.decisions.hold(partition, place, begin.offset)
+        settle = partial(self.decisions.settle, deadline_s=deadline_s)
+        places = await all_for(settle, partitions)
+        find = partial(self._find_begin, deadline_s=deadline_s)
+        begins = await all_for(find, partitions)
+        for partition, begin in begins.items():
+            self.decisions.hold(partition, places[partition], begin.offset)
             self._hooks.begin(partition)
             self._begin(partition, begin)
 
@@ -247,19 +245,26 @@ class SubscriptionState:
         Raises:
             MetaqError: the store cannot be asked, or its content cannot be parsed.
         """
+        found = await all_for(partial(self._load, deadline_s=deadline_s), partitions)
+        return {one: None if at is None else at.offset for one, at in found.items()}
 
-        async def load(partition: TopicPartition) -> Offset | None:
-            found = await load_offset(
-                self._context,
-                self._store,
-                self._group,
-                partition,
-                deadline_s=deadline_s,
-            )
-            return None if found is None else found.offset
+    async def _load(
+        self, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        """Return the committed offset; None for none.
 
-        offsets = await all_of(load(partition) for partition in partitions)
-        return dict(zip(partitions, offsets, strict=True))
+        It repeats the request after retriable errors, such as a missing connection to
+        ZooKeeper.
+
+        Raises:
+            MetaqError: the store could not be asked, or its content cannot be parsed.
+        """
+        context = self._context
+        load = partial(self._store.load, self._group, partition)
+        asking = insist(context, load, deadline_s)
+        limit_s = max(0.0, deadline_s - context.clock.monotonic_s()) + STORE_SLACK_S
+        what = f"offset of group {self._group}, {partition}"
+        return await within(limit_s, asking, what)
 
     def acknowledge(self, offsets: Mapping[TopicPartition, Offset]) -> None:
         """Note that the messages before these offsets are committed."""
@@ -269,7 +274,7 @@ class SubscriptionState:
         """Return the handled offsets; ids before them, or before others, are added."""
         handled = self._handled()
         if self._duplicates is not None:
-            before = dict.fromkeys(handled, NO_OFFSET)
+            before = dict.fromkeys(handled, GroupOffset(NOTHING_HANDLED))
             stored = handled if named is None else {**before, **named}
             self._duplicates.acknowledge(stored)
         return handled
@@ -294,7 +299,8 @@ class SubscriptionState:
         await self._committer.settle(deadline_s=deadline_s)
         # One that goes and comes again begins where its next claim says.
         fetchers = dict(self._fetchers)
-        begins = await self._find_begins(tuple(fetchers), deadline_s)
+        find = partial(self._find_begin, deadline_s=deadline_s)
+        begins = await all_for(find, fetchers)
         return {
             partition: begin.offset
             for partition, begin in begins.items()
@@ -308,20 +314,10 @@ class SubscriptionState:
 
     # -- where to begin ---------------------------------------------------------------
 
-    async def _find_begins(
-        self, partitions: Collection[TopicPartition], deadline_s: float
-    ) -> dict[TopicPartition, GroupOffset]:
-        begins = await all_of(
-            self._find_begin(partition, deadline_s) for partition in partitions
-        )
-        return dict(zip(partitions, begins, strict=True))
-
     async def _find_begin(
-        self, partition: TopicPartition, deadline_s: float
+        self, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset:
-        committed = await load_offset(
-            self._context, self._store, self._group, partition, deadline_s=deadline_s
-        )
+        committed = await self._load(partition, deadline_s=deadline_s)
         known = self._known_begin(partition, committed)
         begin, is_reset = await first_offset(
             self._context,

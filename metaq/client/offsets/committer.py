@@ -32,7 +32,7 @@ from metaq.client.offsets.offset_store import (
     Offsets,
     OffsetStore,
 )
-from metaq.client.timeouts import within
+from metaq.client.timeouts import finish, within
 from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
@@ -85,14 +85,9 @@ class Commit:
     )
     """Outcome of its write, which may answer others too."""
 
-    def end(self, failed: Failures) -> None:
-        """Answer it, unless it was answered, or its caller was cancelled."""
-        if not self.failed.done():
-            self.failed.set_result(failed)
-
     def _end_late(self) -> None:
         text = f"{self.what}: not done within {self.limit_s:.3g} s"
-        self.end(dict.fromkeys(self.offsets, RequestTimeoutError(text)))
+        finish(self.failed, dict.fromkeys(self.offsets, RequestTimeoutError(text)))
 
     async def wait(self) -> Failures:
         """Return the partitions that were not written, with their errors."""
@@ -120,7 +115,7 @@ class _Write:
     def end(self, failed: Failures) -> None:
         """Answer its commits."""
         for one in self.commits:
-            one.end(failed)
+            finish(one.failed, failed)
 
 
 class Committer:
@@ -280,7 +275,7 @@ class Committer:
         else:
             # Offsets that failed were revoked with their partitions, or written since.
             self.last_error = None
-            asked.end({})
+            finish(asked.failed, {})
         return asked
 
     def _name(

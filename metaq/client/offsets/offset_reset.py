@@ -9,16 +9,13 @@ a consumer that starts at the latest offset.
 import logging
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.cluster.boundaries import require_boundary
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import LogQueries, insist
-from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
+from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.options import Start, check_start
-from metaq.client.timeouts import within
 from metaq.client.validation import check_offset, wrong_type
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Millis, Offset, TopicPartition
@@ -33,27 +30,6 @@ Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
-
-
-async def load_offset(
-    context: ClientContext,
-    store: OffsetStore,
-    group: str,
-    partition: TopicPartition,
-    *,
-    deadline_s: float,
-) -> GroupOffset | None:
-    """Return the committed offset of a group; None for none.
-
-    It repeats the request after retriable errors, such as a missing connection to
-    ZooKeeper.
-
-    Raises:
-        MetaqError: the store could not be asked, or its content cannot be parsed.
-    """
-    asking = insist(context, partial(store.load, group, partition), deadline_s)
-    limit_s = max(0.0, deadline_s - context.clock.monotonic_s()) + STORE_SLACK_S
-    return await within(limit_s, asking, f"offset of group {group}, {partition}")
 
 
 async def first_offset(

@@ -17,7 +17,7 @@ from functools import partial
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
-from metaq.client.fan_out import all_of
+from metaq.client.fan_out import all_for, all_of
 from metaq.errors import ConfigError
 from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
@@ -40,12 +40,11 @@ async def read_progress(
         CoordinationError: ZooKeeper cannot be asked.
     """
     offsets = _group_offsets(context, group)
-    wanted = tuple(partitions)
-    found = await all_of(
-        insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
+    found = await all_for(
+        lambda one: insist(context, partial(offsets.read_offset, one), deadline_s),
+        partitions,
     )
-    answers = zip(wanted, found, strict=True)
-    return {one: stored.offset for one, stored in answers if stored is not None}
+    return {one: at.offset for one, at in found.items() if at is not None}
 
 
 async def read_committed(

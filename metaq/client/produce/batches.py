@@ -21,11 +21,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, repeat
-from operator import and_
+from operator import and_, itemgetter
 from struct import Struct
 from typing import Any, Final, NamedTuple, overload
 
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.timeouts import finish
 from metaq.client.validation import check_timeout
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
@@ -242,7 +243,7 @@ class Batch:
         self._home.require_loop()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        settle = partial(_settle, waiter)
+        settle = partial(finish, waiter, None)
         if loop is not self._home.loop:
             if not self._home.loop.is_running():
                 raise OutcomeUnknownError(
@@ -261,7 +262,7 @@ class Batch:
         assert outcomes is not None
         found = outcomes[0]
         if len(outcomes) > 1:
-            found = outcomes[bisect_right(outcomes, at, key=_first_of) - 1]
+            found = outcomes[bisect_right(outcomes, at, key=itemgetter(0)) - 1]
         first, result, ids, offsets = found
         if at == first or not isinstance(result, SendResult):
             return result
@@ -504,18 +505,9 @@ class SendResults(Sequence[SendResult]):
         return batch.outcome(first + number - self._starts[part])
 
 
-def _first_of(outcome: BatchOutcome) -> int:
-    return outcome.first
-
-
-def _settle(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
 def _settle_elsewhere(
     loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]
 ) -> None:
     # Waiters on that loop are gone when it is closed.
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_settle, waiter)
+        loop.call_soon_threadsafe(finish, waiter, None)

@@ -26,7 +26,7 @@ from metaq.client.errors import (
     UnknownXidError,
     XaRolledBackError,
 )
-from metaq.client.fan_out import all_of, failures, for_each
+from metaq.client.fan_out import all_for, failures, for_each
 from metaq.client.produce.attempts import NEVER_LEFT
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -277,9 +277,9 @@ async def _at_each(
     by_broker: dict[BrokerId, list[XaTransactionId]] = {}
     for broker_id, xid in branches:
         by_broker.setdefault(broker_id, []).append(xid)
-    found = await all_of(end(*each) for each in by_broker.items())
+    found = await all_for(lambda one: end(one, by_broker[one]), by_broker)
     return {
         (broker_id, xid): error
-        for broker_id, outcomes in zip(by_broker, found, strict=True)
+        for broker_id, outcomes in found.items()
         for xid, error in failures(outcomes).items()
     }

@@ -17,7 +17,6 @@ from metaq.fs import FileSystem
 from metaq.model import Message, Millis
 
 DIRECTORY_NAME: Final = "refused"
-"""Directory of the files, in that of the spool."""
 
 SUFFIX: Final = ".json"
 

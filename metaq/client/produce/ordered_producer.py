@@ -38,7 +38,7 @@ from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
-from metaq.client.timeouts import require_loop, within
+from metaq.client.timeouts import close_all, require_loop, within
 from metaq.client.validation import check_timeout
 from metaq.errors import (
     ClosedError,
@@ -226,10 +226,7 @@ class AsyncOrderedProducer:
             await within(timeout, self._open_spools(), f"spools of topic {self.topic}")
         except BaseException:
             self._is_opening = False
-            left_s = None
-            if deadline_s is not None:
-                left_s = max(0.0, deadline_s - clock.monotonic_s())
-            await self.close(left_s)
+            await close_all([self], deadline_s, clock)
             raise
         self._is_opening = False
         metadata = self._context.metadata

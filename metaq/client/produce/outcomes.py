@@ -41,9 +41,7 @@ class SendOutcomes(Generic[S]):
         """With limits: the error that ended it."""
         self.is_over = False
         self.retried_count = 0
-        """Commands sent again."""
         self.moved_count = 0
-        """Requests that went to another partition."""
         self.renamed_count = 0
         """Messages that were sent again under the spare name of their batch."""
         self._buffer = buffer

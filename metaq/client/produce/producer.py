@@ -26,7 +26,7 @@ from itertools import count
 from threading import Lock, get_ident
 from typing import Literal, Protocol, Self, TypeVar
 
-from metaq.client.cluster.metadata import Metadata
+from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions, names_arguments
@@ -39,13 +39,11 @@ from metaq.client.produce.producer_counters import (
     ClientTransactionCounters,
     ProducerStatistics,
 )
-from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.routes import NotKnownYetError
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
-from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
@@ -85,42 +83,33 @@ class AsyncProducer:
 
     def __init__(
         self,
-        *,
-        pool: Pool,
-        metadata: Metadata,
+        context: ClientContext,
         options: ProducerOptions,
-        clock: Clock,
+        *,
         producer_id: str,
         selector: Selector | None = None,
-        close_timeout_s: float = 10.0,
         first_turn: int = 1,
-        place: str = "brokers",
     ) -> None:
         """Prepare; call it on the loop that everything runs on.
 
         Args:
-            pool: connections to brokers.
-            metadata: where the partitions are.
+            context: the client's parts.
             options: bounds and times.
-            clock: for deadlines.
             producer_id: 1..64 of [A-Za-z0-9._~-]; no other producer may ever have the
                 same, because brokers recognise repeated batches by it.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
-            close_timeout_s: bound on `close`, when it is given none.
             first_turn: where round robin begins, modulo the number of partitions.
-            place: names the cluster, for people.
         """
         loop = asyncio.get_running_loop()
-        self._metadata = metadata
+        self._context = context
+        self._metadata = metadata = context.metadata
+        self._clock = context.clock
         self._options = options
-        self._clock = clock
-        self._close_timeout_s = close_timeout_s
-        self._place = place
         self._delivery = Delivery(
-            pool=pool,
+            pool=context.pool,
             options=options,
-            clock=clock,
+            clock=context.clock,
             loop=loop,
             producer_id=producer_id,
             request_refresh=metadata.request_refresh,
@@ -140,11 +129,11 @@ class AsyncProducer:
             prepare=self._prepare_until,
             routes=self._delivery.routes,
             address_of=self._address_of,
-            pool=pool,
+            pool=context.pool,
             options=options,
-            clock=clock,
+            clock=context.clock,
             session_id=producer_id,
-            starts=BrokerStarts(clock),
+            starts=BrokerStarts(context.clock),
             counters=ClientTransactionCounters(),
         )
         self._transaction_numbers = count()
@@ -494,7 +483,7 @@ class AsyncProducer:
         Cancellation: everything without an outcome fails at once.
         """
         self._require_loop()
-        limit_s = self._close_timeout_s if timeout is None else timeout
+        limit_s = self._context.options.close_timeout_s if timeout is None else timeout
         check_timeout(limit_s)
         if self.is_closed:
             await wait_set(self._ended, timeout)
@@ -532,8 +521,8 @@ class AsyncProducer:
         state = "ended" if self.has_ended else "closing" if self.is_closed else "open"
         count = self.accumulator.buffer.statistics().buffered_count
         return (
-            f"<{type(self).__name__} to {self._place}: {state}, {count} messages"
-            " without an outcome>"
+            f"<{type(self).__name__} to {self._context.place}: {state}, {count}"
+            " messages without an outcome>"
         )
 
     # -- inside -----------------------------------------------------------------------

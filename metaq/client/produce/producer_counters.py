@@ -50,13 +50,10 @@ class ClientTransactionCounters:
     def __init__(self) -> None:
         """Start at nothing."""
         self.begun_count = 0
-        """Transactions begun."""
         self.prepared_count = 0
-        """Promised by all of their brokers."""
         self.rolled_back_count = 0
         """Rolled back by the program; `failing` counts the others."""
         self.recovered_count = 0
-        """Begun elsewhere, ended here."""
         self._in_doubt_count = 0
         self._commit_s = Histogram()
 

@@ -23,7 +23,9 @@ class _Topic:
 
     def of(self, broker_id: BrokerId) -> "_Topic":
         """Return what one broker has of them."""
-        return _Topic(_of(self.available, broker_id), _of(self.known, broker_id))
+        available = (one for one in self.available if one.broker_id == broker_id)
+        known = (one for one in self.known if one.broker_id == broker_id)
+        return _Topic(tuple(available), tuple(known))
 
 
 class Routes:
@@ -181,12 +183,6 @@ class Routes:
         before = self._topics.get(topic, _Topic((), ()))
         known = tuple(sorted({*before.known, *available}))
         return _Topic(tuple(sorted(available)), known) if known else None
-
-
-def _of(
-    partitions: tuple[TopicPartition, ...], broker_id: BrokerId
-) -> tuple[TopicPartition, ...]:
-    return tuple(one for one in partitions if one.broker_id == broker_id)
 
 
 def _select(

@@ -20,7 +20,6 @@ Source: docs/metaq-1.4/client.md 9.2.
 import asyncio
 import enum
 import logging
-from types import TracebackType
 from typing import Self
 
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
@@ -176,10 +175,7 @@ class AsyncTransaction(TransactionSends):
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Commit, or roll back when an exception leaves the block."""
         if self.state not in {TransactionState.OPEN, TransactionState.FAILED}:
