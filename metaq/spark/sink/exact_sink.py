@@ -37,7 +37,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -227,6 +227,10 @@ _IS_REFUSED: Final = (
 )
 
 
+TaskMessages: TypeAlias = Sequence[WriterCommitMessage | None]
+"""A message of each task to the driver; None: the task has failed."""
+
+
 @dataclass
 class TaskPrepared(WriterCommitMessage):
     """Message of one task to the driver: small, however much it has written."""
@@ -325,9 +329,7 @@ class ExactSink:
                 written, query, terms, branch, outbox.sender.promised_ms, outbox.rows
             )
 
-    def commit(
-        self, batch: int, messages: Sequence[WriterCommitMessage | None]
-    ) -> None:
+    def commit(self, batch: int, messages: TaskMessages) -> None:
         """Decide about a batch whose tasks are prepared, and commit it.
 
         Raises:
@@ -356,7 +358,7 @@ class ExactSink:
         if self._write is not None:
             self._run(lambda manager: manager.forget())
 
-    def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, batch: int, messages: TaskMessages) -> None:
         """Roll back what tasks have prepared and will, unless the batch is decided.
 
         Raises:
