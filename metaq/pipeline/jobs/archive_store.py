@@ -259,11 +259,7 @@ class ArchiveStore:
         self._files.move(f"{staging}/{file.path}", file.path)
 
     def commit(
-        self,
-        batch: int,
-        files: Sequence[DataFile],
-        *,
-        positions: Offsets,
+        self, batch: int, files: Sequence[DataFile], *, positions: Offsets
     ) -> None:
         """Make files part of the archive, and their batch its last one, in one step.
 

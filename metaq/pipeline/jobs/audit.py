@@ -342,8 +342,7 @@ def _compare_spans(
     is_before = first.isNull() | (offset < first)
     kind = (
         sf.when(
-            (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
-            "behind",
+            (sf.col("target_count") == 0) & (last.isNull() | (offset > last)), "behind"
         )
         .when(sf.col("target_count") == 0, "lost")
         .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")

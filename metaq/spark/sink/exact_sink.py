@@ -118,10 +118,7 @@ class BranchSender(OwnSender):
         super().__init__("metaq-branches", addresses, timeout_s)
 
     def send(
-        self,
-        partition: TopicPartition,
-        payloads: Sequence[bytes],
-        flags: Sequence[int],
+        self, partition: TopicPartition, payloads: Sequence[bytes], flags: Sequence[int]
     ) -> None:
         """Add messages, in order; waits for those of the last call, not for these.
 
@@ -167,9 +164,7 @@ class BranchSender(OwnSender):
         results = self._thread.run(self._at_each(self._parts.roll_back))
         for broker_id, error in failures(results).items():
             _log.info(
-                "rollback did not reach a broker: broker=%d error=%s",
-                broker_id,
-                error,
+                "rollback did not reach a broker: broker=%d error=%s", broker_id, error
             )
 
     # -- inside -----------------------------------------------------------------------
@@ -421,12 +416,7 @@ class BranchOutbox(RowOutbox):
     """
 
     def __init__(
-        self,
-        name: WriteName,
-        targets: RowTargets,
-        *,
-        qualifier: str,
-        timeout_s: float,
+        self, name: WriteName, targets: RowTargets, *, qualifier: str, timeout_s: float
     ) -> None:
         """Prepare to send; `qualifier` is the write's at brokers, the rest as `Outbox`.
 
