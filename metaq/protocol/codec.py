@@ -475,10 +475,7 @@ _PUT_REPLY: Final = b"result 200 %d %%b\r\n%%d %d %%d"
 
 
 def encode_put_replies(
-    partition: int,
-    opaques: Sequence[bytes],
-    ids: Sequence[int],
-    offsets: Sequence[int],
+    partition: int, opaques: Sequence[bytes], ids: Sequence[int], offsets: Sequence[int]
 ) -> bytes:
     """Return the 200 replies to a run of puts to one partition.
 
@@ -514,10 +511,7 @@ def encode_put_replies(
 
 
 def encode_put_replies_apart(
-    partition: int,
-    opaques: Sequence[bytes],
-    ids: Sequence[int],
-    offsets: Sequence[int],
+    partition: int, opaques: Sequence[bytes], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[bytes]:
     """Return the replies of `encode_put_replies`, 1 or more, each by itself."""
     body_bytes = _put_body_bytes(partition, ids, offsets)

@@ -181,8 +181,7 @@ class _Checker:
             return None
         computed = checksum(view[start : start + length])
         return self._refuse(
-            position,
-            f"record {number}: expected checksum {stored}, got {computed}",
+            position, f"record {number}: expected checksum {stored}, got {computed}"
         )
 
     def _add(self, positions: Sequence[int], end: int) -> None:

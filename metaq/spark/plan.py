@@ -282,10 +282,7 @@ class _Search:
         return _checked(partition, span, inner)
 
     def _narrow(
-        self,
-        known: Sequence[Offset],
-        low: tuple[Offset, int],
-        high: tuple[Offset, int],
+        self, known: Sequence[Offset], low: tuple[Offset, int], high: tuple[Offset, int]
     ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
         """Return the neighbours in `known` between which the limit is passed.
 

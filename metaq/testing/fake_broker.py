@@ -25,13 +25,7 @@ from typing import Any, Final
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import NotFoundError, ServerError
-from metaq.model import (
-    BrokerAddress,
-    BrokerId,
-    LogId,
-    MessageId,
-    Offset,
-)
+from metaq.model import BrokerAddress, BrokerId, LogId, MessageId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import (
     Get,

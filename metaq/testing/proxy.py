@@ -180,10 +180,7 @@ class Proxy(ThreadOwner):
         self.port = 0
         """Port that clients reach the proxy at; valid after `start`."""
         self._target = (host, port)
-        self._modes = {
-            Direction.TO_SERVER: _Mode(),
-            Direction.TO_CLIENT: _Mode(),
-        }
+        self._modes = {Direction.TO_SERVER: _Mode(), Direction.TO_CLIENT: _Mode()}
         self._ends: set[_End] = set()
         self._clients: set[_End] = set()
         self._connecting: set[asyncio.Task[None]] = set()

@@ -318,9 +318,7 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
 
 
 def _settle(
-    replay: Replay,
-    outcomes: dict[str, KeptOutcome],
-    together: Sequence[NamedGroup],
+    replay: Replay, outcomes: dict[str, KeptOutcome], together: Sequence[NamedGroup]
 ) -> list[ReplayedTransaction]:
     """Return what is prepared, and carry out what the side files decide."""
     left = []

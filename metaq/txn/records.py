@@ -186,11 +186,7 @@ def _around_id(size: int, upper_bytes: int) -> tuple[bytes, bytes]:
 
 
 def encode_batch(
-    log_id: LogId,
-    key: bytes,
-    opaque: int,
-    records: bytearray,
-    positions: Iterable[int],
+    log_id: LogId, key: bytes, opaque: int, records: bytearray, positions: Iterable[int]
 ) -> list[bytes]:
     """Return the records of a batch of messages, in pieces.
 

@@ -184,10 +184,7 @@ class _PipelineRun(StreamingQueryListener):
     _session: Any = None
 
     def run(
-        self,
-        refresh: Refresh,
-        interval_s: float | None,
-        on_update: Callable[[], None],
+        self, refresh: Refresh, interval_s: float | None, on_update: Callable[[], None]
     ) -> None:
         """Make updates until `stop` is called."""
         while not self._stopped.is_set():

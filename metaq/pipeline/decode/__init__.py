@@ -26,12 +26,7 @@ import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
-from pyspark.sql.types import (
-    DataType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from metaq.pipeline.decode.decoding import Decoder, decode_values, nullable
 from metaq.pipeline.decode.text_values import CsvValues, PatternValues, group_names

@@ -180,11 +180,7 @@ def _kind_of(
 
 
 def _kind_of_object(
-    schema: dict[str, Any],
-    path: str,
-    named: dict[str, pa.DataType],
-    *,
-    is_older: bool,
+    schema: dict[str, Any], path: str, named: dict[str, pa.DataType], *, is_older: bool
 ) -> pa.DataType:
     def inner(schema: Any, path: str) -> pa.DataType:
         return _kind_of(schema, path, named, is_older=is_older)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from metaq.client.names import name_some
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.pipeline.errors import ArchiveError, JobError
-from metaq.pipeline.jobs.archive_store import ArchiveStore, may_lose, open_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore, may_lose
 from metaq.pipeline.jobs.compact import FILE_BYTES, compact_store
 from metaq.pipeline.jobs.day_files import Read
 from metaq.pipeline.jobs.session import SPARK_ERRORS, job_errors, run_apart
@@ -126,7 +126,7 @@ def archive(
     wanted.require_raw_values()
     run = ArchiveRun(
         spark,
-        open_archive(path, may_be_new=True),
+        ArchiveStore(path, may_be_new=True),
         plan_stream(wanted),
         partial(read_rows, options=wanted),
         interval_s,

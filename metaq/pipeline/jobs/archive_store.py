@@ -114,15 +114,16 @@ _URL: Final = re.compile(r"([A-Za-z][\w+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
 class ArchiveStore:
     """One archive; at most one job writes it. Lives on the driver, one thread."""
 
-    def __init__(self, path: str) -> None:
-        """Open the table, which need not exist yet; see `open_archive`.
+    def __init__(self, path: str, *, may_be_new: bool = False) -> None:
+        """Open an archive.
 
         Args:
             path: Path or URL of its directory.
+            may_be_new: It need not exist yet.
 
         Raises:
-            ArchiveError: Its log cannot be read, or asks for more of its readers than
-                Spark's own Parquet reader does.
+            ArchiveError: There is none, or its log is gone, cannot be read, or asks for
+                more of its readers than Spark's own Parquet reader does.
         """
         self.root = root_of(path)
         self._table: DeltaTable | None = None
@@ -131,11 +132,13 @@ class ArchiveStore:
             if DeltaTable.is_deltatable(self.root):
                 self._table = DeltaTable(self.root)
                 require_plain(self._table, self.root)
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is a table."""
-        return self._table is not None
+        if self._table is None and self.names_in(OWN):
+            raise ArchiveError(
+                f"{self.root}: has the directory {OWN} of an archive, but no _delta_log"
+                " that says which files count"
+            )
+        if self._table is None and not may_be_new:
+            raise ArchiveError(f"{self.root}: no archive: there is no _delta_log")
 
     @property
     def batch(self) -> int:
@@ -259,11 +262,7 @@ class ArchiveStore:
         self._files.move(f"{staging}/{file.path}", file.path)
 
     def commit(
-        self,
-        batch: int,
-        files: Sequence[DataFile],
-        *,
-        positions: Offsets,
+        self, batch: int, files: Sequence[DataFile], *, positions: Offsets
     ) -> None:
         """Make files part of the archive, and their batch its last one, in one step.
 
@@ -521,7 +520,7 @@ def read_archive(
     Raises:
         ArchiveError: There is no archive, or it was never given a topic.
     """
-    store = open_archive(path)
+    store = ArchiveStore(path)
     store.require_topics(topics)
     files = store.files(*topics)
     if first_date is not None or last_date is not None:
@@ -533,28 +532,6 @@ def read_archive(
             and first <= dt.date.fromisoformat(file.date) <= last
         )
     return store.read(spark, files)
-
-
-def open_archive(path: str, *, may_be_new: bool = False) -> ArchiveStore:
-    """Open an archive.
-
-    Args:
-        path: Path or URL of its directory.
-        may_be_new: It need not exist yet.
-
-    Raises:
-        ArchiveError: There is none, or its log is gone.
-    """
-    store = ArchiveStore(path)
-    root = store.root
-    if not store.exists and store.names_in(OWN):
-        raise ArchiveError(
-            f"{root}: has the directory {OWN} of an archive, but no _delta_log that"
-            " says which files count"
-        )
-    if not (store.exists or may_be_new):
-        raise ArchiveError(f"{root}: no archive: there is no _delta_log")
-    return store
 
 
 def root_of(path: str) -> str:

@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
 from metaq.model import Offset, TopicPartition
-from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.day_files import ArchivedLog, DataFile
 from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.columns import partition_of
@@ -137,7 +137,7 @@ def audit_archive(
     asked = {"failondataloss": "false", **given, "subscribe": ",".join(topics)}
     wanted = SourceOptions.from_map(asked, is_stream=False)
     wanted.require_raw_values()
-    store = open_archive(path)
+    store = ArchiveStore(path)
     files = store.files(*topics)
     there, missing = _look_at(store, files)
     archived = {file.log.partition for file in files if file.log.up_to is None}
@@ -342,8 +342,7 @@ def _compare_spans(
     is_before = first.isNull() | (offset < first)
     kind = (
         sf.when(
-            (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
-            "behind",
+            (sf.col("target_count") == 0) & (last.isNull() | (offset > last)), "behind"
         )
         .when(sf.col("target_count") == 0, "lost")
         .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")

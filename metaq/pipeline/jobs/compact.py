@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore
 
 FILE_BYTES: Final = 128 << 20
 """Files are put together up to about that size."""
@@ -35,7 +35,7 @@ def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
         ArchiveError: There is no archive, it is damaged, or another job has changed
             the same files.
     """
-    return compact_store(open_archive(path), file_bytes=file_bytes)
+    return compact_store(ArchiveStore(path), file_bytes=file_bytes)
 
 
 def compact_store(

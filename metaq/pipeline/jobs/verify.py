@@ -21,7 +21,6 @@ from metaq.pipeline.jobs.archive_store import (
     OWN,
     PATTERN_MARKS,
     ArchiveStore,
-    open_archive,
     root_of,
 )
 from metaq.pipeline.jobs.check_files import CheckedFile, check_file
@@ -154,7 +153,7 @@ def _archive_at(fs: FileSystem, path: str) -> ArchiveStore | None:
         return None
     root = Path(root_of(path))
     if any(fs.is_directory(root / name) for name in (LOG, OWN)):
-        return open_archive(path)
+        return ArchiveStore(path)
     return None
 
 

@@ -87,11 +87,7 @@ def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:
         raise OptionError(f"no segment is below {name_few(paths)}: nothing to check")
     options = SegmentOptions(paths=tuple(paths), bytes_per_partition=bytes_per_task)
     plan = plan_query(fs, options, PushedFilters())
-    return CheckPlan(
-        len(files),
-        (*plan.unreadable, *find_holes(fs, files)),
-        plan.tasks,
-    )
+    return CheckPlan(len(files), (*plan.unreadable, *find_holes(fs, files)), plan.tasks)
 
 
 def check_splits(splits: Iterable[Split]) -> list[CheckedSplit]:

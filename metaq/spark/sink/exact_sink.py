@@ -37,7 +37,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -118,10 +118,7 @@ class BranchSender(OwnSender):
         super().__init__("metaq-branches", addresses, timeout_s)
 
     def send(
-        self,
-        partition: TopicPartition,
-        payloads: Sequence[bytes],
-        flags: Sequence[int],
+        self, partition: TopicPartition, payloads: Sequence[bytes], flags: Sequence[int]
     ) -> None:
         """Add messages, in order; waits for those of the last call, not for these.
 
@@ -167,9 +164,7 @@ class BranchSender(OwnSender):
         results = self._thread.run(self._at_each(self._parts.roll_back))
         for broker_id, error in failures(results).items():
             _log.info(
-                "rollback did not reach a broker: broker=%d error=%s",
-                broker_id,
-                error,
+                "rollback did not reach a broker: broker=%d error=%s", broker_id, error
             )
 
     # -- inside -----------------------------------------------------------------------
@@ -225,6 +220,10 @@ _IS_REFUSED: Final = (
     " their size or number, raise txBytesMax, txCountMax or txJournalBytesMax in"
     " server.ini, or make batches smaller (maxOffsetsPerTrigger)"
 )
+
+
+TaskMessages: TypeAlias = Sequence[WriterCommitMessage | None]
+"""A message of each task to the driver; None: the task has failed."""
 
 
 @dataclass
@@ -325,9 +324,7 @@ class ExactSink:
                 written, query, terms, branch, outbox.sender.promised_ms, outbox.rows
             )
 
-    def commit(
-        self, batch: int, messages: Sequence[WriterCommitMessage | None]
-    ) -> None:
+    def commit(self, batch: int, messages: TaskMessages) -> None:
         """Decide about a batch whose tasks are prepared, and commit it.
 
         Raises:
@@ -356,7 +353,7 @@ class ExactSink:
         if self._write is not None:
             self._run(lambda manager: manager.forget())
 
-    def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, batch: int, messages: TaskMessages) -> None:
         """Roll back what tasks have prepared and will, unless the batch is decided.
 
         Raises:
@@ -419,12 +416,7 @@ class BranchOutbox(RowOutbox):
     """
 
     def __init__(
-        self,
-        name: WriteName,
-        targets: RowTargets,
-        *,
-        qualifier: str,
-        timeout_s: float,
+        self, name: WriteName, targets: RowTargets, *, qualifier: str, timeout_s: float
     ) -> None:
         """Prepare to send; `qualifier` is the write's at brokers, the rest as `Outbox`.
 

@@ -82,10 +82,7 @@ class OwnSender:
     """Connections to brokers of known addresses. Blocking; one thread owns it."""
 
     def __init__(
-        self,
-        thread_name: str,
-        addresses: Mapping[BrokerId, str],
-        timeout_s: float,
+        self, thread_name: str, addresses: Mapping[BrokerId, str], timeout_s: float
     ) -> None:
         """Begin the thread, and `_start` there; nothing is connected."""
         self._addresses = addresses

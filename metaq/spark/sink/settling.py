@@ -27,11 +27,7 @@ async def settle_write(
     """
     context = context_of(client)
     manager = TransactionManager(
-        context,
-        context.deadline_s(),
-        name=name,
-        place="",
-        draw_turn=draw_turn,
+        context, context.deadline_s(), name=name, place="", draw_turn=draw_turn
     )
     decision = await manager.settle()
     if is_batch_write and decision is not None:

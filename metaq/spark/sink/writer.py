@@ -13,7 +13,7 @@ Spark hands over Arrow batches; those of a stream before 4.1 as rows.
 import logging
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -34,7 +34,7 @@ from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
-from metaq.spark.sink.exact_sink import ExactSink, TaskPrepared
+from metaq.spark.sink.exact_sink import ExactSink, TaskMessages, TaskPrepared
 from metaq.spark.sink.outbox import (
     Outbox,
     RowTargets,
@@ -133,9 +133,7 @@ class Sink:
                 outbox.put(batch)
             return TaskWritten(outbox.finish(), name.query)
 
-    def commit(
-        self, batch: int, messages: Sequence[WriterCommitMessage | None]
-    ) -> None:
+    def commit(self, batch: int, messages: TaskMessages) -> None:
         """Note that a batch is written as a whole: its messages are there already."""
         queries = [m.query for m in messages if isinstance(m, TaskWritten)]
         if not self._is_repeatable:
@@ -144,7 +142,7 @@ class Sink:
             cluster = shared_cluster(self._options.wire)
             cluster.end_batch(self._kept_as, batch, queries[0])
 
-    def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, batch: int, messages: TaskMessages) -> None:
         """Leave what is there: it cannot be taken back, and may be run again."""
         del batch, messages
         if not self._is_repeatable:
@@ -190,11 +188,7 @@ class _Writer:
         return self._sink.write_rows(batches)
 
     @one_sentence
-    def commit(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        batchId: int = 0,  # noqa: N803  # Spark's name
-    ) -> None:
+    def commit(self, messages: TaskMessages, batchId: int = 0) -> None:  # noqa: N803  # Spark's name
         """End the write or micro-batch; raises as the sink's `commit`.
 
         The counters are logged.
@@ -203,11 +197,7 @@ class _Writer:
         log_written(messages)
 
     @one_sentence
-    def abort(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        batchId: int = 0,  # noqa: N803  # Spark's name
-    ) -> None:
+    def abort(self, messages: TaskMessages, batchId: int = 0) -> None:  # noqa: N803  # Spark's name
         """Give the write or micro-batch up; log the counters of tasks that ended."""
         self._sink.abort(batchId, messages)
         log_written(messages)
@@ -367,7 +357,7 @@ def check_schema(options: SinkOptions, schema: StructType) -> None:
     check_columns(types, has_topic=options.topic is not None)
 
 
-def log_written(messages: Sequence[WriterCommitMessage | None]) -> None:
+def log_written(messages: TaskMessages) -> None:
     """Log the counters of the tasks of one write."""
     done = [m.written for m in messages if isinstance(m, TaskWritten | TaskPrepared)]
     _log.info(

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.pipeline.jobs.archive import ArchiveRun, ArchiveSummary
-from metaq.pipeline.jobs.archive_store import open_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.day_files import Read
 from metaq.record.flags import encode_payload
 from metaq.spark.columns import ROW_SCHEMA
@@ -153,7 +153,7 @@ def archive_feed(
     spark: SparkSession, feed: Feed, path: str, **words: Any
 ) -> ArchiveSummary:
     """Archive what a feed has."""
-    store = open_archive(path, may_be_new=True)
+    store = ArchiveStore(path, may_be_new=True)
     read = words.pop("read", feed.read)
     return ArchiveRun(spark, store, feed, read, **words).to_the_end()
 

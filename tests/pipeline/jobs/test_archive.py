@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from metaq.pipeline.errors import ArchiveError, JobError
 from metaq.pipeline.jobs import archive
 from metaq.pipeline.jobs.archive import ArchiveProgress
-from metaq.pipeline.jobs.archive_store import ArchiveStore, open_archive, read_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore, read_archive
 from metaq.pipeline.jobs.compact import compact
 from metaq.pipeline.jobs.day_files import NO_VALUE
 from metaq.spark.source.read_task import ReadTask
@@ -73,7 +73,7 @@ def joined(rows: list[list[Row]]) -> list[Row]:
 
 def data_files(path: str) -> list[str]:
     """Return the files that count."""
-    return [file.path for file in open_archive(path).files()]
+    return [file.path for file in ArchiveStore(path).files()]
 
 
 def check(spark: SparkSession, path: str, rows: list[Row]) -> None:
@@ -174,7 +174,7 @@ def test_any_name_of_a_topic_comes_back(
     feed.add(rows)
     archive_feed(spark, feed, path)
     assert places(read_archive(spark, path).collect()) == places_of(rows)
-    assert [file.message_count for file in open_archive(path).files()] == [1] * 6
+    assert [file.message_count for file in ArchiveStore(path).files()] == [1] * 6
     feed.add([row(topic, 0, 50) for topic in topics])
     archive_feed(spark, feed, path)
     # Delta's own writer names directories in a way that Spark reads otherwise.

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive import archive
-from metaq.pipeline.jobs.archive_store import open_archive, read_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore, read_archive
 from metaq.pipeline.jobs.audit import audit_archive
 from metaq.pipeline.jobs.compact import compact
 from metaq.spark.errors import OptionError
@@ -37,7 +37,7 @@ def test_an_archive_is_the_same_wherever_it_lies(
     assert places(read_archive(spark, place).collect()) == places_of(everything)
     assert compact(place).replaced_count > 0
     assert places(read_archive(spark, place).collect()) == places_of(everything)
-    files = {tmp_path / ODD / file.path for file in open_archive(place).files()}
+    files = {tmp_path / ODD / file.path for file in ArchiveStore(place).files()}
     assert all(file.is_file() for file in files)
 
 
@@ -64,7 +64,7 @@ def test_a_store_that_nobody_knows_is_one_sentence(
 ) -> None:
     """Before a job starts."""
     feed = Feed(tmp_path / "feed")
-    for use in (open_archive, lambda path: archive_feed(spark, feed, path)):
+    for use in (ArchiveStore, lambda path: archive_feed(spark, feed, path)):
         with pytest.raises(ArchiveError, match="nobody://x") as failed:
             use("nobody://x")
         assert "\n" not in str(failed.value)

@@ -51,9 +51,9 @@ def test_of_two_that_write_one_batch_the_second_fails(
     """Its files count nowhere; also where it has seen the other's batch by then."""
     rows = log_rows("orders", 0, 4)
     feed.add(rows)
-    slow = ArchiveStore(path)
+    slow = ArchiveStore(path, may_be_new=True)
     slow.claim()
-    quick = ArchiveStore(path)
+    quick = ArchiveStore(path, may_be_new=True)
     late = staged(spark, feed, slow, 0)
     quick.commit(0, staged(spark, feed, quick, 0), positions=feed.advance({}))
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_of_two_that_write_one_batch_the_second_fails(
             slow.commit(0, late, positions=feed.advance({}))
         slow.compact(FILE_BYTES)
     assert places(read_archive(spark, path).collect()) == places_of(rows)
-    assert ArchiveStore(path).positions() == feed.advance({})
+    assert ArchiveStore(path, may_be_new=True).positions() == feed.advance({})
 
 
 def test_the_progress_of_each_partition_is_kept(
@@ -72,29 +72,29 @@ def test_the_progress_of_each_partition_is_kept(
     feed.add(log_rows("orders", 1, 2) + log_rows("orders", 0, 2))
     feed.add(log_rows("orders", 0, 1, start=2))
     archive_feed(spark, feed, path)
-    store = ArchiveStore(path)
+    store = ArchiveStore(path, may_be_new=True)
     assert [store.end(p) for p in (one, two, other)] == [100, 50, None]
     assert store.positions() == {one: 101, two: 51}
     assert store.last_messages() == {one: (100, 101), two: (50, 51)}
     store.commit(store.batch + 1, (), positions={other: Offset(7)})
-    store = ArchiveStore(path)
+    store = ArchiveStore(path, may_be_new=True)
     assert store.positions() == {one: 101, two: 51, other: 7}
     assert store.last_messages() == {one: (100, 101), two: (50, 51)}
 
 
 def test_progress_that_another_program_took_away_is_missed(path: str) -> None:
     """Starting from scratch would archive everything again."""
-    store = ArchiveStore(path)
+    store = ArchiveStore(path, may_be_new=True)
     store.claim()
     assert store.positions() == {}
     store.commit(0, (), positions={})
     with pytest.raises(ArchiveError, match=r"metaq\.archive\.partitions of the table"):
-        ArchiveStore(path).positions()
+        ArchiveStore(path, may_be_new=True).positions()
 
 
 def test_of_jobs_that_create_one_archive_one_goes_on(path: str) -> None:
     """The others fail with one sentence, also in the same moment."""
-    stores = [ArchiveStore(path) for _ in range(4)]
+    stores = [ArchiveStore(path, may_be_new=True) for _ in range(4)]
     stores[0].claim()
     sentence = (
         f"{path}: another job writes this archive: it has created the table since"
@@ -109,14 +109,14 @@ def test_a_batch_counts_though_what_it_has_staged_cannot_be_deleted(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An attempt that Spark has given up may still write; the next batch deletes it."""
-    store = ArchiveStore(path)
+    store = ArchiveStore(path, may_be_new=True)
     store.claim()
     left = Path(path, STAGING, "0000000000-app")
     # A file is in place of a directory that is filled while it is deleted.
     left.touch()
     for batch in (0, 1):
         store.commit(batch, (), positions={ONE: Offset(batch)})
-        assert ArchiveStore(path).positions() == {ONE: batch}
+        assert ArchiveStore(path, may_be_new=True).positions() == {ONE: batch}
         assert f"staged files not removed yet: {path}: " in caplog.text
     left.unlink()
     left.mkdir()
@@ -158,7 +158,7 @@ def test_a_batch_goes_in_while_small_files_are_put_together(
         feed.add(batch)
     archive_feed(spark, feed, path)
     feed.add(rows[2])
-    store = ArchiveStore(path)
+    store = ArchiveStore(path, may_be_new=True)
     late = staged(spark, feed, store, 2)
     assert compact(path).replaced_count > 0
     store.commit(2, late, positions={})

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from metaq.errors import NoBrokerError
 from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive import archive
-from metaq.pipeline.jobs.archive_store import open_archive
+from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.audit import AuditFindingKind, audit_archive
 from metaq.pipeline.jobs.compact import compact
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -36,7 +36,7 @@ def test_what_an_archive_has_lost_is_lost(
         return {kind.value: n for kind, n in found.counts.items() if n}
 
     assert audited() == {"behind": 5}
-    files = open_archive(str(path)).files()
+    files = ArchiveStore(str(path)).files()
     place = {(file.log.partition, file.log.first > 0): file for file in files}
     assert sorted(file.message_count for file in files) == [10, 10, 30, 30]
     last = path / place[tp(1), True].path
@@ -74,7 +74,7 @@ def test_what_was_put_together_and_lost_is_lost(
     publish(broker, numbered(5, 200))
     found = audit_archive(spark, path, wire, [TOPIC])
     assert {kind.value: n for kind, n in found.counts.items() if n} == {"behind": 5}
-    for file in open_archive(path).files():
+    for file in ArchiveStore(path).files():
         Path(path, file.path).unlink()
     found = audit_archive(spark, path, wire, [TOPIC])
     counts = {kind.value: n for kind, n in found.counts.items() if n}

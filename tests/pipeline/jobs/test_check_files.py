@@ -122,7 +122,7 @@ def test_damage_gets_no_checksum_of_its_own(
     root: Path, made: list[DataFile], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Files with a damaged one are left as they are, with a warning."""
-    store = ArchiveStore(str(root))
+    store = ArchiveStore(str(root), may_be_new=True)
     store.claim()
     store.commit(0, made, positions={})
     path = root / made[1].path

@@ -25,7 +25,7 @@ COUNT = 4
 @pytest.fixture
 def store(tmp_path: Path) -> ArchiveStore:
     """Return an archive of one message in each of COUNT files."""
-    store = ArchiveStore(str(tmp_path / "archive"))
+    store = ArchiveStore(str(tmp_path / "archive"), may_be_new=True)
     store.claim()
     store.commit(
         0, [file for n in range(COUNT) for file in new_files(store, n)], positions={}
@@ -50,7 +50,7 @@ def new_files(store: ArchiveStore, number: int) -> list[DataFile]:
 def offsets(store: ArchiveStore) -> list[int]:
     """Return the offsets of all messages that count, in order."""
     found = []
-    for file in ArchiveStore(store.root).files():
+    for file in ArchiveStore(store.root, may_be_new=True).files():
         with Path(store.root, file.path).open("rb") as stream:
             found += pq.read_table(stream)["offset"].to_pylist()
     return sorted(found)
@@ -61,7 +61,7 @@ WANTED = [50 * number for number in range(COUNT)]
 
 def test_of_two_jobs_that_put_files_together_one_does(store: ArchiveStore) -> None:
     """Both would replace the same files, and every message be there twice."""
-    other = ArchiveStore(store.root)
+    other = ArchiveStore(store.root, may_be_new=True)
     with (
         overtaken_by(lambda: other.compact(FILE_BYTES)),
         pytest.raises(CommitRaceError, match="another job writes this archive"),
@@ -86,11 +86,11 @@ def test_what_another_engine_has_put_together_meanwhile_is_told(
 
 def test_a_batch_is_committed_behind_a_compaction(store: ArchiveStore) -> None:
     """Which changed a property of the table; two batches of one number are refused."""
-    other = ArchiveStore(store.root)
+    other = ArchiveStore(store.root, may_be_new=True)
     files = new_files(store, COUNT)
     assert other.compact(FILE_BYTES)[0] > 0
     store.commit(1, files, positions={PLACE: Offset(250)})
     assert offsets(store) == [*WANTED, 50 * COUNT]
-    assert ArchiveStore(store.root).positions() == {PLACE: 250}
+    assert ArchiveStore(store.root, may_be_new=True).positions() == {PLACE: 250}
     with pytest.raises(ArchiveError, match="expected batch 2, got 1"):
         other.commit(1, (), positions={})

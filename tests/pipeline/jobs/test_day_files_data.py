@@ -40,7 +40,7 @@ def test_directories_have_topic_and_day(
 
 def test_small_files_are_counted_by_topic_and_day(tmp_path: Path) -> None:
     """The largest number decides; a file of that size is not small."""
-    store = ArchiveStore(str(tmp_path))
+    store = ArchiveStore(str(tmp_path), may_be_new=True)
     store.claim()
     assert store.count_small(50) == 0
     ends = {"broker_id": 0, "partition": 0, "offset": 0}
@@ -70,7 +70,7 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
         "minValues": {} if lacking == "min" else part,
         "maxValues": {} if lacking == "max" else part,
     }
-    store = ArchiveStore(str(tmp_path))
+    store = ArchiveStore(str(tmp_path), may_be_new=True)
     store.claim()
     path = "topic=a/date=2026-01-31/x.parquet"
     file = DataFile.from_path(path, 1, stats, 0)
@@ -81,7 +81,7 @@ def test_a_file_without_statistics_is_refused(tmp_path: Path, lacking: str) -> N
 
 def test_what_others_have_in_staging_stays(tmp_path: Path) -> None:
     """Batches that are in the archive go; other names are none of ours."""
-    store = ArchiveStore(str(tmp_path))
+    store = ArchiveStore(str(tmp_path), may_be_new=True)
     store.claim()
     staging = tmp_path / STAGING
     for name in ("0000000000-app", "0000000001-app", "tmp", "7-x"):
@@ -110,7 +110,7 @@ def test_times_that_python_has_not_are_no_bounds(group_rows: int) -> None:
 
 def test_an_archive_is_no_table_of_latest_messages(tmp_path: Path) -> None:
     """A merge into it would replace and delete what is archived."""
-    store = ArchiveStore(str(tmp_path))
+    store = ArchiveStore(str(tmp_path), may_be_new=True)
     store.claim()
     context = SimpleNamespace(getLocalProperty=lambda _name: "other")
     batch = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))

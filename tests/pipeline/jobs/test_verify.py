@@ -66,7 +66,7 @@ def test_an_archive_is_read_as_a_whole_and_damage_is_named(
     """Beside a data directory, without a broker; Spark's readers refuse it too."""
     root, data_dir = tmp_path / "archive", tmp_path / "data"
     write_log(data_dir, payloads(100))
-    store = ArchiveStore(str(root))
+    store = ArchiveStore(str(root), may_be_new=True)
     store.claim()
     rows = [row("logs", 2, 50 * number) for number in range(100)]
     store.commit(0, write(root, rows), positions={})
