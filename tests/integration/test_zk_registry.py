@@ -342,7 +342,11 @@ def test_a_server_that_lost_its_data_is_filled_again(
     """Wiped data: the old session is unknown, the new one registers everything."""
 
     async def scenario() -> None:
-        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
+        # The new server refuses the session until the broker gives it up.
+        async with broker_on(zookeeper_alone.address, session_timeout_ms=2000) as (
+            registry,
+            coordinator,
+        ):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             zookeeper_alone.kill()
             zookeeper_alone.wipe()
