@@ -110,7 +110,9 @@ README = {
     for number, text in enumerate(
         re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     )
+    if "pyspark" not in text
 }
+"""Programs of the client; `test_blocks.py` runs the whole page, Spark included."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +142,7 @@ def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterat
 @pytest.mark.slow
 @pytest.mark.zookeeper
 def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> None:
-    """As they stand, but for the port: the page's, then the README's."""
+    """As they stand, but for the port: the page's, then those of the README."""
     for name, text in {**FILES, **README}.items():
         if name == REDIS_IDS:
             continue  # a class, run below
