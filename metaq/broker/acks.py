@@ -60,7 +60,6 @@ counts."""
 REFUSALS: Final = (
     ForbiddenError, ServerError, SequenceError, StorageError, ClosedError
 )  # fmt: skip
-"""Errors that refuse a put, for `refuse_put`."""
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,

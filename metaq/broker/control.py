@@ -40,7 +40,6 @@ from metaq.storage.scrub import Scrub
 _log = logging.getLogger(__name__)
 
 CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
-"""Largest configuration file that is read."""
 
 CONFIG_READ_S_MAX: Final = 5.0
 """Time for the disk to give the file of a reload, seconds; the caller waits longer."""

@@ -34,7 +34,6 @@ class Outcome:
     defined: Mapping[str, TopicConfig]
     """Topics to serve, or only to read, below `server.ini`."""
     deleting: frozenset[str]
-    """Topics to withdraw and remove."""
     statuses: Mapping[str, TopicStatus]
     refused: frozenset[str]
     """Topics whose definition is not in effect: their settings are not known."""

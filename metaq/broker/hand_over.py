@@ -37,7 +37,6 @@ KEPT: Final = {HOLDINGS_FILE: HOLDINGS_BYTES_MAX, COPY_NAME: COPY_BYTES_MAX}
 NEEDLESS: Final = frozenset(
     (SOCKET_NAME, DELETED_DIRECTORY, *(f"{name}.tmp" for name in (SOCKET_NAME, *KEPT)))
 )
-"""Names of what a broker at rest does not need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,6 @@ class HandOver:
     directory: Path
     """The data directory, locked by the caller."""
     aside: Path
-    """Directory beside it for the moved files."""
     moved: tuple[str, ...]
     """Names to move aside; `metaq hand-over --back` moves them back."""
     removed: tuple[str, ...]

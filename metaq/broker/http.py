@@ -57,7 +57,6 @@ CONNECTION_AGE_S_MIN: Final = 10.0
 KEEP_ALIVE_S: Final = 30.0
 """Time for which a connection may be idle between two requests, seconds."""
 REQUEST_S_MAX_AT_STOP: Final = 0.5
-"""Time for a request under way when the broker stops."""
 BODY_BYTES_MAX: Final = 1024
 """No request of ours has a body."""
 

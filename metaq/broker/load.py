@@ -54,14 +54,11 @@ class Load:
     def __init__(self, bytes_max: int) -> None:
         self._max = bytes_max
         self.in_flight_bytes = 0
-        """Bytes of puts that were read and not yet answered."""
         self.partial_bytes = 0
-        """Bytes of frames that have not arrived in whole."""
         self.reply_bytes = 0
         """Bytes of replies that have not left; bodies that stay in files do not
         count."""
         self.dropped_count = 0
-        """Connections closed for the memory that they held, or that was missing."""
         self._holders: set[Holder] = set()
         self._sleepers: list[Callable[[], None]] = []
 

@@ -31,7 +31,6 @@ from metaq.errors import AdminError
 from metaq.txn.state import HeuristicOutcome
 
 ENDS: Final = ("commit", "rollback", "complete", "forget")
-"""Values of `as` in `end_transaction`."""
 
 _log = logging.getLogger(__name__)
 

@@ -81,7 +81,6 @@ class Session:
         self._queue_max = limits.connection_buffer_bytes_max
         self.in_flight_bytes = 0
         self.unanswered_count = 0
-        """Commands in flight."""
         self._partial_bytes = 0
         self._waiters: set[Waiter] = set()
         self.is_paused = False

@@ -114,7 +114,6 @@ class BrokerStatus:
     version: str
     broker_id: int
     address: str
-    """Advertised address, `meta://host:port`."""
     state: State
     uptime_s: float = gauge("metaq_uptime_seconds", "Time since the start.")
     config_path: str
@@ -167,14 +166,11 @@ class BrokerStatus:
     registration: RegistrationStatistics | None
     """None: the broker runs without ZooKeeper."""
     host_problem: str = ""
-    """Why clients elsewhere cannot reach the advertised address; "" if they can."""
     closed_partitions: Mapping[str, tuple[int, ...]] = field(default_factory=no_items)
-    """Partitions that were closed by an administrator, by topic."""
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
     definition_problems: tuple[str, ...] = ()
-    """Problems of topics that were made by command, one sentence each."""
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)
     )

@@ -37,7 +37,6 @@ class Topics:
         """Take over the configured topics; `logs` are opened."""
         self.version = 1
         self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
-        """Called after a log was made for a put."""
         self._logs = logs
         self.choose: Final = choose
         """Returns a random number in 0..n-1 for n."""

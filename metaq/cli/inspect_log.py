@@ -54,7 +54,6 @@ DUMP_COLUMNS: Final = {
     "size": 6,
     "payload": 0,
 }
-"""Column → its width on a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

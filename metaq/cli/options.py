@@ -27,9 +27,7 @@ ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
-"""Longest pause between repetitions, seconds."""
 ADD: Final = "add"
-"""Key of a field's metadata."""
 DIGITS_OF_MILLISECONDS: Final = 12
 """A number with this many digits or more is in milliseconds."""
 SETTINGS_BYTES_MAX: Final = 1024 * 1024
@@ -159,9 +157,7 @@ def takes(
 
 
 flag = functools.partial(click.option, is_flag=True)
-"""Makes an option without a value."""
 DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
-"""A directory that is there."""
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 """A file, which need not be there."""
 directory_argument = click.argument("directory", type=DIRECTORY)

@@ -38,9 +38,7 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
 without waiting for more."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of the largest piece of a file that goes to one partition."""
 PIECE_BYTES_MIN: Final = 4096
-"""Bytes of the smallest piece of a file that goes to one partition."""
 STANDARD_INPUT: Final = 0
 """Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024

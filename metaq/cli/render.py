@@ -58,10 +58,8 @@ STANDARD_ERROR: Final = 2
 MARKED_STYLE: Final = "bold red"
 
 _bars: Final[list[Progress]] = []
-"""Progress bars on the screen."""
 
 Cell = str | int | float | bool | None
-"""Value of a table cell."""
 
 
 def say(text: str) -> None:

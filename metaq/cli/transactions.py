@@ -26,7 +26,6 @@ class End(NamedTuple):
     help: str
     """Its help, one sentence."""
     done: str
-    """Text printed afterwards."""
 
 
 ENDS: Final = {
@@ -43,7 +42,6 @@ ENDS: Final = {
     ),
     "forget": End("Forget what was decided about KEY by command.", "forgotten"),
 }
-"""By the word of the command."""
 
 group("txn", "List transactions of a broker; end those that are in doubt.")
 

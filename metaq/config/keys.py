@@ -36,7 +36,6 @@ DELETE_POLICY_FORMS: Final = (
     "expected delete,168h or archive,168h or archive,168h,true, with an age in hours"
     " (168 or 168h), minutes (90m) or seconds (30s)"
 )
-"""The forms of a `deletePolicy`, for errors."""
 PORT_MAX: Final = 65_535
 BROKER_ID_MAX: Final = 1023
 PARTITION_COUNT_MAX: Final = 10_000

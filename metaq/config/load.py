@@ -56,7 +56,6 @@ from metaq.config.topic_rules import (
 from metaq.errors import ConfigError
 
 Sections = dict[str, dict[str, str]]
-"""Section name → key → text of the value."""
 
 SYSTEM: Final = "system"
 ZOOKEEPER: Final = "zookeeper"
@@ -136,7 +135,6 @@ class Reload:
     """Topics that only the old ones have; they stay accepted and registered until a
     restart."""
     changed: tuple[str, ...]
-    """Topics with different settings."""
     needs_restart: tuple[str, ...]
     """Differences without effect for now: `[section] key: old -> new`."""
 

@@ -114,7 +114,6 @@ class BrokerRole:
     """The copy of a broker's partitions that a process serves."""
 
     broker_id: BrokerId
-    """The number all copies share."""
     follower_id: int | None = None
     """None for the leader, which takes puts; K for the follower `slaveK`."""
 

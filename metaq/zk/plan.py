@@ -50,9 +50,7 @@ class AdvertisedTopic:
     name: str
     partition_count: int
     accepts_puts: bool = True
-    """Whether producers find it (`acceptPublish`)."""
     accepts_gets: bool = True
-    """Whether consumers find it (`acceptSubscribe`)."""
 
 
 @dataclass(frozen=True, slots=True)
