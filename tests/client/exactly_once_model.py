@@ -254,10 +254,9 @@ class FaultyCoordinator:
         return ask
 
 
-def _children(tree: dict[str, Node], path: str) -> tuple[str, ...] | None:
+def _children(tree: dict[str, Node], path: str) -> tuple[str, ...]:
     parts = (one.rpartition("/") for one in tree)
-    names = tuple(sorted(name for parent, _, name in parts if parent == path))
-    return names if path in tree else None
+    return tuple(sorted(name for parent, _, name in parts if parent == path))
 
 
 READS: dict[str, Callable[[dict[str, Node], str], Any]] = {

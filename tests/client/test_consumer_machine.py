@@ -151,8 +151,8 @@ def keeps_reading_after_a_loss(fence: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def begins_after_the_committed(find: Callable[..., Any]) -> Callable[..., Any]:
-    async def broken(self: Any, partition: Any, deadline_s: float) -> GroupOffset:
-        begin = await find(self, partition, deadline_s)
+    async def broken(self: Any, partition: Any, *, deadline_s: float) -> GroupOffset:
+        begin = await find(self, partition, deadline_s=deadline_s)
         return GroupOffset(Offset(begin.offset + STEP)) if begin.offset else begin
 
     return broken
