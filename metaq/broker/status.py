@@ -166,6 +166,7 @@ class BrokerStatus:
     registration: RegistrationStatistics | None
     """None: the broker runs without ZooKeeper."""
     host_problem: str = ""
+    """Why clients elsewhere cannot reach the advertised address; "" if they can."""
     closed_partitions: Mapping[str, tuple[int, ...]] = field(default_factory=no_items)
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""
