@@ -462,8 +462,7 @@ class Appender:
                 record_count += request.record_count
                 # Those of a transaction are older.
                 last_id = max(last_id, request.last_id)
-                if request.batch is not None:
-                    batches.append(request.batch)
+                batches += request.batches
                 has_steps = has_steps or bool(request.finish)
                 is_reported = is_reported or request.before_write is not None
         if not group:

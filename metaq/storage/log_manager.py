@@ -715,7 +715,7 @@ class LogManager:
         assert directory.state is DirState.OFFLINE
         for log in self._logs_of(directory):
             if log.state is not LogState.CLOSING:
-                log.on_offline(error)
+                log.on_offline()
 
 
 def _sealed(

@@ -10,8 +10,9 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
   It is answered when the high watermark has passed its last byte, in order.
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
   take back. No file is opened on the loop's thread, and none is read there.
-* When the disk is full, everything in flight fails with it, `next_offset` goes
-  back to the log end, and the version grows (see `appender.py`).
+* When the disk is full, everything in flight that is not written fails with it,
+  `next_offset` goes back to the log end, and the version grows (see `appender.py`).
+* What may be stored ends *in doubt*: its bytes and the notes of its batches stay.
 * An append of which a crash has left only the beginning may be *held*: the high
   watermark stays in front of it, and nothing else is appended, until the rest is there.
 
@@ -40,6 +41,7 @@ from metaq.storage.append_request import (
     AppendRequest,
     AppendTicket,
     BeforeWrite,
+    Tickets,
     WriterProgress,
 )
 from metaq.storage.damage import apart
@@ -158,6 +160,20 @@ class PartitionLog:
         return SizeBytes(self._log_end - self.log_start_offset)
 
     @property
+    def _answered_end(self) -> Offset:
+        """Return the offset below which appends are answered as stored.
+
+        Threshold mode promises less: there it is the end of the written bytes.
+        """
+        return self.high_watermark if self.is_group_commit else self._log_end
+
+    @property
+    def _end_cause(self) -> str:
+        """Return why nothing more will be known of what is in flight."""
+        cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
+        return str(cause)
+
+    @property
     def _is_cut(self) -> bool:
         """Whether the log is held, and nothing was written since."""
         return self._held is not None and self._log_end == self._held.stop
@@ -219,7 +235,8 @@ class PartitionLog:
             record_count: number of records, 1 or more.
             last_id: id of the last of them.
             ticket: called once on this thread, in the order of the appends.
-            batch: to be remembered in `producers`; forgotten again when it fails.
+            batch: to be remembered in `producers`; forgotten again if it is certainly
+                not stored.
             before_write: called on the storage thread, see `AppendRequest`.
             finish: steps that finish the bytes in place, taken on the storage thread
                 before they are written; they only compute.
@@ -256,7 +273,7 @@ class PartitionLog:
             record_count,
             last_id,
             ticket,
-            batch,
+            () if batch is None else (batch,),
             before_write,
             finish,
             is_light,
@@ -273,10 +290,47 @@ class PartitionLog:
         self.log_dir.submit(request, joins=before_write is not None)
         return offset
 
-    def ticket_of(self, batch: StoredBatch) -> AppendTicket | None:
-        """Return the ticket of a batch in flight; None when it is not in flight."""
-        found = (each for each in self._in_flight if each.batch is batch)
-        return next((request.ticket for request in found), None)
+    def join(self, batch: StoredBatch, ticket: AppendTicket) -> None:
+        """Answer a batch that is sent again, together with its first time.
+
+        At once if that was answered, or can be no more; the bytes alone are no answer.
+
+        Args:
+            batch: one of `producers`.
+            ticket: called once on this thread, also before this method returns.
+        """
+        if batch.end_offset <= self._answered_end:
+            ticket.on_stored()
+            return
+        for index, each in enumerate(self._in_flight):
+            if batch.end_offset <= each.end_offset:
+                first = each.ticket
+                known = first.tickets if isinstance(first, Tickets) else (first,)
+                joined = Tickets((*known, ticket))
+                self._in_flight[index] = each._replace(ticket=joined)
+                return
+        ticket.on_failed(MayBeStoredError(self._end_cause))
+
+    def end_in_doubt(self, cause: str, *, until: Offset) -> None:
+        """Fail appends that are in flight for too long: they may be stored.
+
+        Their bytes and the notes of their batches stay, and the high watermark passes
+        them when it can. A batch that is sent again waits for that.
+
+        Args:
+            cause: why, for the error.
+            until: appends that end here or before.
+        """
+        error = MayBeStoredError(cause)
+        failed = []
+        for index, each in enumerate(self._in_flight):
+            if each.end_offset > until:
+                break
+            failed.append(each.ticket)
+            # The bytes are the storage thread's, for as long as it needs them.
+            self._in_flight[index] = each._replace(ticket=Tickets(), chunks=())
+        for ticket in failed:
+            ticket.on_failed(error)
 
     def set_interval_s(self, interval_s: float) -> None:
         """Change how old unsynced records may become; 0: synced at once."""
@@ -447,9 +501,18 @@ class PartitionLog:
     def on_refused(self, error: NoSpaceError) -> None:
         """Fail everything in flight: the disk is full, and later requests are void."""
         self._version += 1
-        lacking = sum(request.size_bytes for request in self._in_flight)
-        self.log_dir.note_full(error, lacking)
-        self._fail_in_flight(error)
+        # What is written waits for its answer all the same.
+        written = [each for each in self._in_flight if each.end_offset <= self._log_end]
+        refused = list(self._in_flight)[len(written) :]
+        self._in_flight = deque(written)
+        self.next_offset = self._log_end
+        self.log_dir.note_full(error, sum(each.size_bytes for each in refused))
+        self._refused_count += len(refused)
+        for request in refused:
+            for batch in request.batches:
+                self.producers.remove(batch)
+        for request in refused:
+            request.ticket.on_failed(error)
 
     def on_removed(self, segment: Segment, record_count: int) -> None:
         """Take note that the oldest segment is gone from the disk.
@@ -478,10 +541,10 @@ class PartitionLog:
             _log.error("log stopped: partition=%s %s", self.log_id, damage)
         self._wake_waiters()
 
-    def on_offline(self, error: StorageError) -> None:
+    def on_offline(self) -> None:
         """Fail everything: the data directory had a disk error."""
         self._apply(LogEvent.DISK_ERROR)
-        self._fail_in_flight(MayBeStoredError(error))
+        self._give_up()
         self._wake_waiters()
 
     def begin_close(self) -> None:
@@ -492,8 +555,7 @@ class PartitionLog:
     def finish_close(self) -> None:
         """Refuse everything, and fail requests that were never answered."""
         self._apply(LogEvent.CLOSED)
-        cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
-        self._fail_in_flight(MayBeStoredError(cause))
+        self._give_up()
 
     # -- helpers
 
@@ -528,25 +590,19 @@ class PartitionLog:
                 return ClosedError(f"partition {self.log_id} is closed")
 
     def _take_answered(self) -> list[AppendRequest]:
-        """Return the appends that the high watermark has passed, oldest first.
-
-        Threshold mode promises less: there it is the end of the written bytes.
-        """
-        end = self.high_watermark if self.is_group_commit else self._log_end
+        """Return the appends that are answered now, oldest first."""
+        end = self._answered_end
         in_flight, done = self._in_flight, []
         while in_flight and in_flight[0].offset + in_flight[0].size_bytes <= end:
             done.append(in_flight.popleft())
         return done
 
-    def _fail_in_flight(self, error: StorageError) -> None:
-        failed, self._in_flight = self._in_flight, deque()
+    def _give_up(self) -> None:
+        """Fail everything in flight: nothing more will be known of it."""
+        self._refused_count += len(self._in_flight)
+        self.end_in_doubt(self._end_cause, until=self.next_offset)
+        self._in_flight.clear()
         self.next_offset = self._log_end
-        self._refused_count += len(failed)
-        for request in failed:
-            if request.batch is not None:
-                self.producers.remove(request.batch)
-        for request in failed:
-            request.ticket.on_failed(error)
 
     def _wake_waiters(self) -> None:
         is_open = self.state is LogState.OPEN
