@@ -110,6 +110,22 @@ class AppendRequest(NamedTuple):
         )
 
 
+class CopiedAppends(NamedTuple):
+    """Appends that a leader has written, as its followers get them."""
+
+    offset: Offset
+    """Of the first byte."""
+    chunks: Sequence[Buffer]
+    """Bytes of whole appends, of one segment of the leader."""
+    size_bytes: SizeBytes
+    """Sum of the lengths of the chunks, 1 or more."""
+    record_count: int
+    last_id: MessageId
+    """Greatest id among the records."""
+    batches: Sequence[StoredBatch] = ()
+    """Notes of the batches that begin there, in their order."""
+
+
 Request: TypeAlias = AppendRequest | Task
 
 

@@ -27,6 +27,7 @@ from metaq.fs.kernel_syncs import Syncs
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
+from metaq.storage.damage import apart
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
@@ -60,6 +61,9 @@ FREE_SPACE_IDLE_S: Final = 30.0
 FREE_SPACE_LOW_S: Final = 1.0
 """Interval of free-space checks while puts are refused for lack of space."""
 
+
+ChangeFiles: TypeAlias = Callable[[FileSystem, Path, int], None]
+"""Changes the files of a partition directory; the number is `producerCountMax`."""
 
 OnDone: TypeAlias = Callable[[Exception | None], None]
 """Callback that takes the error, or None."""
@@ -503,6 +507,56 @@ class LogManager:
             for log in full
         )
 
+    # -- what replicas need
+
+    def reopen(
+        self,
+        log_id: LogId,
+        change: ChangeFiles,
+        on_done: OnDone,
+        *,
+        is_mended: Callable[[Damage], bool],
+    ) -> None:
+        """Open a log again that follows or is stopped, with its files changed.
+
+        It follows then, or is stopped for what is damaged still. Until the callback it
+        takes nothing but gets. Never blocks.
+
+        Args:
+            log_id: which partition.
+            change: called on the storage thread with the disk, the partition's
+                directory and the number of producers that are remembered, while
+                nothing has the files open; raises StorageError.
+            on_done: called on the loop's thread with the error, or None.
+            is_mended: whether a damaged range is good and synced after the change.
+
+        Raises:
+            StorageError: there is no such log, or it takes puts.
+        """
+        log = self._require_open(log_id)
+        log.begin_reopen()
+
+        def begin() -> None:
+            if log.state is not LogState.REOPENING:
+                on_done(ClosedError(f"partition {log_id} is {log.state.value}"))
+                return
+            self._retention.forget(log.segments)
+            count_max = self._config.limits.producer_count_max
+            work = partial(change, self._fs, log.writer.directory, count_max)
+            recover = partial(self._loader().reopen, log_id, log.writer)
+            reopen = log.log_dir.appender.reopen
+            log.log_dir.submit(partial(reopen, log.writer, work, recover, done))
+
+        def done(each: RecoveredPartition | None, error: StorageError | None) -> None:
+            if each is not None:
+                left = (damage for damage in log.damage if not is_mended(damage))
+                damage = apart((*left, *each.found.damage))
+                log.on_reopened(replace(each.found, damage=damage), each.batches)
+            on_done(error)
+
+        # A run works on the files that it was shown.
+        self._retention.call_when_idle(begin)
+
     def begin_retention(
         self, topics: Collection[str] = ()
     ) -> Callable[[], RetentionReport] | None:
@@ -529,7 +583,7 @@ class LogManager:
     def on_damage(self, log_id: LogId, damage: Damage) -> None:
         """Stop a log in which the scrub found damage; harmless when it is gone."""
         log = self._logs.get(log_id)
-        if log is not None and log.state in {LogState.OPEN, LogState.STOPPED}:
+        if log is not None:
             log.on_damage(damage)
 
     # -- closing

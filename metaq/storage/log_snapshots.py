@@ -12,15 +12,19 @@ from typing import Final
 from metaq.config.settings import BrokerConfig
 from metaq.model import LogId
 from metaq.storage.log_dir import LogDir
-from metaq.storage.log_state import LogState
+from metaq.storage.log_state import COPYING, LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
+from metaq.storage.segment import Segment
 
 _FOR_EVER_MS: Final = 2**62
 """An age that nothing has: such segments go by size only."""
 
-_SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED})
+_SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED, LogState.FOLLOWING})
+
+_KEEPING: Final = frozenset({LogState.STOPPED, LogState.OFFLINE, *COPYING})
+"""States in which nothing may go: there is damage, or the leader decides."""
 
 
 def take_directory_snapshot(
@@ -45,7 +49,7 @@ def take_directory_snapshot(
         policy = config.topic(log.log_id.topic).delete_policy
         if log.log_id.topic not in topics:
             policy = replace(policy, age_ms=_FOR_EVER_MS)
-        sealed, active = log.segments.sealed, log.readable_active()
+        sealed, active = _settled(log), log.readable_active()
         stopped = partial(_is_stopped, log)
         snapshots.append(
             LogSnapshot(log.log_id, log.on_removed, sealed, active, policy, stopped)
@@ -60,7 +64,13 @@ def take_directory_snapshot(
 
 
 def _is_stopped(log: PartitionLog) -> bool:
-    return log.state in {LogState.STOPPED, LogState.OFFLINE}
+    return log.state in _KEEPING
+
+
+def _settled(log: PartitionLog) -> tuple[Segment, ...]:
+    """Return the sealed segments of which no byte may be cut any more."""
+    end = log.high_watermark
+    return tuple(each for each in log.segments.sealed if each.end_offset <= end)
 
 
 class ScrubbedLogs:
@@ -88,8 +98,7 @@ class ScrubbedLogs:
             return ()
         is_open = log.state is LogState.OPEN
         targets = [
-            ScrubTarget(log_id, each, True, may_write=is_open)
-            for each in log.segments.sealed
+            ScrubTarget(log_id, each, True, may_write=is_open) for each in _settled(log)
         ]
         active = log.readable_active()
         if active.size_bytes:
