@@ -1,4 +1,4 @@
-"""Snapshots of the logs for retention and the scrub.
+"""Snapshots of the logs for retention, the scrub and the record of a directory.
 
 Retention leaves stopped logs alone: nothing of them may go before an operator has
 looked at the damage. The scrub reads them too, for there may be more of it.
@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from metaq.config.settings import BrokerConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig
 from metaq.model import LogId
+from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import COPYING, LogState
 from metaq.storage.partition_log import PartitionLog
@@ -60,6 +61,40 @@ def take_directory_snapshot(
         config.limits.log_bytes_max,
         config.limits.data_dir_bytes_max,
         directory.take_offline,
+    )
+
+
+def is_over_size_limit(logs: Iterable[PartitionLog], limits: LimitsConfig) -> bool:
+    """Return whether retention has a log or data directory to make smaller."""
+    # A log without a sealed segment is as small as retention can make it.
+    full = [log for log in logs if log.state is LogState.OPEN and len(log.segments) > 1]
+    return any(
+        0 < limits.log_bytes_max < log.size_bytes
+        or 0 < limits.data_dir_bytes_max < log.log_dir.size_bytes
+        for log in full
+    )
+
+
+def sealed(
+    record: Holdings,
+    logs: Iterable[PartitionLog],
+    *,
+    is_exact: bool,
+    is_replica: bool,
+) -> Holdings:
+    """Return the last record of a directory whose logs are closed.
+
+    Called on the storage thread; the logs do not change any more. What a replica has
+    after a high watermark may still be cut.
+    """
+    extents = {
+        str(log.log_id): Extent(log.log_start_offset, end)
+        for log in logs
+        if not log.damage
+        and (end := log.high_watermark if is_replica else log.writer.synced_end)
+    }
+    return replace(
+        record, is_sealed=is_exact, partitions={**record.partitions, **extents}
     )
 
 

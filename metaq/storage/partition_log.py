@@ -66,6 +66,7 @@ from metaq.storage.recovery import RecoveredLog
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment, Segments
 from metaq.storage.slices import OpenFiles, Slice
 from metaq.storage.span_index import NO_ID
+from metaq.storage.watermarks import Watermark
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class PartitionLog:
         producers: ProducerTable,
         record_count: int = 0,
         damage: tuple[Damage, ...] = (),
+        number: int | None = None,
+        watermark: Offset | None = None,
     ) -> None:
         """Take a log as recovery found it, or a new one.
 
@@ -119,6 +122,8 @@ class PartitionLog:
             producers: which batches may be sent again; owned from now on.
             record_count: records in it, as far as they are known.
             damage: damaged ranges; any makes the log start in STOPPED.
+            number: its log number in a replica set.
+            watermark: nothing after it is readable yet; None: the end.
         """
         self.log_id: Final = log_id
         """Partition of the log."""
@@ -137,7 +142,10 @@ class PartitionLog:
         self.log_start_offset = segments.first.base_offset
         """First readable offset; it only grows."""
         end = segments.active.end_offset
-        self.high_watermark = self._log_end = end
+        self.number: Final = number
+        """Log number in a replica set; None outside of one, and before it has one."""
+        self.high_watermark = end if watermark is None else watermark
+        self._log_end = end
         """Offset after the last readable byte; it only grows."""
         self.next_offset = end
         """Offset of the next append, those in flight counted."""
@@ -145,7 +153,7 @@ class PartitionLog:
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
-        """How far the other copies let the high watermark go; None: there are none."""
+        """Bound of the high watermark by other copies; None: there are none."""
         self.record_count = record_count
         """Records stored, as far as that is known."""
         self.damage = damage
@@ -313,7 +321,7 @@ class PartitionLog:
             LogOfflineError: the log is stopped because of damage.
             LogDirOfflineError: its data directory had a disk error.
             NoSpaceError: there is not enough free space.
-            ClosedError: the log follows nobody now, or is closed or closing.
+            ClosedError: the log does not follow now, or is closed or closing.
             StorageError: the copy does not begin where the log ends.
         """
         if self.state is not LogState.FOLLOWING:
@@ -736,9 +744,14 @@ class PartitionLog:
         if self.state is LogState.REOPENING:
             return self.high_watermark
         if self.state is LogState.FOLLOWING:
-            return max(self.high_watermark, bound)
-        # Copies may end within an append: readers see it whole or not at all.
-        return self._in_flight.last_end(bound) or self.high_watermark
+            end = max(self.high_watermark, bound)
+        else:
+            # Copies may end within an append: readers see it whole or not at all.
+            end = self._in_flight.last_end(bound) or self.high_watermark
+        if self.number is not None and end > self.high_watermark:
+            mark = Watermark(self.number, end, self.log_start_offset)
+            self.log_dir.moved[self.number] = mark
+        return end
 
     @property
     def _may_grow(self) -> bool:

@@ -144,7 +144,7 @@ def test_a_log_that_was_cut_is_one_that_never_had_more(fs: FaultyFileSystem) -> 
 
 @for_each("number", range(2, 10))
 def test_any_offset_from_the_high_watermark_on_can_be_cut_at(number: int) -> None:
-    """Where segments begin, where the log ends, and in between."""
+    """The beginnings of segments, the end of the log, and those in between."""
     fs = FaultyFileSystem()
     bench, log, batches = led(fs)
     offset = number * BATCH

@@ -1,4 +1,4 @@
-"""What becomes of appends that are queued or written and not answered as stored."""
+"""Appends that are queued or written, and not answered as stored."""
 
 from typing import Any, cast
 

@@ -168,7 +168,7 @@ def test_a_roll_that_finds_no_room_comes_before_the_next_copy(
 
 
 def test_a_log_that_leads_again_rolls_by_size(fs: FaultyFileSystem) -> None:
-    """What has become too large while it followed is rolled with the next put."""
+    """A segment that became too large while it followed ends before the next put."""
     bench, log = following(fs, segment_bytes_max=2 * RECORD)
     for _ in range(4):
         copy(bench, log)
