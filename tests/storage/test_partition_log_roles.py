@@ -114,10 +114,7 @@ class Replica:
         if known:
             batch, ticket = self.rng.choice(known), Ticket()
             self.log.join(batch, ticket)
-            if ticket.is_stored:
-                assert batch.end_offset <= self.log.high_watermark
-            elif ticket.error is None:
-                self.sent.append((batch, ticket))
+            self.sent.append((batch, ticket))
 
     def be_late(self) -> None:
         until = Offset(self.rng.randrange(self.log.next_offset + 1))
@@ -149,7 +146,8 @@ class Replica:
             self.bench.run()
             assert len(done) == 1
             if done == [None]:
-                assert self.log.next_offset == at
+                # Less where what was queued has found no room.
+                assert self.log.next_offset <= at
         self.cuts.append(done)
 
     def boundaries(self) -> set[int]:
