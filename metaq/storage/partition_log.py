@@ -618,11 +618,15 @@ class PartitionLog:
 
     def _advance(self, log_end: Offset) -> None:
         """Move log end and high watermark; answer the appends that are stored now."""
-        self._set_bounds(log_end=log_end, high_watermark=self._next_high_watermark())
-        is_copy = self.state in COPYING
-        done = self._in_flight.take_stored(
-            self._synced_end if is_copy else self._answered_end
-        )
+        is_alone = self._bound is None
+        if is_alone:
+            end = high_watermark(self._synced_end, self._held)
+        else:
+            end = self._next_high_watermark()
+        self._set_bounds(log_end=log_end, high_watermark=end)
+        is_copy = not is_alone and self.state in COPYING
+        end = self._synced_end if is_copy else self._answered_end
+        done = self._in_flight.take_stored(end)
         if done and not self._append_count:
             self.log_dir.is_layout_changed = True
         self._append_count += len(done)
@@ -738,9 +742,8 @@ class PartitionLog:
         self.next_offset = self._log_end
 
     def _next_high_watermark(self) -> Offset:
+        """Return the next one of a log in a replica set."""
         bound = high_watermark(self._synced_end, self._held, self._bound)
-        if self._bound is None:
-            return bound
         if self.state is LogState.REOPENING:
             return self.high_watermark
         if self.state is LogState.FOLLOWING:
@@ -759,7 +762,8 @@ class PartitionLog:
         return self.state is LogState.OPEN or self.state in COPYING
 
     def _wake_waiters(self) -> None:
-        self._waiters.wake_below(self.high_watermark if self._may_grow else None)
+        may_grow = self.state is LogState.OPEN or self._may_grow
+        self._waiters.wake_below(self.high_watermark if may_grow else None)
 
     def _set_bounds(
         self,
