@@ -7,7 +7,7 @@ id and offset of a put are kept.
 A *batch* of a producer is appended once, and answered as often as it is sent. The
 partition log remembers which batches it has (`storage/producers.py`). A repeated batch
 is answered with the receipt of the first: at once if that is stored, otherwise together
-with it. So no batch is acknowledged before the disk has it.
+with it (`PartitionLog.join`). So no batch is acknowledged before the disk has it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -106,8 +106,7 @@ class PutTicket:
     """A run of puts that waits for the disk. Called once, on the loop's thread."""
 
     __slots__ = (
-        "_answerer", "_appended_s", "_log", "_receipts", "_record_count", "_repeats",
-        "_size_bytes",
+        "_answerer", "_appended_s", "_log", "_receipts", "_record_count", "_size_bytes"
     )  # fmt: skip
 
     def __init__(
@@ -124,12 +123,7 @@ class PutTicket:
         self._receipts = receipts
         self._record_count = record_count
         self._size_bytes = size_bytes
-        self._repeats: tuple[PutTicket, ...] = ()
         self._appended_s = answerer.context.clock.monotonic_s()
-
-    def join(self, repeat: "PutTicket") -> None:
-        """Answer a repeated batch together with this one."""
-        self._repeats = (*self._repeats, repeat)
 
     def on_stored(self) -> None:
         """Answer 200: the bytes are as durable as the topic's policy says."""
@@ -145,8 +139,6 @@ class PutTicket:
         self._answerer.answer(
             replies, count=len(self._receipts.opaques), size_bytes=self._size_bytes
         )
-        for repeat in self._repeats:
-            repeat.on_stored()
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
         """Refuse every put of the run."""
@@ -165,8 +157,6 @@ class PutTicket:
             count=len(opaques),
             size_bytes=self._size_bytes,
         )
-        for repeat in self._repeats:
-            repeat.on_failed(error)
 
 
 def append_run(
@@ -286,8 +276,4 @@ def answer_repeated(
         record_count=batch.count,
         size_bytes=PUT_OVERHEAD_BYTES,
     )
-    in_flight = log.ticket_of(batch)
-    if isinstance(in_flight, PutTicket):
-        in_flight.join(ticket)
-    else:
-        ticket.on_stored()
+    log.join(batch, ticket)

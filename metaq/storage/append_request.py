@@ -32,6 +32,22 @@ class AppendTicket(Protocol):
         """They are not acknowledged; after some errors they may be stored."""
 
 
+class Tickets(NamedTuple):
+    """One outcome for several; none are what an append has that was answered early."""
+
+    tickets: tuple[AppendTicket, ...] = ()
+
+    def on_stored(self) -> None:
+        """Answer all of them, in their order."""
+        for ticket in self.tickets:
+            ticket.on_stored()
+
+    def on_failed(self, error: StorageError) -> None:
+        """Likewise."""
+        for ticket in self.tickets:
+            ticket.on_failed(error)
+
+
 class AppendReceiver(Protocol):
     """The loop's side of a log."""
 
@@ -62,8 +78,8 @@ class AppendRequest(NamedTuple):
     last_id: MessageId
     ticket: AppendTicket
     """Receives the outcome; used on the loop's thread only."""
-    batch: StoredBatch | None = None
-    """Its note in the producer file, where a producer may send it again."""
+    batches: Sequence[StoredBatch] = ()
+    """Its notes in the producer file, where producers may send parts of it again."""
     before_write: BeforeWrite | None = None
     """Called on the storage thread before its bytes are written; it, and what it
     returns, raise nothing."""
@@ -73,6 +89,11 @@ class AppendRequest(NamedTuple):
     """Of a connection that has little in flight; see `GroupQueue`."""
     completes: bool = False
     """It begins with the rest of an append, and belongs into the same segment."""
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset after its last byte."""
+        return Offset(self.offset + self.size_bytes)
 
     @property
     def is_single(self) -> bool:
@@ -87,6 +108,22 @@ class AppendRequest(NamedTuple):
             and not self.finish
             and self.version == self.writer.version
         )
+
+
+class CopiedAppends(NamedTuple):
+    """Appends that a leader has written, as its followers get them."""
+
+    offset: Offset
+    """Of the first byte."""
+    chunks: Sequence[Buffer]
+    """Bytes of whole appends, of one segment of the leader."""
+    size_bytes: SizeBytes
+    """Sum of the lengths of the chunks, 1 or more."""
+    record_count: int
+    last_id: MessageId
+    """Greatest id among the records."""
+    batches: Sequence[StoredBatch] = ()
+    """Notes of the batches that begin there, in their order."""
 
 
 Request: TypeAlias = AppendRequest | Task

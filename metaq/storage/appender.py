@@ -49,7 +49,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count, islice
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
@@ -89,6 +89,8 @@ _BROKEN: Final = frozenset({"rename", "sync"})
 
 _log = logging.getLogger(__name__)
 
+
+RecoveredT = TypeVar("RecoveredT")
 
 _Turn: TypeAlias = tuple[int, int, LogWriter]
 """In the order of turns: the last turn of a log, when it wanted the next, the log."""
@@ -364,6 +366,40 @@ class Appender:
                 self.go_offline(error)
         self._post(partial(on_done, failed))
 
+    def reopen(
+        self,
+        writer: LogWriter,
+        change: Task,
+        recover: Callable[[], RecoveredT],
+        on_done: Callable[[RecoveredT | None, StorageError | None], None],
+    ) -> None:
+        """Close a log, have its files changed, and recover it; a task.
+
+        Args:
+            writer: the log's side of the storage thread.
+            change: raises StorageError, also a lack that passes.
+            recover: opens the writer again.
+            on_done: called on the loop's thread with what was recovered, or None where
+                the directory is offline, and what went wrong.
+        """
+        found: RecoveredT | None = None
+        failed: StorageError | None = None
+        self.unindexed.discard(writer)
+        try:
+            self._require_online()
+            writer.close(syncs_side_files=False)
+            try:
+                change()
+            except DiskError:
+                raise
+            except StorageError as error:
+                failed = error
+            found = recover()
+        except StorageError as error:
+            failed = error
+            self.go_offline(error)
+        self._post(partial(on_done, found, failed))
+
     def _require_online(self) -> None:
         if self.is_offline:
             raise StorageError(f"data directory is offline: directory={self._path}")
@@ -462,8 +498,7 @@ class Appender:
                 record_count += request.record_count
                 # Those of a transaction are older.
                 last_id = max(last_id, request.last_id)
-                if request.batch is not None:
-                    batches.append(request.batch)
+                batches += request.batches
                 has_steps = has_steps or bool(request.finish)
                 is_reported = is_reported or request.before_write is not None
         if not group:
@@ -502,6 +537,15 @@ class Appender:
             writer.index()
         else:
             self.unindexed.add(writer)
+        self._roll_if_full(writer, receiver)
+
+    def roll_on_order(self, writer: LogWriter, receiver: AppendReceiver) -> None:
+        """Roll a log that follows where its leader did; a task."""
+        writer.order_roll()
+        self.guarded(self._roll_if_full, writer, receiver)
+
+    def _roll_if_full(self, writer: LogWriter, receiver: AppendReceiver) -> None:
+        """Roll a full segment; without space the next write tries again."""
         if writer.is_full:
             try:
                 self._roll(writer, receiver)

@@ -251,7 +251,7 @@ class CommitOwner:
         if size_bytes > LOOP_BYTES_MAX or len(groups) > LOOP_LOGS_MAX:
             return None
         for writer, group in groups.items():
-            batch_count = sum(each.batch is not None for each in group)
+            batch_count = sum(len(each.batches) for each in group)
             if not writer.takes_small(batch_count=batch_count, now_s=now_s):
                 return None
         return {
@@ -283,7 +283,7 @@ class CommitOwner:
                 chunks,
                 record_count=record_count,
                 last_id=max(each.last_id for each in requests),
-                batches=[each.batch for each in requests if each.batch is not None],
+                batches=[batch for each in requests for batch in each.batches],
             )
         except NoSpaceError as error:
             self._left.append(partial(appender.take_back, writer, receiver, error))

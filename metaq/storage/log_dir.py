@@ -43,6 +43,7 @@ from metaq.storage.appender import Appender
 from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.holdings import Holdings
 from metaq.storage.log_writer import LogWriter
+from metaq.storage.watermarks import WRITE_INTERVAL_S, Watermark, WatermarkFile
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +139,11 @@ class LogDir:
         self._size_bytes_max = size_bytes_max
         self.free_bytes = SizeBytes(0)
         """Free space of its disk, as far as it is known."""
+        self.watermarks: WatermarkFile | None = None
+        """File of a replica's watermarks; the storage thread's from `start` on."""
+        self.moved: Final[dict[int, Watermark]] = {}
+        """By log number, those that are to be written there."""
+        self._watermarks_s = float("-inf")
         self._record_s = float("-inf")
         self.watch: Final = SilenceWatch("data directory", path)
         """Whether its thread answers."""
@@ -264,13 +270,26 @@ class LogDir:
         return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
     def tick(self, now_s: float, refresh_s: float) -> None:
-        """Have the free space looked at when the figure is older than `refresh_s`.
+        """Have watermarks written, and free space looked at that is as old as that.
 
         One look at a time; one that takes too long is of a disk that hangs.
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
             self.watch.tick(now_s, refresh_s, look)
+        if self.moved and now_s - self._watermarks_s >= WRITE_INTERVAL_S:
+            self._watermarks_s = now_s
+            self._write_watermarks(is_last=False)
+
+    def _write_watermarks(self, *, is_last: bool) -> None:
+        file, marks = self.watermarks, tuple(self.moved.values())
+        self.moved.clear()
+        if file is None or self.state is DirState.NEW:
+            return
+        write = file.close if is_last else file.write
+        self._worker.submit(partial(self.appender.guarded, write, marks))
+        if is_last:
+            self._worker.submit(file.abandon)
 
     def index(self) -> None:
         """Have small groups indexed that were committed since the last call."""
@@ -309,6 +328,7 @@ class LogDir:
         """
         self.reader.shutdown(wait=False, cancel_futures=True)
         was_started = self.state is not DirState.NEW
+        self._write_watermarks(is_last=True)
         self._apply(DirEvent.CLOSE)
         if was_started:
             self._worker.stop(

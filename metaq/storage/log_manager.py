@@ -27,10 +27,15 @@ from metaq.fs.kernel_syncs import Syncs
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
+from metaq.storage.damage import apart
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
-from metaq.storage.log_snapshots import take_directory_snapshot
+from metaq.storage.log_snapshots import (
+    is_over_size_limit,
+    sealed,
+    take_directory_snapshot,
+)
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
@@ -47,12 +52,14 @@ from metaq.storage.opening import (
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import ProducerTable, StoredBatch
 from metaq.storage.recovery import RecoveredLog
+from metaq.storage.retention import hard_limit
 from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
 from metaq.storage.span_index import NO_ID
 from metaq.storage.span_queries import SpanQueries
+from metaq.storage.watermarks import KnownWatermarks
 
 FREE_SPACE_IDLE_S: Final = 30.0
 """Interval of free-space checks without writes."""
@@ -60,6 +67,9 @@ FREE_SPACE_IDLE_S: Final = 30.0
 FREE_SPACE_LOW_S: Final = 1.0
 """Interval of free-space checks while puts are refused for lack of space."""
 
+
+ChangeFiles: TypeAlias = Callable[[FileSystem, Path, int], None]
+"""Changes the files of a directory; it is given the producers remembered at most."""
 
 OnDone: TypeAlias = Callable[[Exception | None], None]
 """Callback that takes the error, or None."""
@@ -103,18 +113,26 @@ class LogManager:
         self._forgotten: set[LogId] = set()
         self._last_id = NO_ID
         self._is_closing = False
+        self.known: KnownWatermarks | None = None
+        """Watermarks that a replica had at the start; None: it is none."""
 
     # -- opening
 
-    def open(self, *, left_out: Collection[str] = ()) -> None:
+    def open(
+        self,
+        *,
+        left_out: Collection[str] = (),
+        numbers: Mapping[LogId, int] | None = None,
+    ) -> None:
         """Lock and recover every data directory that the configuration names.
 
-        Blocks for as long as the disks need; called once, on any thread, before
-        anything else is.
+        Blocks as long as the disks need; called once, on any thread, before all else.
 
         Args:
             left_out: topics that are being deleted: their partitions are not recovered,
                 and not missed.
+            numbers: of a replica, the log numbers: its logs follow, and their high
+                watermarks are those that it knew.
 
         Raises:
             LogDirLockedError: another process owns one of them.
@@ -132,6 +150,8 @@ class LogManager:
                 directory.open()
             names = {each.path: partition_names(self._fs, each.path) for each in opened}
             self._inventory.read(names, left_out)
+            if numbers is not None:
+                self.known = KnownWatermarks(self._fs, names, numbers)
             for directory in opened:
                 path = directory.path
                 self._inventory.settle_accepted(path, names[path])
@@ -148,7 +168,7 @@ class LogManager:
                 self._inventory.make_records(
                     (each.data_path, each.log_id, extent)
                     for each in recovered
-                    if (extent := extent_of(each.found.segments)) is not None
+                    if (extent := self._extent_of(each)) is not None
                 )
             )
         except (StorageError, ClosedError):
@@ -158,6 +178,8 @@ class LogManager:
                 directory.unlock()
             raise
         for directory in opened:
+            if self.known is not None:
+                directory.watermarks = self.known.file_of(directory.path)
             directory.start()
             self._directories[directory.path] = directory
         for each in recovered:
@@ -191,6 +213,7 @@ class LogManager:
         settings: TopicConfig,
         *,
         start_offset: Offset = Offset(0),  # noqa: B008  # a NewType is its number
+        number: int | None = None,
     ) -> PartitionLog:
         """Return a log, made in memory when it does not exist yet.
 
@@ -199,6 +222,7 @@ class LogManager:
                 business.
             settings: of the topic; durability mode and data path of a new log.
             start_offset: where a new log starts (a copy starts where its leader does).
+            number: log number of a new log in a replica set; it follows.
 
         Raises:
             StorageError: the name cannot be a directory, or the data path was
@@ -228,7 +252,10 @@ class LogManager:
         first = Segment(
             path / segment_file_name(start_offset), start_offset, SizeBytes(0)
         )
-        log = self._new_log(log_id, directory, settings, writer, Segments((first,)))
+        segments = Segments((first,))
+        log = self._new_log(
+            log_id, directory, settings, writer, segments, number=number
+        )
         self._logs[log_id] = log
         return log
 
@@ -490,18 +517,54 @@ class LogManager:
 
         Then a run of retention without topics is due, regardless of the schedule.
         """
-        limits = self._config.limits
-        # A log without a sealed segment is as small as retention can make it.
-        full = [
-            log
-            for log in self._logs.values()
-            if log.state is LogState.OPEN and len(log.segments) > 1
-        ]
-        return any(
-            0 < limits.log_bytes_max < log.size_bytes
-            or 0 < limits.data_dir_bytes_max < log.log_dir.size_bytes
-            for log in full
-        )
+        return is_over_size_limit(self._logs.values(), self._config.limits)
+
+    def reopen(
+        self,
+        log_id: LogId,
+        change: ChangeFiles,
+        on_done: OnDone,
+        *,
+        is_mended: Callable[[Damage], bool],
+    ) -> None:
+        """Open a log again that follows or is stopped, with its files changed.
+
+        It follows then, or is stopped for what is damaged still. Until the callback it
+        takes nothing but gets. Never blocks.
+
+        Args:
+            log_id: which partition.
+            change: called on the storage thread while nothing has the files open;
+                raises StorageError.
+            on_done: called on the loop's thread with the error, or None.
+            is_mended: whether a damaged range is good and synced after the change.
+
+        Raises:
+            StorageError: there is no such log, or it takes puts.
+        """
+        log = self._require_open(log_id)
+        log.begin_reopen()
+
+        def begin() -> None:
+            if log.state is not LogState.REOPENING:
+                on_done(ClosedError(f"partition {log_id} is {log.state.value}"))
+                return
+            self._retention.forget(log.segments)
+            count_max = self._config.limits.producer_count_max
+            work = partial(change, self._fs, log.writer.directory, count_max)
+            recover = partial(self._loader().reopen, log_id, log.writer)
+            reopen = log.log_dir.appender.reopen
+            log.log_dir.submit(partial(reopen, log.writer, work, recover, done))
+
+        def done(each: RecoveredPartition | None, error: StorageError | None) -> None:
+            if each is not None:
+                left = (damage for damage in log.damage if not is_mended(damage))
+                damage = apart((*left, *each.found.damage))
+                log.on_reopened(replace(each.found, damage=damage), each.batches)
+            on_done(error)
+
+        # A run works on the files that it was shown.
+        self._retention.call_when_idle(begin)
 
     def begin_retention(
         self, topics: Collection[str] = ()
@@ -529,7 +592,7 @@ class LogManager:
     def on_damage(self, log_id: LogId, damage: Damage) -> None:
         """Stop a log in which the scrub found damage; harmless when it is gone."""
         log = self._logs.get(log_id)
-        if log is not None and log.state in {LogState.OPEN, LogState.STOPPED}:
+        if log is not None:
             log.on_damage(damage)
 
     # -- closing
@@ -549,7 +612,8 @@ class LogManager:
                 log.begin_close()
         # A run of retention that goes on may remove segments that a seal would vouch
         # for.
-        is_exact = not self._retention.is_running
+        is_exact, is_replica = not self._retention.is_running, self.known is not None
+        seal = partial(sealed, is_exact=is_exact, is_replica=is_replica)
         records = self._make_records()
         left: set[LogDir | Retention] = {*self._directories.values(), self._retention}
 
@@ -578,7 +642,7 @@ class LogManager:
             ]
             directory.close(
                 [(log.writer, log) for log in logs],
-                partial(_sealed, records[directory.path], logs, is_exact=is_exact),
+                partial(seal, records[directory.path], logs),
                 partial(closed, directory),
             )
 
@@ -655,7 +719,7 @@ class LogManager:
             self._post,
             path,
             free_bytes_min=limits.free_bytes_min,
-            size_bytes_max=_hard_limit(
+            size_bytes_max=hard_limit(
                 limits.data_dir_bytes_max, system.segment_bytes_max
             ),
             start_worker=self._start_worker,
@@ -672,12 +736,15 @@ class LogManager:
         segments: Segments,
         found: RecoveredLog | None = None,
         batches: Iterable[StoredBatch] = (),
+        *,
+        number: int | None = None,
+        watermark: Offset | None = None,
     ) -> PartitionLog:
         limits, system = self._config.limits, self._config.system
         producers = ProducerTable(limits.producer_count_max)
         for batch in batches:
             producers.add(batch)
-        return PartitionLog(
+        log = PartitionLog(
             log_id,
             directory,
             writer,
@@ -685,17 +752,23 @@ class LogManager:
             self._files,
             is_group_commit=settings.unflush_threshold <= 0,
             interval_s=settings.unflush_interval_s,
-            size_bytes_max=_hard_limit(limits.log_bytes_max, system.segment_bytes_max),
+            size_bytes_max=hard_limit(limits.log_bytes_max, system.segment_bytes_max),
             producers=producers,
             record_count=0 if found is None else found.record_count,
             damage=() if found is None else found.damage,
+            number=number,
+            watermark=watermark,
         )
+        if self.known is not None:
+            log.follow()
+        return log
 
     def _add_recovered(self, each: RecoveredPartition) -> None:
         segments = each.found.segments
         if not segments:
             path = each.writer.directory / segment_file_name(Offset(0))
             segments = (Segment(path, Offset(0), SizeBytes(0)),)
+        extent = None if self.known is None else self._extent_of(each)
         log = self._new_log(
             each.log_id,
             self._directories[each.data_path],
@@ -704,9 +777,18 @@ class LogManager:
             Segments(segments),
             each.found,
             each.batches,
+            number=None if self.known is None else self.known.numbers.get(each.log_id),
+            watermark=None if extent is None else extent.end,
         )
         self._last_id = max(self._last_id, each.last_id)
         self._logs[each.log_id] = log
+
+    def _extent_of(self, each: RecoveredPartition) -> Extent | None:
+        """Return the offsets of a log; in a replica the rest may still be cut."""
+        found = extent_of(each.found.segments)
+        if self.known is None or found is None:
+            return found
+        return self.known.extent_of(each.data_path, each.log_id, found)
 
     def _logs_of(self, directory: LogDir) -> list[PartitionLog]:
         return [log for log in self._logs.values() if log.log_dir is directory]
@@ -715,31 +797,4 @@ class LogManager:
         assert directory.state is DirState.OFFLINE
         for log in self._logs_of(directory):
             if log.state is not LogState.CLOSING:
-                log.on_offline(error)
-
-
-def _sealed(
-    record: Holdings, logs: Iterable[PartitionLog], *, is_exact: bool
-) -> Holdings:
-    """Return the last record of a directory whose logs are closed.
-
-    Called on the storage thread; the logs do not change any more.
-    """
-    extents = {
-        str(log.log_id): Extent(log.log_start_offset, log.writer.synced_end)
-        for log in logs
-        if not log.damage and log.writer.synced_end
-    }
-    return replace(
-        record, is_sealed=is_exact, partitions={**record.partitions, **extents}
-    )
-
-
-def _hard_limit(size_bytes: int, segment_bytes_max: int) -> int:
-    """Return the size at which puts are refused for a size that retention keeps to.
-
-    Retention removes sealed segments above `size_bytes`. It can always get back below
-    it plus one segment; a log that is larger than that has a retention that does not
-    work, and must not fill the disk.
-    """
-    return size_bytes + segment_bytes_max if size_bytes else 0
+                log.on_offline()

@@ -1,4 +1,4 @@
-"""Snapshots of the logs for retention and the scrub.
+"""Snapshots of the logs for retention, the scrub and the record of a directory.
 
 Retention leaves stopped logs alone: nothing of them may go before an operator has
 looked at the damage. The scrub reads them too, for there may be more of it.
@@ -9,18 +9,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from metaq.config.settings import BrokerConfig
+from metaq.config.settings import BrokerConfig, LimitsConfig
 from metaq.model import LogId
+from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.log_dir import LogDir
-from metaq.storage.log_state import LogState
+from metaq.storage.log_state import COPYING, LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
+from metaq.storage.segment import Segment
 
 _FOR_EVER_MS: Final = 2**62
 """An age that nothing has: such segments go by size only."""
 
-_SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED})
+_SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED, LogState.FOLLOWING})
+
+_KEEPING: Final = frozenset({LogState.STOPPED, LogState.OFFLINE, *COPYING})
+"""States in which nothing may go: there is damage, or the leader decides."""
 
 
 def take_directory_snapshot(
@@ -45,7 +50,7 @@ def take_directory_snapshot(
         policy = config.topic(log.log_id.topic).delete_policy
         if log.log_id.topic not in topics:
             policy = replace(policy, age_ms=_FOR_EVER_MS)
-        sealed, active = log.segments.sealed, log.readable_active()
+        sealed, active = _settled(log), log.readable_active()
         stopped = partial(_is_stopped, log)
         snapshots.append(
             LogSnapshot(log.log_id, log.on_removed, sealed, active, policy, stopped)
@@ -59,8 +64,48 @@ def take_directory_snapshot(
     )
 
 
+def is_over_size_limit(logs: Iterable[PartitionLog], limits: LimitsConfig) -> bool:
+    """Return whether retention has a log or data directory to make smaller."""
+    # A log without a sealed segment is as small as retention can make it.
+    full = [log for log in logs if log.state is LogState.OPEN and len(log.segments) > 1]
+    return any(
+        0 < limits.log_bytes_max < log.size_bytes
+        or 0 < limits.data_dir_bytes_max < log.log_dir.size_bytes
+        for log in full
+    )
+
+
+def sealed(
+    record: Holdings,
+    logs: Iterable[PartitionLog],
+    *,
+    is_exact: bool,
+    is_replica: bool,
+) -> Holdings:
+    """Return the last record of a directory whose logs are closed.
+
+    Called on the storage thread; the logs do not change any more. What a replica has
+    after a high watermark may still be cut.
+    """
+    extents = {
+        str(log.log_id): Extent(log.log_start_offset, end)
+        for log in logs
+        if not log.damage
+        and (end := log.high_watermark if is_replica else log.writer.synced_end)
+    }
+    return replace(
+        record, is_sealed=is_exact, partitions={**record.partitions, **extents}
+    )
+
+
 def _is_stopped(log: PartitionLog) -> bool:
-    return log.state in {LogState.STOPPED, LogState.OFFLINE}
+    return log.state in _KEEPING
+
+
+def _settled(log: PartitionLog) -> tuple[Segment, ...]:
+    """Return the sealed segments of which no byte may be cut any more."""
+    end = log.high_watermark
+    return tuple(each for each in log.segments.sealed if each.end_offset <= end)
 
 
 class ScrubbedLogs:
@@ -88,8 +133,7 @@ class ScrubbedLogs:
             return ()
         is_open = log.state is LogState.OPEN
         targets = [
-            ScrubTarget(log_id, each, True, may_write=is_open)
-            for each in log.segments.sealed
+            ScrubTarget(log_id, each, True, may_write=is_open) for each in _settled(log)
         ]
         active = log.readable_active()
         if active.size_bytes:

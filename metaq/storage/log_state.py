@@ -4,6 +4,11 @@ OPEN ----damage----> STOPPED     puts are refused, gets outside damage go on
 OPEN, STOPPED --disk error--> OFFLINE    nothing is believed until a restart
 any --close--> CLOSING --closed--> CLOSED
 
+In a replica set:
+
+OPEN <--lead-- FOLLOWING    bytes of a leader come in the place of puts
+FOLLOWING, STOPPED --reopen--> REOPENING --reopened--> FOLLOWING
+
 A waiter, such as a long poll, is called back at most once: when a byte at its offset is
 readable, or when nothing more is to be expected. Most wait at the high watermark, so
 nothing is sorted. Owner of the waiters: the event loop's thread.
@@ -23,6 +28,10 @@ class LogState(enum.Enum):
 
     OPEN = "open"
     """Everything."""
+    FOLLOWING = "following"
+    """Gets, and what its leader has."""
+    REOPENING = "reopening"
+    """Gets; its end is being cut, or its files opened again."""
     STOPPED = "stopped"
     """Gets outside the damaged ranges."""
     OFFLINE = "offline"
@@ -36,6 +45,10 @@ class LogState(enum.Enum):
 class LogEvent(enum.Enum):
     """Event in the life of a partition log."""
 
+    FOLLOW = "follow"
+    LEAD = "lead"
+    REOPEN = "reopen"
+    REOPENED = "reopened"
     DAMAGE = "damage"
     DISK_ERROR = "disk error"
     CLOSE = "close"
@@ -52,7 +65,26 @@ TRANSITIONS: Final[dict[tuple[LogState, LogEvent], LogState]] = {
     (LogState.STOPPED, LogEvent.CLOSE): LogState.CLOSING,
     (LogState.OFFLINE, LogEvent.CLOSE): LogState.CLOSING,
     (LogState.CLOSING, LogEvent.CLOSED): LogState.CLOSED,
+    (LogState.OPEN, LogEvent.FOLLOW): LogState.FOLLOWING,
+    (LogState.FOLLOWING, LogEvent.FOLLOW): LogState.FOLLOWING,
+    (LogState.STOPPED, LogEvent.FOLLOW): LogState.STOPPED,
+    (LogState.REOPENING, LogEvent.FOLLOW): LogState.REOPENING,
+    (LogState.FOLLOWING, LogEvent.LEAD): LogState.OPEN,
+    (LogState.STOPPED, LogEvent.LEAD): LogState.STOPPED,
+    (LogState.FOLLOWING, LogEvent.REOPEN): LogState.REOPENING,
+    (LogState.STOPPED, LogEvent.REOPEN): LogState.REOPENING,
+    (LogState.REOPENING, LogEvent.REOPENED): LogState.FOLLOWING,
+    (LogState.CLOSING, LogEvent.REOPENED): LogState.CLOSING,
+    (LogState.FOLLOWING, LogEvent.DAMAGE): LogState.STOPPED,
+    (LogState.REOPENING, LogEvent.DAMAGE): LogState.REOPENING,
+    (LogState.FOLLOWING, LogEvent.DISK_ERROR): LogState.OFFLINE,
+    (LogState.REOPENING, LogEvent.DISK_ERROR): LogState.OFFLINE,
+    (LogState.FOLLOWING, LogEvent.CLOSE): LogState.CLOSING,
+    (LogState.REOPENING, LogEvent.CLOSE): LogState.CLOSING,
 }
+
+COPYING: Final = frozenset({LogState.FOLLOWING, LogState.REOPENING})
+"""States in which the high watermark goes on by what a leader says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

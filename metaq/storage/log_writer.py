@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -116,7 +117,6 @@ class LogWriter:
         end: Offset,
         last_id: MessageId,
         sync_latency: Histogram,
-        batches: Sequence[StoredBatch] = (),
     ) -> None:
         """Describe a log that has no segment yet; `reopen` gives it one.
 
@@ -129,7 +129,6 @@ class LogWriter:
             last_id: last message id in the log; negative when there is none.
             sync_latency: gets a sample for each sync; shared by the writers of one
                 storage thread.
-            batches: remembered batches of producers.
         """
         self._fs = fs
         self._clock = clock
@@ -138,14 +137,14 @@ class LogWriter:
         self._active: ActiveSegment | None = None
         self._is_closed = False
         self._producers = ProducerFile(
-            fs,
-            directory,
-            producer_count_max=options.producer_count_max,
-            batches=batches,
+            fs, directory, producer_count_max=options.producer_count_max
         )
         self.directory: Final = directory
         """The partition's directory."""
         self._interval_s = options.unflush_interval_s
+        self._roll_bytes: float = options.segment_bytes_max
+        """Size at which the active segment is full."""
+        self._rolls_by_size = True
         self.version = 0
         """Grows when queued appends become void because one before them failed."""
         self.last_turn = 0
@@ -169,6 +168,22 @@ class LogWriter:
         self.sync_s = 0.0
         """Time they took together, seconds."""
 
+    def reset(
+        self, *, end: Offset, last_id: MessageId, batches: Sequence[StoredBatch]
+    ) -> None:
+        """Describe what was found in its directory; its files are closed."""
+        self.end = self.synced_end = end
+        self.last_id = last_id
+        self.unsynced_records = 0
+        self._uncovered, self._uncovered_bytes, self._uncovered_records = [], 0, 0
+        self._is_closed = False
+        self._producers = ProducerFile(
+            self._fs,
+            self.directory,
+            producer_count_max=self._options.producer_count_max,
+            batches=batches,
+        )
+
     def reopen(self, segment: Segment, spans: SpanIndexWriter | None) -> None:
         """Go on with the active segment that recovery found; takes over `spans`.
 
@@ -179,6 +194,16 @@ class LogWriter:
         self._active = ActiveSegment(
             segment.base_offset, segment.size_bytes, file, spans
         )
+
+    def set_rolls(self, *, by_size: bool) -> None:
+        """Roll when a segment has its size, or only when `order_roll` says so."""
+        self._rolls_by_size = by_size
+        self._roll_bytes = self._options.segment_bytes_max if by_size else inf
+
+    def order_roll(self) -> None:
+        """Call the active segment full, unless it is empty."""
+        if self._active is not None and self._active.size_bytes:
+            self._roll_bytes = self._active.size_bytes
 
     def set_interval_s(self, interval_s: float) -> None:
         """Threshold mode: sync at a write when the last sync is older; 0: always."""
@@ -192,10 +217,7 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Return whether the active segment has the size at which a log rolls."""
-        active = self._active
-        return (
-            active is not None and active.size_bytes >= self._options.segment_bytes_max
-        )
+        return self._active is not None and self._active.size_bytes >= self._roll_bytes
 
     def is_sync_due(self) -> bool:
         """Return whether written bytes must be synced before they are acknowledged."""
@@ -531,6 +553,7 @@ class LogWriter:
 
     def activate(self, segment: ActiveSegment) -> None:
         """Append to this segment from now on; its names are durable."""
+        self.set_rolls(by_size=self._rolls_by_size)
         self._active = segment
         self._seen_s = self._clock.monotonic_s()
 

@@ -122,8 +122,6 @@ class PartitionLoader:
         sync_latency: Histogram,
         *,
         end: Offset,
-        last_id: MessageId = NO_ID,
-        batches: Sequence[StoredBatch] = (),
     ) -> LogWriter:
         """Return the writer of a partition directory, configured and without files."""
         limits = self.config.limits
@@ -141,9 +139,8 @@ class PartitionLoader:
             path,
             options,
             end=end,
-            last_id=last_id,
+            last_id=NO_ID,
             sync_latency=sync_latency,
-            batches=batches,
         )
 
     def recover(
@@ -207,9 +204,24 @@ class PartitionLoader:
     def _recover(
         self, data_path: Path, log_id: LogId, sync_latency: Histogram
     ) -> RecoveredPartition:
-        fs, limits = self.fs, self.config.limits
         settings = self.config.topic(log_id.topic)
         path = data_path / str(log_id)
+        writer = self.new_writer(settings, path, sync_latency, end=Offset(0))
+        return self.reopen(log_id, writer, is_index_trusted=False)
+
+    def reopen(
+        self, log_id: LogId, writer: LogWriter, *, is_index_trusted: bool = True
+    ) -> RecoveredPartition:
+        """Recover one partition, and let a writer without files go on there; blocks.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        fs, limits = self.fs, self.config.limits
+        settings, path = self.config.topic(log_id.topic), writer.directory
+        if is_index_trusted:
+            # A log that has taken nothing yet has no directory.
+            fs.make_directory(path)
         is_group_commit = settings.unflush_threshold <= 0
         notes = read_notes(fs, path)
         if notes.flaw:
@@ -227,9 +239,10 @@ class PartitionLoader:
             span_bytes_min=limits.span_bytes_min,
             now_ms=self.clock.wall_ms(),
             noted=noted,
+            is_index_trusted=is_index_trusted,
         )
         segments = found.segments
-        end = segments[-1].end_offset if segments else Offset(0)
+        end = segments[-1].end_offset if segments else writer.end
         newest = found.spans.newest_append_ms if found.spans is not None else None
         try:
             batches = stored_batches(
@@ -239,14 +252,7 @@ class PartitionLoader:
                 # Reported once: the next start finds a whole file.
                 with suppress(NoSpaceError):
                     write_notes(fs, path, batches)
-            writer = self.new_writer(
-                settings,
-                path,
-                sync_latency,
-                end=end,
-                last_id=found.last_id,
-                batches=batches,
-            )
+            writer.reset(end=end, last_id=found.last_id, batches=batches)
             if newest is None and len(segments) > 1:
                 # Right after a roll the active segment is empty.
                 newest = facts_of(fs, segments[-2]).newest_append_ms
@@ -259,7 +265,7 @@ class PartitionLoader:
         ids = [id_after(batch.first_id, batch.count - 1) for batch in noted]
         last_id = max([found.last_id, *ids])
         return RecoveredPartition(
-            log_id, data_path, settings, found, writer, batches, last_id, newest
+            log_id, path.parent, settings, found, writer, batches, last_id, newest
         )
 
 

@@ -10,17 +10,21 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
   It is answered when the high watermark has passed its last byte, in order.
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
   take back. No file is opened on the loop's thread, and none is read there.
-* When the disk is full, everything in flight fails with it, `next_offset` goes
-  back to the log end, and the version grows (see `appender.py`).
+* When the disk is full, everything in flight that is not written fails with it,
+  `next_offset` goes back to the log end, and the version grows (see `appender.py`).
+* What may be stored ends *in doubt*: its bytes and the notes of its batches stay.
 * An append of which a crash has left only the beginning may be *held*: the high
   watermark stays in front of it, and nothing else is appended, until the rest is there.
+* In a replica set others have a say in the high watermark (`set_bound`): copies that
+  have not synced so much yet, or the leader that is followed. It stops where an append
+  ends. With the role every ticket ends in doubt, because from then on other bytes may
+  come to the same offsets.
 
 Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
 of them changes. Source: docs/metaq-1.4/broker.md 2.4 to 2.8.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,11 +44,15 @@ from metaq.storage.append_request import (
     AppendRequest,
     AppendTicket,
     BeforeWrite,
+    CopiedAppends,
+    Tickets,
     WriterProgress,
 )
 from metaq.storage.damage import apart
+from metaq.storage.in_flight import AppendsInFlight
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import (
+    COPYING,
     TRANSITIONS,
     LogEvent,
     LogState,
@@ -54,22 +62,27 @@ from metaq.storage.log_state import (
 )
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import ProducerTable, StoredBatch
+from metaq.storage.recovery import RecoveredLog
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment, Segments
 from metaq.storage.slices import OpenFiles, Slice
+from metaq.storage.span_index import NO_ID
+from metaq.storage.watermarks import Watermark
 
 _log = logging.getLogger(__name__)
 
 
-def high_watermark(synced_end: Offset, held: range | None) -> Offset:
+def high_watermark(
+    synced_end: Offset, held: range | None, others_end: Offset | None = None
+) -> Offset:
     """Return the offset that no readable byte reaches: the least of all bounds. Pure.
-
-    What copies elsewhere have synced is one more of them.
 
     Args:
         synced_end: offset after the last byte that is synced here.
         held: offsets of an append of which the rest is not synced; None: there is none.
+        others_end: how far the other copies allow it; None: there are none.
     """
-    return synced_end if held is None else Offset(min(synced_end, held.start))
+    end = synced_end if held is None else Offset(min(synced_end, held.start))
+    return end if others_end is None else min(end, others_end)
 
 
 class PartitionLog:
@@ -92,6 +105,8 @@ class PartitionLog:
         producers: ProducerTable,
         record_count: int = 0,
         damage: tuple[Damage, ...] = (),
+        number: int | None = None,
+        watermark: Offset | None = None,
     ) -> None:
         """Take a log as recovery found it, or a new one.
 
@@ -107,6 +122,8 @@ class PartitionLog:
             producers: which batches may be sent again; owned from now on.
             record_count: records in it, as far as they are known.
             damage: damaged ranges; any makes the log start in STOPPED.
+            number: its log number in a replica set.
+            watermark: nothing after it is readable yet; None: the end.
         """
         self.log_id: Final = log_id
         """Partition of the log."""
@@ -125,13 +142,18 @@ class PartitionLog:
         self.log_start_offset = segments.first.base_offset
         """First readable offset; it only grows."""
         end = segments.active.end_offset
-        self.high_watermark = self._log_end = end
+        self.number: Final = number
+        """Log number in a replica set; None outside of one, and before it has one."""
+        self.high_watermark = end if watermark is None else watermark
+        self._log_end = end
         """Offset after the last readable byte; it only grows."""
         self.next_offset = end
         """Offset of the next append, those in flight counted."""
         self._synced_end = end
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
+        self._bound: Offset | None = None
+        """Bound of the high watermark by other copies; None: there are none."""
         self.record_count = record_count
         """Records stored, as far as that is known."""
         self.damage = damage
@@ -139,7 +161,7 @@ class PartitionLog:
         self.state = LogState.STOPPED if damage else LogState.OPEN
         """Requests that it accepts."""
         self._version = 0
-        self._in_flight: deque[AppendRequest] = deque()
+        self._in_flight = AppendsInFlight()
         self._waiters = LogWaiters()
         self._append_count = 0
         self._refused_count = 0
@@ -156,6 +178,20 @@ class PartitionLog:
     def size_bytes(self) -> SizeBytes:
         """Return the bytes on disk."""
         return SizeBytes(self._log_end - self.log_start_offset)
+
+    @property
+    def _answered_end(self) -> Offset:
+        """Return the offset below which appends are answered as stored.
+
+        Threshold mode promises less: there it is the end of the written bytes.
+        """
+        return self.high_watermark if self.is_group_commit else self._log_end
+
+    @property
+    def _end_cause(self) -> str:
+        """Return why nothing more will be known of what is in flight."""
+        cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
+        return str(cause)
 
     @property
     def _is_cut(self) -> bool:
@@ -219,7 +255,8 @@ class PartitionLog:
             record_count: number of records, 1 or more.
             last_id: id of the last of them.
             ticket: called once on this thread, in the order of the appends.
-            batch: to be remembered in `producers`; forgotten again when it fails.
+            batch: to be remembered in `producers`; forgotten again if it is certainly
+                not stored.
             before_write: called on the storage thread, see `AppendRequest`.
             finish: steps that finish the bytes in place, taken on the storage thread
                 before they are written; they only compute.
@@ -256,7 +293,7 @@ class PartitionLog:
             record_count,
             last_id,
             ticket,
-            batch,
+            () if batch is None else (batch,),
             before_write,
             finish,
             is_light,
@@ -265,7 +302,7 @@ class PartitionLog:
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns. The one line that may find no
         # memory comes first.
-        self._in_flight.append(request)
+        self._in_flight.add(request)
         self.next_offset = Offset(offset + size_bytes)
         if batch is not None:
             self.producers.add(batch)
@@ -273,10 +310,72 @@ class PartitionLog:
         self.log_dir.submit(request, joins=before_write is not None)
         return offset
 
-    def ticket_of(self, batch: StoredBatch) -> AppendTicket | None:
-        """Return the ticket of a batch in flight; None when it is not in flight."""
-        found = (each for each in self._in_flight if each.batch is batch)
-        return next((request.ticket for request in found), None)
+    def append_copy(self, copy: CopiedAppends, ticket: AppendTicket) -> None:
+        """Queue bytes of the leader that this log follows; never blocks.
+
+        Args:
+            copy: verified; ownership of its bytes passes to the log.
+            ticket: called once on this thread, with *stored* after the sync here.
+
+        Raises:
+            LogOfflineError: the log is stopped because of damage.
+            LogDirOfflineError: its data directory had a disk error.
+            NoSpaceError: there is not enough free space.
+            ClosedError: the log does not follow now, or is closed or closing.
+            StorageError: the copy does not begin where the log ends.
+        """
+        if self.state is not LogState.FOLLOWING:
+            raise self._refusal()
+        if copy.offset != self.next_offset:
+            raise StorageError(
+                f"copy does not go on where partition {self.log_id} ends: expected"
+                f" offset {self.next_offset}, got {copy.offset}"
+            )
+        self.log_dir.check_room(copy.size_bytes)
+        request = AppendRequest(
+            self.writer, self, self._version, *copy[:-1], ticket, copy.batches
+        )
+        self._in_flight.add(request)
+        self.next_offset = request.end_offset
+        for batch in copy.batches:
+            self.producers.add(batch)
+        self.log_dir.submit(request, joins=True)
+
+    def roll(self) -> None:
+        """Roll where the leader did: after what is queued, unless a segment is empty.
+
+        Without space the next append tries again.
+        """
+        roll = self.log_dir.appender.roll_on_order
+        self.log_dir.submit(partial(roll, self.writer, self))
+
+    def join(self, batch: StoredBatch, ticket: AppendTicket) -> None:
+        """Answer a batch that is sent again, together with its first time.
+
+        At once if that was answered, or can be no more; the bytes alone are no answer.
+
+        Args:
+            batch: one of `producers`.
+            ticket: called once on this thread, also before this method returns.
+        """
+        if batch.end_offset <= self._answered_end:
+            ticket.on_stored()
+            return
+        # A copy is answered when it is synced here, which is no answer to a producer.
+        if self.state in COPYING or not self._in_flight.join(batch.end_offset, ticket):
+            ticket.on_failed(MayBeStoredError(self._end_cause))
+
+    def end_in_doubt(self, cause: str, *, until: Offset) -> None:
+        """Fail appends that are in flight for too long: they may be stored.
+
+        Their bytes and the notes of their batches stay, and the high watermark passes
+        them when it can. A batch that is sent again waits for that.
+
+        Args:
+            cause: why, for the error.
+            until: appends that end here or before.
+        """
+        self._in_flight.end_in_doubt(MayBeStoredError(cause), until=until)
 
     def set_interval_s(self, interval_s: float) -> None:
         """Change how old unsynced records may become; 0: synced at once."""
@@ -378,7 +477,7 @@ class PartitionLog:
             A handle that cancels the wait.
         """
         handle = self._waiters.add(offset, callback)
-        if offset < self.high_watermark or self.state is not LogState.OPEN:
+        if offset < self.high_watermark or not self._may_grow:
             handle.wake()
         return handle
 
@@ -394,6 +493,95 @@ class PartitionLog:
         """
         self._check_append(size_bytes)
         return self.high_watermark
+
+    # -- its role in a replica set
+
+    def follow(self) -> None:
+        """Take bytes of a leader in the place of puts; harmless when it does already.
+
+        Puts in flight end in doubt, and waits end. What is queued is written.
+        """
+        self._apply(LogEvent.FOLLOW)
+        self._begin_role(rolls_by_size=False)
+
+    def lead(self) -> None:
+        """Take puts after the bytes that are there; nothing may be in flight.
+
+        What is after the high watermark is readable in one step, when `set_bound`
+        allows all of it: where appends end in it is not known. A stopped log stays so.
+        """
+        assert self._synced_end == self.next_offset, self.statistics()
+        self._apply(LogEvent.LEAD)
+        self._begin_role(rolls_by_size=True)
+        rest = SizeBytes(self.next_offset - self.high_watermark)
+        if rest:
+            sides, start = (self.writer, self, self._version), self.high_watermark
+            inherited = AppendRequest(*sides, start, (), rest, 0, NO_ID, Tickets())
+            self._in_flight.add(inherited)
+
+    def _begin_role(self, *, rolls_by_size: bool) -> None:
+        cause = f"partition {self.log_id} has another leader"
+        self.end_in_doubt(cause, until=self.next_offset)
+        self._bound = self.high_watermark
+        self.log_dir.submit(partial(self.writer.set_rolls, by_size=rolls_by_size))
+        self._waiters.wake_below(None)
+
+    def set_bound(self, offset: Offset) -> None:
+        """Let the high watermark go as far as the other copies allow; never back.
+
+        Args:
+            offset: of a log that follows, the leader's high watermark; of one that
+                leads, the end that every copy which counts has synced.
+        """
+        if self.state not in {LogState.OFFLINE, LogState.CLOSED}:
+            self._bound = offset
+            self._advance(self._log_end)
+
+    def begin_reopen(self) -> None:
+        """Take nothing but gets until `on_reopened`.
+
+        Raises:
+            StorageError: the log takes puts, or is closed, offline or opened already.
+        """
+        if (self.state, LogEvent.REOPEN) not in TRANSITIONS:
+            raise StorageError(
+                f"partition {self.log_id} is not opened again: it is {self.state.value}"
+            )
+        self._apply(LogEvent.REOPEN)
+        cause = f"partition {self.log_id} is opened again"
+        self.end_in_doubt(cause, until=self.next_offset)
+
+    def on_reopened(self, found: RecoveredLog, batches: Iterable[StoredBatch]) -> None:
+        """Go on with what its files hold now: follow, or stay stopped for damage.
+
+        Args:
+            found: what they hold; of ranges that were damaged before it has those that
+                are damaged still.
+            batches: remembered batches of its producers.
+        """
+        if self.state in {LogState.OFFLINE, LogState.CLOSED}:
+            return
+        self._apply(LogEvent.REOPENED)
+        segments = found.segments or (self.segments.active,)
+        for gone in {each.path for each in self.segments} - {
+            each.path for each in segments
+        }:
+            self._files.forget(gone, self.log_dir.reader)
+        self.segments = Segments(segments)
+        end, damage = self.segments.active.end_offset, found.damage
+        if end < self.high_watermark:
+            detail = f"log ends too early: expected {self.high_watermark}, got {end}"
+            lost = Damage(self.segments.active.path, end, None, detail)
+            damage, end = apart((*damage, lost)), self.high_watermark
+        self._in_flight.clear()
+        self.producers.replace(batches)
+        self.record_count, self.damage = found.record_count, damage
+        self._synced_end = self.next_offset = end
+        self._set_bounds(log_end=end)
+        self.log_dir.is_layout_changed = True
+        if damage:
+            self._apply(LogEvent.DAMAGE)
+        self._wake_waiters()
 
     # -- what happens to it
 
@@ -426,11 +614,19 @@ class PartitionLog:
         self._synced_end = progress.synced_end
         if self._held is not None and self._synced_end > self._held.stop:
             self._held = None
-        self._set_bounds(
-            log_end=progress.log_end,
-            high_watermark=high_watermark(self._synced_end, self._held),
-        )
-        done = self._take_answered()
+        self._advance(progress.log_end)
+
+    def _advance(self, log_end: Offset) -> None:
+        """Move log end and high watermark; answer the appends that are stored now."""
+        is_alone = self._bound is None
+        if is_alone:
+            end = high_watermark(self._synced_end, self._held)
+        else:
+            end = self._next_high_watermark()
+        self._set_bounds(log_end=log_end, high_watermark=end)
+        is_copy = not is_alone and self.state in COPYING
+        end = self._synced_end if is_copy else self._answered_end
+        done = self._in_flight.take_stored(end)
         if done and not self._append_count:
             self.log_dir.is_layout_changed = True
         self._append_count += len(done)
@@ -447,9 +643,16 @@ class PartitionLog:
     def on_refused(self, error: NoSpaceError) -> None:
         """Fail everything in flight: the disk is full, and later requests are void."""
         self._version += 1
-        lacking = sum(request.size_bytes for request in self._in_flight)
-        self.log_dir.note_full(error, lacking)
-        self._fail_in_flight(error)
+        # What is written waits for its answer all the same.
+        refused = self._in_flight.take_refused(self._log_end)
+        self.next_offset = self._log_end
+        self.log_dir.note_full(error, sum(each.size_bytes for each in refused))
+        self._refused_count += len(refused)
+        for request in refused:
+            for batch in request.batches:
+                self.producers.remove(batch)
+        for request in refused:
+            request.ticket.on_failed(error)
 
     def on_removed(self, segment: Segment, record_count: int) -> None:
         """Take note that the oldest segment is gone from the disk.
@@ -470,18 +673,21 @@ class PartitionLog:
     def on_damage(self, damage: Damage) -> None:
         """Stop the log: bytes in it contradict a checksum.
 
-        Appends in flight are finished; new ones are refused.
+        Appends in flight are finished; new ones are refused. Nothing happens to a log
+        of which nothing is believed any more.
         """
+        if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
+            return
         self._apply(LogEvent.DAMAGE)
         before, self.damage = self.damage, apart((*self.damage, damage))
         if self.damage != before:
             _log.error("log stopped: partition=%s %s", self.log_id, damage)
         self._wake_waiters()
 
-    def on_offline(self, error: StorageError) -> None:
+    def on_offline(self) -> None:
         """Fail everything: the data directory had a disk error."""
         self._apply(LogEvent.DISK_ERROR)
-        self._fail_in_flight(MayBeStoredError(error))
+        self._give_up()
         self._wake_waiters()
 
     def begin_close(self) -> None:
@@ -492,8 +698,7 @@ class PartitionLog:
     def finish_close(self) -> None:
         """Refuse everything, and fail requests that were never answered."""
         self._apply(LogEvent.CLOSED)
-        cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
-        self._fail_in_flight(MayBeStoredError(cause))
+        self._give_up()
 
     # -- helpers
 
@@ -524,33 +729,41 @@ class PartitionLog:
                 )
             case LogState.OFFLINE:
                 return self.log_dir.refusal() or ClosedError(str(self.log_id))
+            case LogState.FOLLOWING | LogState.REOPENING:
+                return ClosedError(f"partition {self.log_id} follows its leader")
             case _:
                 return ClosedError(f"partition {self.log_id} is closed")
 
-    def _take_answered(self) -> list[AppendRequest]:
-        """Return the appends that the high watermark has passed, oldest first.
-
-        Threshold mode promises less: there it is the end of the written bytes.
-        """
-        end = self.high_watermark if self.is_group_commit else self._log_end
-        in_flight, done = self._in_flight, []
-        while in_flight and in_flight[0].offset + in_flight[0].size_bytes <= end:
-            done.append(in_flight.popleft())
-        return done
-
-    def _fail_in_flight(self, error: StorageError) -> None:
-        failed, self._in_flight = self._in_flight, deque()
+    def _give_up(self) -> None:
+        """Fail everything in flight: nothing more will be known of it."""
+        self._refused_count += len(self._in_flight)
+        self.end_in_doubt(self._end_cause, until=self.next_offset)
+        self._in_flight.clear()
         self.next_offset = self._log_end
-        self._refused_count += len(failed)
-        for request in failed:
-            if request.batch is not None:
-                self.producers.remove(request.batch)
-        for request in failed:
-            request.ticket.on_failed(error)
+
+    def _next_high_watermark(self) -> Offset:
+        """Return the next one of a log in a replica set."""
+        bound = high_watermark(self._synced_end, self._held, self._bound)
+        if self.state is LogState.REOPENING:
+            return self.high_watermark
+        if self.state is LogState.FOLLOWING:
+            end = max(self.high_watermark, bound)
+        else:
+            # Copies may end within an append: readers see it whole or not at all.
+            end = self._in_flight.last_end(bound) or self.high_watermark
+        if self.number is not None and end > self.high_watermark:
+            mark = Watermark(self.number, end, self.log_start_offset)
+            self.log_dir.moved[self.number] = mark
+        return end
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether more may become readable."""
+        return self.state is LogState.OPEN or self.state in COPYING
 
     def _wake_waiters(self) -> None:
-        is_open = self.state is LogState.OPEN
-        self._waiters.wake_below(self.high_watermark if is_open else None)
+        may_grow = self.state is LogState.OPEN or self._may_grow
+        self._waiters.wake_below(self.high_watermark if may_grow else None)
 
     def _set_bounds(
         self,

@@ -15,7 +15,7 @@ This module is pure; `producer_file.py` keeps the same on disk. Source:
 docs/protocol.md, *Retries*.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +115,12 @@ class ProducerTable:
             batches.remove(batch)
             if not batches:
                 del self._batches[batch.producer]
+
+    def replace(self, batches: Iterable[StoredBatch]) -> None:
+        """Remember these batches, in the order of the appends, and no others."""
+        self._batches.clear()
+        for batch in batches:
+            self.add(batch)
 
     def _require_same(self, batch: StoredBatch, checksum: int) -> None:
         if NO_CHECKSUM not in (checksum, batch.checksum) and checksum != batch.checksum:

@@ -142,6 +142,7 @@ def recover_log(
     now_ms: Millis,
     noted: Sequence[StoredBatch] = (),
     rewritten_bytes_max: int = REWRITTEN_BYTES_MAX,
+    is_index_trusted: bool = False,
 ) -> RecoveredLog:
     """Recover one partition; see the head of this file.
 
@@ -154,6 +155,8 @@ def recover_log(
         now_ms: Wall clock; records without a better time get at most this.
         noted: Batches that were written, or about to be (`producer_file.py`).
         rewritten_bytes_max: How many of the bytes after the index are written again.
+        is_index_trusted: This process has written, or verified, the bytes that the
+            index covers: they are not read again.
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -168,7 +171,9 @@ def recover_log(
     if not names.segments:
         return _report(RecoveredLog((), None, NO_ID, 0, names.damage))
     *sealed, last = names.segments
-    check = _Check(fs, last, unsynced_bytes_max, span_bytes_min, now_ms)
+    check = _Check(
+        fs, last, unsynced_bytes_max, span_bytes_min, now_ms, is_index_trusted
+    )
     active = check.run()
     if not active.damage:
         active = check.without_torn_batch(active, noted)
@@ -238,6 +243,7 @@ class _Check:
     unsynced_bytes_max: SizeBytes | None
     span_bytes_min: int
     now_ms: Millis
+    is_index_trusted: bool = False
 
     def run(self) -> _Active:
         """Verify the spans, walk the bytes after them, and classify what is wrong."""
@@ -245,9 +251,11 @@ class _Check:
         believed = try_read_index(self.fs, segment.path, segment.base_offset)
         index = believed or SpanIndex(segment.base_offset)
         with self.fs.open_read(segment.path) as file:
-            damage = damage_in_spans(file, segment, index.spans)
+            is_whole = index.end_offset <= segment.end_offset
+            spans = () if self.is_index_trusted and is_whole else index.spans
+            damage = damage_in_spans(file, segment, spans)
             last_id = max(index.last_id_before, _newest_id(file, segment, index))
-            if index.end_offset > segment.end_offset:
+            if not is_whole:
                 # The last range is that of the bytes that are gone.
                 end = damage[-1].offset
                 return _Active(index, believed, end, last_id, damage, None)
@@ -327,34 +335,69 @@ def _cut_torn_tail(
     fs: FileSystem, segment: Segment, end: Offset, flaw: str
 ) -> TornTail:
     """Keep the bytes from `end` on aside, then cut them off; durable on return."""
-    position = segment.position_of(end)
-    kept: Path | None = segment.path.with_name(f"{segment.path.name}.torn-{end}")
-    assert kept is not None
+    size_bytes = SizeBytes(segment.end_offset - end)
+    kept = keep_aside(fs, (segment,), end, size_bytes)
+    cut_file(fs, segment.path, SizeBytes(segment.position_of(end)))
+    return TornTail(segment.path, end, size_bytes, flaw, kept)
+
+
+def keep_aside(
+    fs: FileSystem, segments: Sequence[Segment], offset: Offset, bytes_max: SizeBytes
+) -> Path | None:
+    """Copy bytes that are to be cut into `<name>.torn-<offset>`; durable on return.
+
+    Args:
+        fs: The disk.
+        segments: The one that holds `offset`, and those after it.
+        offset: The first byte.
+        bytes_max: Copied at most.
+
+    Returns:
+        The copy; None when the disk is too full for it. That must not keep a log from
+        starting: these bytes were never acknowledged.
+    """
+    path = segments[0].path
+    kept = path.with_name(f"{path.name}.torn-{offset}")
     temporary = kept.with_name(f"{kept.name}.tmp")
+    found: Path | None
     try:
-        _copy_tail(fs, segment.path, position, temporary)
+        _copy_tail(fs, segments, offset, Offset(offset + bytes_max), temporary)
         fs.rename(temporary, kept)
+        found = kept
     except NoSpaceError:
-        # A full disk must not keep the log from starting: these bytes were never
-        # acknowledged, and they are reported all the same.
-        kept = None
+        found = None
         with suppress(StorageError):
             fs.unlink(temporary)
-    _drop_old_torn_files(fs, segment.path.parent)
-    with fs.open_append(segment.path, create=False) as file:
-        file.truncate(SizeBytes(position))
-        file.sync()
-    cut = SizeBytes(segment.size_bytes - position)
-    return TornTail(segment.path, end, cut, flaw, kept)
+    _drop_old_torn_files(fs, path.parent)
+    return found
 
 
-def _copy_tail(fs: FileSystem, source: Path, start: Position, target: Path) -> None:
-    """Copy a file from `start` to its end into a new file, and sync it."""
-    with fs.open_read(source) as reader, fs.open_append(target, create=True) as writer:
-        while data := reader.read_at(start, SizeBytes(COPY_BYTES)):
-            writer.write(data)
-            start = Position(start + len(data))
+def _copy_tail(
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    offset: Offset,
+    end: Offset,
+    target: Path,
+) -> None:
+    """Copy the bytes of segments from `offset` to `end` into a new file; sync it."""
+    with fs.open_append(target, create=True) as writer:
+        for segment in segments:
+            with fs.open_read(segment.path) as reader:
+                while (size := min(COPY_BYTES, end - offset)) > 0:
+                    data = reader.read_at(segment.position_of(offset), SizeBytes(size))
+                    if not data:
+                        break
+                    writer.write(data)
+                    offset = Offset(offset + len(data))
         writer.sync()
+
+
+def cut_file(fs: FileSystem, path: Path, size_bytes: SizeBytes) -> None:
+    """Cut a file that may be longer; durable on return."""
+    with fs.open_append(path, create=False) as file:
+        if file.size() > size_bytes:
+            file.truncate(size_bytes)
+            file.sync()
 
 
 def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
@@ -411,20 +454,17 @@ def _open_writer(
     except NoSpaceError as error:
         _log.warning("span index not written: file=%s error=%s", path, error)
         if believed is not None:
-            _cut_index(fs, path, believed)
+            cut_index(fs, segment.path, believed)
         return None
 
 
-def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
-    """Remove the entries after the valid ones, which needs no free space.
+def cut_index(fs: FileSystem, segment_path: Path, index: SpanIndex) -> None:
+    """Remove the entries after those of `index`, which needs no free space.
 
     The log may get other bytes where those entries say that records are.
     """
-    with fs.open_append(path, create=False) as file:
-        size = SizeBytes(HEADER.size + ENTRY_BYTES * len(believed.spans))
-        if file.size() > size:
-            file.truncate(size)
-            file.sync()
+    size = SizeBytes(HEADER.size + ENTRY_BYTES * len(index.spans))
+    cut_file(fs, spans_path(segment_path, index.base_offset), size)
 
 
 # -- report ---------------------------------------------------------------------------

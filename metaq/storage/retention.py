@@ -195,6 +195,16 @@ class Removal:
     reason: Reason
 
 
+def hard_limit(size_bytes: int, segment_bytes_max: int) -> int:
+    """Return the size at which puts are refused for a size that retention keeps to.
+
+    Retention removes sealed segments above `size_bytes`. It can always get back below
+    it plus one segment; a log that is larger than that has a retention that does not
+    work, and must not fill the disk.
+    """
+    return size_bytes + segment_bytes_max if size_bytes else 0
+
+
 def plan_retention(
     logs: Sequence[LogFacts], *, now_ms: Millis, directory_bytes_max: int = 0
 ) -> tuple[Removal, ...]:

@@ -1,6 +1,7 @@
 """A batch that is sent again is stored once and answered as often as it is sent."""
 
 import asyncio
+import errno
 from pathlib import Path
 from zlib import crc32
 
@@ -205,6 +206,23 @@ def test_whoever_joined_a_batch_that_fails_is_told(fs: FaultyFileSystem) -> None
         assert broker.context.load.in_flight_bytes == 0
         assert [each.offset for each in receipts(await peer.ask(mput(2, 7)))] == [42]
         assert await end_of(peer) == 84
+
+    run(DATA, scenario, fs=fs, overrides={"freeBytesMin": "0"})
+
+
+def test_a_batch_under_which_the_disk_failed_stays_in_doubt(
+    fs: FaultyFileSystem,
+) -> None:
+    """Sent again it is not refused as if it were certainly not stored."""
+
+    async def scenario(_broker, peer) -> None:
+        (stored,) = receipts(await peer.ask(mput(0)))
+        fs.fail_at(fs.calls + 2, errno.EIO)
+        (first,) = replies(await peer.ask(mput(2, 5)))
+        (second,) = replies(await peer.ask(mput(2, 6)))
+        assert first.text == second.text
+        assert second.text.endswith("outcome unknown [in-doubt]")
+        assert receipts(await peer.ask(mput(0, 7))) == [stored]
 
     run(DATA, scenario, fs=fs, overrides={"freeBytesMin": "0"})
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from metaq.errors import NoSpaceError
+from metaq.errors import OUTCOME_UNKNOWN, MayBeStoredError, NoSpaceError
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
+from metaq.storage.append_request import WriterProgress
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producer_file import PRODUCERS_NAME
 from metaq.storage.producers import StoredBatch
@@ -72,12 +73,120 @@ def test_a_batch_is_remembered_from_its_append_on() -> None:
     batch, ticket = send(bench, 0)
     log = log_of(bench)
     assert known(log, batch)
-    assert log.ticket_of(batch) is ticket
+    repeats = [Ticket(), Ticket()]
+    for repeat in repeats:
+        log.join(batch, repeat)
+        assert not repeat.is_answered
     bench.run()
-    assert ticket.is_stored
+    assert all(each.is_stored for each in (ticket, *repeats))
     assert known(log, batch)
-    assert log.ticket_of(batch) is None
+    late = Ticket()
+    log.join(batch, late)
+    assert late.is_stored
     bench.close()
+
+
+def test_repeats_are_answered_between_the_appends_that_they_belong_to() -> None:
+    """A connection gets the replies of a partition in the order of its puts."""
+    order: list[Ticket] = []
+    bench = opened(FaultyFileSystem())
+    log = log_of(bench)
+    batch, _ticket = send(bench, 0)
+    repeats, later = [Ticket(order) for _ in range(3)], Ticket(order)
+    bench.append(log, [b"9"], later)
+    for repeat in repeats:
+        log.join(batch, repeat)
+    bench.run()
+    assert order == [*repeats, later]
+    bench.close()
+
+
+def test_an_append_that_ends_in_doubt_keeps_bytes_and_note() -> None:
+    """It is answered early, and once; a batch that is sent again waits for the disk."""
+    bench = opened(FaultyFileSystem())
+    log = log_of(bench)
+    first, early = send(bench, 0)
+    _second, late = send(bench, 3)
+    log.end_in_doubt("too slow", until=first.end_offset)
+    assert str(early.error) == f"too slow: {OUTCOME_UNKNOWN}"
+    assert not late.is_answered
+    repeat = Ticket()
+    log.join(first, repeat)
+    assert known(log, first)
+    assert not repeat.is_answered
+    bench.run()
+    assert repeat.is_stored
+    assert late.is_stored
+    assert payloads(log) == [0, 1, 2, 3, 4, 5]
+    assert log.record_count == 6
+    bench.close()
+
+
+def test_a_batch_that_ended_in_doubt_and_finds_no_room_is_forgotten() -> None:
+    """It is not in the log, so its repetition is refused with the rest, and stored."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    log = log_of(bench)
+    send(bench, 0)
+    bench.run()
+    batch, early = send(bench, 3)
+    log.end_in_doubt("too slow", until=batch.end_offset)
+    repeat = Ticket()
+    log.join(batch, repeat)
+    fail_write_behind_note(fs, errno.ENOSPC)
+    bench.run()
+    assert isinstance(early.error, MayBeStoredError)
+    assert isinstance(repeat.error, NoSpaceError)
+    assert not known(log, batch)
+    _batch, again = send(bench, 3)
+    bench.run()
+    assert again.is_stored
+    assert payloads(log) == [0, 1, 2, 3, 4, 5]
+    bench.close()
+
+
+@pytest.mark.parametrize("taken", [0, 21, 63])
+def test_a_batch_under_which_the_disk_fails_stays_in_doubt(taken: int) -> None:
+    """Sent again, it is not refused as if it were not there; the restart decides."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    log = log_of(bench)
+    stored, _ticket = send(bench, 0)
+    bench.run()
+    batch, ticket = send(bench, 3)
+    fail_write_behind_note(fs, errno.EIO, taken=taken)
+    bench.run()
+    assert isinstance(ticket.error, MayBeStoredError)
+    assert known(log, batch)
+    repeat, other = Ticket(), Ticket()
+    log.join(batch, repeat)
+    log.join(stored, other)
+    assert isinstance(repeat.error, MayBeStoredError)
+    assert str(repeat.error) == str(ticket.error)
+    assert other.is_stored
+    again = opened(fs.snapshot())
+    assert known(log_of(again), batch) == (taken == 63)
+    again.close()
+    bench.close()
+
+
+def test_an_append_in_flight_survives_a_refusal_of_what_follows_it() -> None:
+    """It is written, and waits for its sync: a full disk does not take that back."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    log = log_of(bench)
+    written, ticket = send(bench, 0)
+    refused, other = send(bench, 3)
+    progress = WriterProgress(written.end_offset, Offset(0), 0.0, 0, 0.0)
+    log.on_progress(progress)
+    log.on_refused(NoSpaceError("full"))
+    assert isinstance(other.error, NoSpaceError)
+    assert not ticket.is_answered
+    assert known(log, written)
+    assert not known(log, refused)
+    assert log.next_offset == written.end_offset
+    log.on_progress(progress._replace(synced_end=written.end_offset))
+    assert ticket.is_stored
 
 
 def test_after_a_stop_and_after_a_kill_the_same_is_remembered() -> None:

@@ -28,7 +28,6 @@ from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Get, Status
-from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
 
@@ -166,8 +165,7 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
         return encode_result(Status.MOVED, start, command.opaque)
     text = _text_of(error, command, log, context)
     if isinstance(error, DamagedSegmentError) and log is not None:
-        if log.state in {LogState.OPEN, LogState.STOPPED}:
-            log.on_damage(error.damage)
+        log.on_damage(error.damage)
         if not error.damage.covers(Offset(command.offset)):
             # The bytes before the damage are there for the next get.
             detail = f"file ends within the range: file={error.damage.path}"

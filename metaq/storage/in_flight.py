@@ -1,0 +1,87 @@
+"""Appends of one log that are queued or written, and not answered as stored. Pure.
+
+They are in the order of their offsets, without a gap. One that *ends in doubt* is
+answered early, because its sender waits for too long or the log has another leader. It
+stays here without a ticket, and goes with the others: when it is stored, when a full
+disk has refused it, or when nothing more will be known. So a batch that is sent again
+can wait for the bytes of its first time.
+"""
+
+from collections import deque
+
+from metaq.errors import StorageError
+from metaq.model import Offset
+from metaq.storage.append_request import AppendRequest, AppendTicket, Tickets
+
+
+class AppendsInFlight:
+    """See the head of this file. Owner: the loop's side of the log."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self) -> None:
+        self._requests: deque[AppendRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: AppendRequest) -> None:
+        """Add one after the last."""
+        self._requests.append(request)
+
+    def take_stored(self, end: Offset) -> list[AppendRequest]:
+        """Remove and return those that end at `end` or before, oldest first."""
+        requests, stored = self._requests, []
+        while requests and requests[0].offset + requests[0].size_bytes <= end:
+            stored.append(requests.popleft())
+        return stored
+
+    def take_refused(self, log_end: Offset) -> list[AppendRequest]:
+        """Remove and return those that are not written: they end after the log."""
+        refused: deque[AppendRequest] = deque()
+        while self._requests and self._requests[-1].end_offset > log_end:
+            refused.appendleft(self._requests.pop())
+        return list(refused)
+
+    def end_in_doubt(self, error: StorageError, *, until: Offset) -> int:
+        """Fail those that end at `until` or before; return how many these were.
+
+        They stay; their bytes are the storage thread's, for as long as it needs them.
+        """
+        failed = []
+        for index, each in enumerate(self._requests):
+            if each.end_offset > until:
+                break
+            failed.append(each.ticket)
+            self._requests[index] = each._replace(ticket=Tickets(), chunks=())
+        for ticket in failed:
+            ticket.on_failed(error)
+        return len(failed)
+
+    def join(self, end: Offset, ticket: AppendTicket) -> bool:
+        """Answer a ticket with the append that has the byte before `end`.
+
+        Returns:
+            False when there is none: nothing was done.
+        """
+        for index, each in enumerate(self._requests):
+            if end <= each.end_offset:
+                first = each.ticket
+                known = first.tickets if isinstance(first, Tickets) else (first,)
+                joined = Tickets((*known, ticket))
+                self._requests[index] = each._replace(ticket=joined)
+                return True
+        return False
+
+    def last_end(self, bound: Offset) -> Offset | None:
+        """Return the greatest end of an append that is not after `bound`, or None."""
+        end = None
+        for each in self._requests:
+            if each.end_offset > bound:
+                break
+            end = each.end_offset
+        return end
+
+    def clear(self) -> None:
+        """Drop all; none has a ticket any more."""
+        self._requests.clear()

@@ -1,0 +1,389 @@
+"""One partition that follows a leader, and one that leads."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from metaq.errors import (
+    ClosedError,
+    MayBeStoredError,
+    NoSpaceError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.record.layout import encode_record
+from metaq.storage.append_request import CopiedAppends
+from metaq.storage.log_snapshots import ScrubbedLogs, take_directory_snapshot
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
+from metaq.storage.segment import Damage
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import StorageBench, Ticket
+from tests.storage.support import DATA, RECORD, content_of, log_of, opened, put
+from tests.storage.test_partition_log_batches import known, send
+
+
+def following(
+    fs: FaultyFileSystem, count: int = 1, **system: int
+) -> tuple[StorageBench, PartitionLog]:
+    """Return a log with so many records that follows."""
+    bench = opened(fs, **system)
+    log = log_of(bench)
+    put(bench, log, count)
+    bench.run()
+    log.follow()
+    bench.run()
+    return bench, log
+
+
+def copy(
+    bench: StorageBench,
+    log: PartitionLog,
+    count: int = 1,
+    batches: Sequence[StoredBatch] = (),
+) -> Ticket:
+    """Append so many records as of the leader."""
+    ids = range(bench.next_id, bench.next_id + count)
+    bench.next_id += count
+    data = b"".join(
+        encode_record(b"y" * (RECORD - 20), id=MessageId(each)) for each in ids
+    )
+    ticket = Ticket()
+    log.append_copy(
+        CopiedAppends(
+            log.next_offset,
+            (data,),
+            SizeBytes(len(data)),
+            count,
+            MessageId(ids[-1]),
+            batches,
+        ),
+        ticket,
+    )
+    return ticket
+
+
+# -- following
+
+
+def test_a_copy_is_answered_by_the_sync_and_read_by_the_leaders_word(
+    fs: FaultyFileSystem,
+) -> None:
+    """The leader's high watermark counts as far as the bytes are synced here."""
+    bench, log = following(fs)
+    ticket = copy(bench, log, 2)
+    log.set_bound(Offset(2 * RECORD))
+    assert log.high_watermark == RECORD
+    bench.run()
+    assert ticket.is_stored
+    assert log.high_watermark == 2 * RECORD
+    log.set_bound(Offset(RECORD))
+    assert log.high_watermark == 2 * RECORD
+    log.set_bound(Offset(9 * RECORD))
+    assert log.high_watermark == 3 * RECORD
+    assert len(content_of(log)) == 3 * RECORD
+    assert log.record_count == 3
+    bench.close()
+
+
+def test_a_log_that_follows_takes_no_puts(fs: FaultyFileSystem) -> None:
+    """Nor does one that leads take copies; a copy has to begin where the log ends."""
+    bench, log = following(fs)
+    with pytest.raises(ClosedError, match="partition test-0 follows its leader"):
+        put(bench, log)
+    twice = CopiedAppends(Offset(0), (b"x",), SizeBytes(1), 1, MessageId(9))
+    with pytest.raises(StorageError, match=f"expected offset {RECORD}, got 0"):
+        log.append_copy(twice, Ticket())
+    log.lead()
+    with pytest.raises(ClosedError):
+        log.append_copy(twice, Ticket())
+    assert put(bench, log)
+    bench.run()
+    bench.close()
+
+
+def test_a_wait_sleeps_until_the_leader_allows_more(fs: FaultyFileSystem) -> None:
+    """It ends when the role changes; one that begins after that sleeps again."""
+    bench, log = following(fs)
+    woken: list[str] = []
+    log.wait(log.high_watermark, lambda: woken.append("data"))
+    copy(bench, log)
+    bench.run()
+    assert not woken
+    log.set_bound(Offset(2 * RECORD))
+    assert woken == ["data"]
+    log.wait(log.high_watermark, lambda: woken.append("role"))
+    log.lead()
+    assert woken == ["data", "role"]
+    log.wait(log.high_watermark, lambda: woken.append("role again"))
+    log.follow()
+    assert woken == ["data", "role", "role again"]
+    bench.close()
+
+
+def test_segments_begin_where_those_of_the_leader_do(fs: FaultyFileSystem) -> None:
+    """Neither their size nor an order that comes twice makes others."""
+    bench, log = following(fs, segment_bytes_max=4 * RECORD)
+    for _ in range(9):
+        copy(bench, log)
+    log.roll()
+    log.roll()
+    copy(bench, log)
+    bench.run()
+    log.roll()
+    bench.run()
+    assert [each.base_offset for each in log.segments] == [0, 10 * RECORD, 11 * RECORD]
+    bench.close()
+    again = opened(fs, segment_bytes_max=4 * RECORD)
+    assert [each.base_offset for each in log_of(again).segments] == [
+        0,
+        10 * RECORD,
+        11 * RECORD,
+    ]
+    again.close()
+
+
+def test_a_roll_that_finds_no_room_comes_before_the_next_copy(
+    fs: FaultyFileSystem,
+) -> None:
+    """The copies after it are refused until there is room, and lie where they would."""
+    bench, log = following(fs)
+    fs.set_capacity(0)
+    log.roll()
+    bench.run()
+    assert len(log.segments) == 1
+    refused = copy(bench, log)
+    bench.run()
+    assert isinstance(refused.error, NoSpaceError)
+    assert log.next_offset == RECORD
+    fs.set_capacity(1 << 40)
+    bench.run()
+    copied = copy(bench, log)
+    bench.run()
+    assert copied.is_stored
+    assert [each.base_offset for each in log.segments] == [0, RECORD]
+    bench.close()
+
+
+def test_a_log_that_leads_again_rolls_by_size(fs: FaultyFileSystem) -> None:
+    """A segment that became too large while it followed ends before the next put."""
+    bench, log = following(fs, segment_bytes_max=2 * RECORD)
+    for _ in range(4):
+        copy(bench, log)
+    bench.run()
+    assert len(log.segments) == 1
+    log.lead()
+    log.set_bound(Offset(5 * RECORD))
+    put(bench, log)
+    bench.run()
+    assert [each.base_offset for each in log.segments] == [0, 5 * RECORD]
+    bench.close()
+
+
+def test_notes_come_with_the_bytes_and_stay_over_a_restart(
+    fs: FaultyFileSystem,
+) -> None:
+    """Several with one copy; as in the log that leads."""
+    leader = opened(FaultyFileSystem())
+    batches = [send(leader, 3 * number)[0] for number in range(3)]
+    leader.run()
+    data = content_of(log_of(leader))
+    leader.close()
+    bench = opened(fs)
+    log = log_of(bench)
+    log.follow()
+    ticket = Ticket()
+    log.append_copy(
+        CopiedAppends(
+            Offset(0), (data,), SizeBytes(len(data)), 9, MessageId(9), batches
+        ),
+        ticket,
+    )
+    bench.run()
+    assert ticket.is_stored
+    assert list(log.producers) == batches
+    bench.close()
+    again = opened(fs)
+    assert list(log_of(again).producers) == batches
+    assert content_of(log_of(again)) == data
+    again.close()
+
+
+# -- a change of role
+
+
+def test_no_offset_answers_a_put_of_another_role(fs: FaultyFileSystem) -> None:
+    """Other bytes come to its offsets, and the leader's word passes them."""
+    bench = opened(fs)
+    log = log_of(bench)
+    ticket = put(bench, log)
+    log.follow()
+    assert isinstance(ticket.error, MayBeStoredError)
+    bench.run()
+    copy(bench, log)
+    bench.run()
+    log.set_bound(Offset(2 * RECORD))
+    assert log.high_watermark == 2 * RECORD
+    assert not ticket.is_stored
+    assert log.record_count == 2
+    bench.close()
+
+
+def test_a_batch_of_another_role_is_known_by_its_bytes_and_never_by_its_note(
+    fs: FaultyFileSystem,
+) -> None:
+    """While the log follows it is in doubt; when it leads it waits for the copies."""
+    bench = opened(fs)
+    log = log_of(bench)
+    batch, ticket = send(bench, 0)
+    log.follow()
+    bench.run()
+    assert isinstance(ticket.error, MayBeStoredError)
+    assert known(log, batch)
+    repeat = Ticket()
+    log.join(batch, repeat)
+    assert isinstance(repeat.error, MayBeStoredError)
+    log.lead()
+    bench.run()
+    waiting = Ticket()
+    log.join(batch, waiting)
+    assert not waiting.is_answered
+    log.set_bound(batch.end_offset)
+    assert waiting.is_stored
+    bench.close()
+
+
+def test_a_put_without_room_leaves_no_note_in_the_other_role(
+    fs: FaultyFileSystem,
+) -> None:
+    """Its bytes are not there, so other bytes at its offset must not answer it."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    batch, ticket = send(bench, 0)
+    log.follow()
+    fs.set_capacity(0)
+    bench.run()
+    fs.set_capacity(1 << 40)
+    assert isinstance(ticket.error, MayBeStoredError)
+    assert not known(log, batch)
+    assert log.next_offset == RECORD
+    bench.close()
+
+
+def test_to_follow_twice_is_to_follow_once(fs: FaultyFileSystem) -> None:
+    """A step-down that was begun is done again."""
+    bench, log = following(fs)
+    log.follow()
+    bench.run()
+    assert log.state is LogState.FOLLOWING
+    assert copy(bench, log)
+    bench.run()
+    bench.close()
+
+
+# -- leading, with copies elsewhere
+
+
+def test_the_high_watermark_waits_for_the_copies(fs: FaultyFileSystem) -> None:
+    """It stops where an append ends, however much of the next one they have."""
+    bench, log = following(fs)
+    log.lead()
+    first, second = put(bench, log, 2), put(bench, log, 3)
+    bench.run()
+    assert not first.is_answered
+    assert log.high_watermark == RECORD
+    log.set_bound(Offset(2 * RECORD))
+    assert log.high_watermark == RECORD
+    log.set_bound(Offset(5 * RECORD))
+    assert log.high_watermark == 3 * RECORD
+    assert (first.is_stored, second.is_answered) == (True, False)
+    log.set_bound(Offset(6 * RECORD))
+    assert second.is_stored
+    assert len(content_of(log)) == 6 * RECORD
+    bench.close()
+
+
+def test_what_a_new_leader_found_is_readable_in_one_step(fs: FaultyFileSystem) -> None:
+    """It does not know where appends end in it."""
+    bench, log = following(fs)
+    copy(bench, log, 2), copy(bench, log, 2)
+    bench.run()
+    log.lead()
+    ticket = put(bench, log)
+    bench.run()
+    log.set_bound(Offset(3 * RECORD))
+    assert log.high_watermark == RECORD
+    log.set_bound(Offset(5 * RECORD))
+    assert log.high_watermark == 5 * RECORD
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(Offset(5 * RECORD), 1)
+    assert not ticket.is_answered
+    log.set_bound(Offset(6 * RECORD))
+    assert ticket.is_stored
+    bench.close()
+
+
+def test_a_put_that_waits_too_long_for_copies_ends_in_doubt(
+    fs: FaultyFileSystem,
+) -> None:
+    """The high watermark passes it later; sent again it is answered then, and once."""
+    bench, log = following(fs)
+    log.lead()
+    batch, ticket = send(bench, 0)
+    later = put(bench, log)
+    bench.run()
+    log.end_in_doubt("a copy is late", until=batch.end_offset)
+    assert isinstance(ticket.error, MayBeStoredError)
+    repeat = Ticket()
+    log.join(batch, repeat)
+    assert log.high_watermark == RECORD
+    log.set_bound(batch.end_offset)
+    assert log.high_watermark == batch.end_offset
+    assert repeat.is_stored
+    assert not later.is_answered
+    bench.close()
+
+
+def test_nothing_goes_that_copies_may_lack(fs: FaultyFileSystem) -> None:
+    """Retention and the scrub see sealed segments below the high watermark only."""
+    bench, log = following(fs, 2, segment_bytes_max=2 * RECORD)
+    log.lead()
+    for _ in range(2):
+        put(bench, log, 2)
+        bench.run()
+    assert len(log.segments) == 4
+    assert log.high_watermark == 2 * RECORD
+
+    def seen() -> list[int]:
+        (shown,) = take_directory_snapshot(log.log_dir, [log], bench.config, ()).logs
+        sealed = [each.base_offset for each in shown.sealed]
+        targets = ScrubbedLogs(bench.manager.logs()).targets(log.log_id)
+        assert [each.segment.base_offset for each in targets] == sealed
+        return sealed
+
+    assert seen() == [0]
+    log.set_bound(Offset(5 * RECORD))
+    assert seen() == [0, 2 * RECORD]
+    log.follow()
+    assert not take_directory_snapshot(log.log_dir, [log], bench.config, ()).logs
+    bench.run()
+    bench.close()
+
+
+def test_damage_stops_a_log_that_follows(fs: FaultyFileSystem) -> None:
+    """Copies are refused; the role changes without it."""
+    bench, log = following(fs)
+    path = log.segments.active.path
+    log.on_damage(Damage(path, Offset(0), Offset(RECORD), "checksum mismatch"))
+    assert log.state is LogState.STOPPED
+    with pytest.raises(StorageError, match="is stopped"):
+        copy(bench, log)
+    log.lead()
+    log.follow()
+    assert log.state is LogState.STOPPED
+    bench.close()
+    assert fs.exists(DATA / "test-0")
