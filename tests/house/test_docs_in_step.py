@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.house.tree import ROOT
 
-WITH_README = ("record", "protocol", "storage", "txn", "zk")
+WITH_README = ("record", "protocol", "storage", "txn", "zk", "replication")
 NAMING_PATHS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
 PATH = re.compile(r"`([\w./-]+\.(?:py|md|ini))`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")

@@ -10,6 +10,8 @@
                      │          │
 5        broker      │       client            siblings: never import each other
            │  └──────┴───┬──────┘
+       replication       │                     on storage, peer, zk: copies of a broker
+           │  └────────┐ │
            │            peer                   on net: the way to another broker
            │             │
 4   storage   txn        net        zk         siblings: never import each other
@@ -54,10 +56,11 @@ ALLOWED: dict[str, set[str]] = {
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
     "peer": L2 | {"retry", "protocol", "net", "peer"},
+    "replication": L2 | {"record", "protocol", "storage", "zk", "peer", "replication"},
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"peer", "broker"},
+    | {"peer", "replication", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
     | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},
@@ -141,6 +144,8 @@ PURE_MODULES = {
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
     "txn.records", "txn.sums", "txn.ports",
     "client.consume.cursor", "client.consume.decode", "peer.gap_search", "peer.replies",
+    "replication.epochs", "replication.record", "replication.progress",
+    "replication.election", "replication.joins", "replication.replica",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {

@@ -1,0 +1,95 @@
+"""A follower's side of a join: each log is cut, made or kept, before it pulls.
+
+Invariants:
+
+* nothing is cut below a high watermark that the follower knows, but for a forced set;
+* a log is deleted because its number is gone, never because the leader lacks it;
+* a copy that is not known to equal the leader's below its log start begins there.
+"""
+
+import enum
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from metaq.model import Offset
+from metaq.replication.election import Flag
+from metaq.replication.epochs import CopyFacts, EpochTable, adopt_table
+from metaq.replication.progress import JoinAnswer
+from metaq.replication.replica import Moved, Replica, freeze
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """One log of a follower before it pulls: first the cut, then the table."""
+
+    end: Offset
+    """It is cut here, or begins here."""
+    hw: Offset
+    table: EpochTable
+    is_restart: bool = False
+    """Whether the copy is moved aside, and begins at the leader's log start."""
+
+
+def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | None:
+    """Return how a follower's log goes on as its leader's.
+
+    None: the leader's log parts below the own high watermark, so one of the two is not
+    what the set believes; nothing is cut then (`refuse`).
+
+    Args:
+        replica: the follower.
+        own: its copy.
+        answer: the leader's answer about this log.
+    """
+    begin = answer.copy.start
+    is_other = own.number != answer.copy.number
+    # Nothing in common above the log start: what is below it is not known to be equal.
+    is_foreign = answer.point <= begin and own.hw < begin
+    if replica.file.flag is Flag.INCOMPLETE or is_other or is_foreign:
+        table = adopt_table((), answer.copy, begin)
+        return LogPlan(begin, begin, table, is_restart=True)
+    is_forced = any(e > replica.file.completed for e in replica.record.forced)
+    if answer.point < own.hw and not is_forced:
+        return None
+    hw = min(own.hw, answer.point)
+    return LogPlan(answer.point, hw, adopt_table(own.table, answer.copy, answer.point))
+
+
+class LogFate(enum.Enum):
+    """Fate of a follower's log at a join."""
+
+    JOIN = "is joined"
+    NEW = "is made, as the leader has it"
+    ASIDE = "is moved aside as deleted, and made as the leader has it"
+    GONE = "is moved aside as deleted"
+    REPORTED = "is kept and reported: absence deletes nothing"
+
+
+def fate_of(own: int | None, leader: int | None, gone: AbstractSet[int]) -> LogFate:
+    """Return what a join does with the log of one name.
+
+    Args:
+        own: number of the follower's log; None where it has none.
+        leader: number of the leader's.
+        gone: numbers of logs that were deleted, by the leader's journal.
+    """
+    if own == leader:
+        return LogFate.JOIN
+    if leader is not None:
+        return LogFate.NEW if own is None else LogFate.ASIDE
+    return LogFate.GONE if own in gone else LogFate.REPORTED
+
+
+def refuse(replica: Replica, log: int, own: CopyFacts, answer: JoinAnswer) -> Moved:
+    """Return the replica frozen: a leader's log contradicts what it knows."""
+    reason = (
+        f"log {log}: expected equal bytes up to {own.hw}, got {answer.point}:"
+        f" {own.table} against {answer.copy.table}"
+    )
+    frozen, actions = freeze(replica, reason)
+    return replace(frozen, refused=replica.record.epoch), actions
+
+
+def watermark(own: Offset, leader: Offset, end: Offset) -> Offset:
+    """Return a follower's high watermark after data, the cuts of its join over."""
+    return max(own, min(leader, end))

@@ -1,0 +1,490 @@
+"""The record of a set in ZooKeeper, and every change that may be proposed to it.
+
+A change is one request, all or nothing: the record over the version that was read,
+with the `leader` node and a replica's own node (`members/K`) where the change is about
+them. Functions here return the change, or None where a rule forbids it. Their callers
+send it, and learn that it landed, that it did not, or neither.
+
+Rule S: the in-sync set never gets smaller than the minimum. A member goes only while as
+many others remain. At the minimum it stays, and the high watermark waits: so every put
+that was acknowledged was synced by `min` replicas, and each complete member has it. Two
+changes of an operator begin below the minimum, `init` and `elect --force`: from there
+the set grows, and nothing is acknowledged until it has `min` members.
+
+Invariants of the record:
+
+* the revision grows by one with each change, epochs grow strictly;
+* every epoch that it had is among its claims, of which the last `CLAIMS_KEPT` are kept;
+* one leader for an epoch: the `leader` node is created in the request of its claim.
+"""
+
+import enum
+import json
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from metaq.errors import CoordinationError
+from metaq.replication.epochs import Epoch
+
+CLAIMS_KEPT: Final = 64
+"""Claims that a record keeps; a copy that is older than all of them is not believed."""
+RESTORE_STEP: Final = 1_000_000
+"""Added to revision and epoch when a record is written from the replicas' copies."""
+REPLICA_MAX: Final = 9
+"""Highest number of a replica; the lowest is 1."""
+NO_REPLICA: Final = 0
+"""In the place of a leader or a target: there is none."""
+
+
+class EpochClaim(NamedTuple):
+    """An epoch that began, and the revision with which it did."""
+
+    epoch: Epoch
+    revision: int
+
+
+class ReplicaSetError(CoordinationError):
+    """A replica set is not as it must be for what was asked; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRecord:
+    """A set as ZooKeeper knows it, and each replica by the copy in its `set` file."""
+
+    set_id: str
+    """Name of the set, drawn when it was made."""
+    revision: int
+    """Number of changes; unlike a node's version it is not reset with the node."""
+    epoch: Epoch
+    leader: int
+    """Leader of this epoch; NO_REPLICA after it gave up."""
+    in_sync: frozenset[int]
+    """Replicas that have every byte below the high watermark, or know that they lack
+    some."""
+    replicas: frozenset[int]
+    """All replicas of the set."""
+    min: int
+    """So many replicas must have synced a put before it is acknowledged."""
+    forced: tuple[int, ...] = ()
+    """Epochs in which an operator let a replica lead that may lack bytes."""
+    claims: tuple[EpochClaim, ...] = ()
+    """The last epochs, oldest first."""
+    target: int = NO_REPLICA
+    """The one that is to claim next: a leader hands over to it."""
+
+    def at(self, number: int, nonce: str, **changes: Any) -> "SetRecord":
+        """Return the record that follows with a new epoch and other changes."""
+        epoch = Epoch(number, nonce)
+        revision = changes.pop("revision", self.revision + 1)
+        claims = (*self.claims, EpochClaim(epoch, revision))[-CLAIMS_KEPT:]
+        fields = {"target": NO_REPLICA, **changes}
+        return replace(self, revision=revision, epoch=epoch, claims=claims, **fields)
+
+    def then(self, **changes: Any) -> "SetRecord":
+        """Return the record that follows with some changes."""
+        return replace(self, revision=self.revision + 1, **changes)
+
+
+_KEYS: Final = {
+    **dict.fromkeys(("set", "claim"), str),
+    **dict.fromkeys(("revision", "epoch", "leader", "min", "for"), int),
+    **dict.fromkeys(("in_sync", "replicas", "forced", "claims"), list),
+}
+
+
+def encode_record(record: SetRecord) -> bytes:
+    """Return the JSON of a record: one text for one record, without spaces."""
+    fields = {
+        "set": record.set_id,
+        "revision": record.revision,
+        "epoch": record.epoch.number,
+        "leader": record.leader,
+        "claim": record.epoch.nonce,
+        "in_sync": sorted(record.in_sync),
+        "replicas": sorted(record.replicas),
+        "min": record.min,
+        "forced": list(record.forced),
+        "claims": [[*epoch, revision] for epoch, revision in record.claims],
+        "for": record.target,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_record(data: bytes) -> SetRecord:
+    """Read a record; properties that are not known are left out.
+
+    Raises:
+        ReplicaSetError: no JSON, a property is missing or of another kind, or the
+            record contradicts itself.
+    """
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        raise ReplicaSetError(f"record: expected JSON, got {data[:80]!r}") from error
+    if not isinstance(fields, dict):
+        raise ReplicaSetError(f"record: expected an object, got {data[:80]!r}")
+    for key, kind in _KEYS.items():
+        if type(fields.get(key)) is not kind:
+            raise ReplicaSetError(
+                f"record: expected {key} to be {kind.__name__},"
+                f" got {fields.get(key)!r:.80}"
+            )
+    try:
+        record = _record_of(fields)
+    except (TypeError, ValueError) as error:
+        raise ReplicaSetError(f"record: {error}: {data[:200]!r}") from error
+    if fault := fault_of(record):
+        raise ReplicaSetError(f"record: {fault}")
+    return record
+
+
+def _record_of(fields: Mapping[str, Any]) -> SetRecord:
+    return SetRecord(
+        set_id=fields["set"],
+        revision=fields["revision"],
+        epoch=Epoch(fields["epoch"], fields["claim"]),
+        leader=fields["leader"],
+        in_sync=frozenset(map(int, fields["in_sync"])),
+        replicas=frozenset(map(int, fields["replicas"])),
+        min=fields["min"],
+        forced=tuple(map(int, fields["forced"])),
+        claims=tuple(
+            EpochClaim(Epoch(int(number), str(nonce)), int(revision))
+            for number, nonce, revision in fields["claims"]
+        ),
+        target=fields["for"],
+    )
+
+
+def fault_of(record: SetRecord) -> str | None:
+    """Return how a record contradicts itself; None if it does not."""
+    known = record.replicas | {NO_REPLICA}
+    if not record.replicas or not record.replicas <= set(range(1, REPLICA_MAX + 1)):
+        named = sorted(record.replicas)
+        return f"expected replicas from 1 to {REPLICA_MAX}, got {named}"
+    if not record.in_sync or not record.in_sync <= record.replicas:
+        named = sorted(record.in_sync)
+        return f"expected in_sync of {sorted(record.replicas)}, got {named}"
+    if not 1 <= record.min <= len(record.replicas):
+        return f"expected min from 1 to {len(record.replicas)}, got {record.min}"
+    if record.leader not in known or record.target not in known:
+        return f"leader {record.leader} or target {record.target} is no replica"
+    if not record.claims or record.claims[-1].epoch != record.epoch:
+        return f"epoch {record.epoch} is not the last of its claims"
+    return None
+
+
+def foreign_reason(copy: SetRecord, record: SetRecord) -> str:
+    """Return why a record does not follow from a copy of it; "" where it may.
+
+    ZooKeeper may have been set back, and have had other changes since. Numbers alone do
+    not show that: the record soon has a greater revision than the copy, and an epoch
+    number comes again. So claims have their nonces, and the revision with which they
+    began: the change that a copy has after that point was never made there.
+    """
+    if record.set_id != copy.set_id:
+        return f"expected set {copy.set_id}, got {record.set_id}"
+    if record.revision < copy.revision:
+        return f"expected revision {copy.revision} or more, got {record.revision}"
+    if record.revision == copy.revision and record != copy:
+        return f"revision {copy.revision} is another change than the one known here"
+    epochs = [claim.epoch for claim in record.claims]
+    if copy.epoch not in epochs:
+        return f"epoch {copy.epoch} of the own copy is none of the record's"
+    later = record.claims[epochs.index(copy.epoch) + 1 :]
+    if later and later[0].revision <= copy.revision:
+        return (
+            f"epoch {later[0].epoch} began at revision {later[0].revision}, and"
+            f" {copy.revision} is known here of the epoch before"
+        )
+    return ""
+
+
+# -- changes --------------------------------------------------------------------------
+
+
+class Purpose(enum.Enum):
+    """Why a change is proposed."""
+
+    REGISTER = "register"
+    CLAIM = "claim"
+    RENEW = "renew"
+    GIVE_UP = "give up"
+    HAND_OVER = "hand over"
+    TAKE_OUT = "take out"
+    TAKE_IN = "take in"
+    OPERATOR = "operator"
+
+
+class LeaderNode(enum.Enum):
+    """The part of the `leader` node in a change."""
+
+    LEFT = "left alone"
+    CREATED = "created: refused where it is there"
+    CHECKED = "checked: refused where it is not the proposer's"
+    DELETED = "deleted, if it is there"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One request to ZooKeeper: all of it lands, or nothing."""
+
+    purpose: Purpose
+    record: SetRecord
+    """The record after it; the one that was read where it is only checked."""
+    version: int
+    """Version of the record's node over which it is written or checked."""
+    leader_node: LeaderNode = LeaderNode.LEFT
+    member: tuple[int, int] | None = None
+    """Replica and holdings version: its own node is set to it."""
+    member_check: tuple[int, int] | None = None
+    """Replica and holdings version: refused where its own node has another one."""
+    is_check: bool = False
+    """Whether the record is only checked, not written."""
+
+
+def may_leave(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> bool:
+    """Return whether a member may go from the in-sync set: rule S.
+
+    Args:
+        record: the confirmed record.
+        leaving: the member.
+        ready: replicas that are present, ready and without a flag.
+    """
+    return len((record.in_sync - {leaving}) & ready) >= record.min
+
+
+def without(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> frozenset[int]:
+    """Return the in-sync set without a member where rule S allows it, else as it is."""
+    is_out = may_leave(record, leaving, ready)
+    return record.in_sync - {leaving} if is_out else record.in_sync
+
+
+def plan_register(
+    record: SetRecord,
+    version: int,
+    member: tuple[int, int],
+    ready: AbstractSet[int] | None,
+) -> Change:
+    """Return the change with which a replica that starts makes its directory known.
+
+    Args:
+        record: as read.
+        version: of its node.
+        member: the replica, and its new holdings version.
+        ready: of a replica that is incomplete: it leaves by rule S. None of others.
+    """
+    left = without(record, member[0], ready) if ready is not None else record.in_sync
+    is_same = left == record.in_sync
+    after = record if is_same else record.then(in_sync=left)
+    return Change(Purpose.REGISTER, after, version, member=member, is_check=is_same)
+
+
+def plan_claim(
+    record: SetRecord, version: int, claimer: int, nonce: str, ready: AbstractSet[int]
+) -> Change | None:
+    """Return the change by which a member of the in-sync set takes the next epoch.
+
+    Members that are away leave at once where enough complete ones are there. Else all
+    stay: one that is away may have what the others lack.
+
+    Args:
+        record: as read.
+        version: of its node.
+        claimer: who is to lead.
+        nonce: a text that no other claim has.
+        ready: replicas that are present, ready and without a flag.
+    """
+    if claimer not in record.in_sync:
+        return None
+    present = record.in_sync & ready
+    kept = present | {claimer} if len(present) >= record.min else record.in_sync
+    after = record.at(record.epoch.number + 1, nonce, leader=claimer, in_sync=kept)
+    return Change(Purpose.CLAIM, after, version, LeaderNode.CREATED)
+
+
+def plan_take_out(
+    record: SetRecord, version: int, leaving: int, ready: AbstractSet[int]
+) -> Change | None:
+    """Return the leader's change that takes a member out; None where rule S forbids."""
+    if leaving not in record.in_sync or leaving == record.leader:
+        return None
+    if not may_leave(record, leaving, ready | {record.leader}):
+        return None
+    after = record.then(in_sync=record.in_sync - {leaving})
+    return Change(Purpose.TAKE_OUT, after, version, LeaderNode.CHECKED)
+
+
+def plan_take_in(
+    record: SetRecord, version: int, joining: tuple[int, int]
+) -> Change | None:
+    """Return the leader's change that takes a replica in that has caught up.
+
+    Args:
+        record: as read.
+        version: of its node.
+        joining: the replica, and the holdings version with which it joined: another
+            directory under its number, or an older state of it, is refused.
+    """
+    if joining[0] in record.in_sync or joining[0] not in record.replicas:
+        return None
+    after = record.then(in_sync=record.in_sync | {joining[0]})
+    return Change(
+        Purpose.TAKE_IN, after, version, LeaderNode.CHECKED, member_check=joining
+    )
+
+
+def plan_renew(record: SetRecord, version: int) -> Change:
+    """Return the change that creates the `leader` node again, in a new session."""
+    return Change(Purpose.RENEW, record, version, LeaderNode.CREATED, is_check=True)
+
+
+def plan_give_up(
+    record: SetRecord,
+    version: int,
+    ready: AbstractSet[int] | None,
+    *,
+    target: int = NO_REPLICA,
+) -> Change:
+    """Return the change with which a leader, or a claimer, ends its term.
+
+    Args:
+        record: as confirmed.
+        version: of its node.
+        ready: of a leader that lacks bytes or a disk: it leaves by rule S. None of
+            others.
+        target: who is to claim next.
+    """
+    kept = without(record, record.leader, ready) if ready is not None else None
+    in_sync = kept or record.in_sync
+    purpose = Purpose.HAND_OVER if target else Purpose.GIVE_UP
+    after = record.then(leader=NO_REPLICA, in_sync=in_sync, target=target)
+    return Change(purpose, after, version, LeaderNode.DELETED)
+
+
+# -- acts of an operator --------------------------------------------------------------
+
+
+def make_record(
+    set_id: str, first: int, replicas: AbstractSet[int], *, min_in_sync: int, nonce: str
+) -> SetRecord:
+    """Return the first record of a set: one replica has the data, others will join.
+
+    Raises:
+        ReplicaSetError: the minimum or a number is out of range.
+    """
+    epoch = Epoch(1, nonce)
+    who = frozenset({first}), frozenset(replicas)
+    claims = (EpochClaim(epoch, 1),)
+    record = SetRecord(set_id, 1, epoch, NO_REPLICA, *who, min_in_sync, claims=claims)
+    if fault := fault_of(record):
+        raise ReplicaSetError(f"set {set_id}: {fault}")
+    return record
+
+
+def plan_settings(
+    record: SetRecord,
+    version: int,
+    *,
+    replicas: AbstractSet[int] | None = None,
+    min_in_sync: int | None = None,
+) -> Change:
+    """Return the change of the replicas or the minimum.
+
+    Raises:
+        ReplicaSetError: the in-sync set would be below the minimum or would have a
+            member that is no replica, or a number is out of range.
+    """
+    after = record.then(
+        replicas=record.replicas if replicas is None else frozenset(replicas),
+        min=record.min if min_in_sync is None else min_in_sync,
+    )
+    removed = record.replicas - after.replicas
+    if removed & {record.leader}:
+        raise ReplicaSetError(
+            f"set {record.set_id}: replica {record.leader} leads; hand over first"
+        )
+    after = replace(after, in_sync=record.in_sync - removed)
+    if len(after.in_sync) < after.min:
+        raise ReplicaSetError(
+            f"set {record.set_id}: expected {after.min} in-sync replicas or more after"
+            f" the change, got {sorted(after.in_sync)}"
+        )
+    if fault := fault_of(after):
+        raise ReplicaSetError(f"set {record.set_id}: {fault}")
+    return Change(Purpose.OPERATOR, after, version)
+
+
+def plan_force(record: SetRecord, version: int, forced: int, nonce: str) -> Change:
+    """Return the change that lets one replica claim alone, with what it has.
+
+    Bytes that were acknowledged may be cut by it, and by nothing else.
+
+    Raises:
+        ReplicaSetError: it is no replica of the set.
+    """
+    if forced not in record.replicas:
+        raise ReplicaSetError(
+            f"set {record.set_id}: expected one of {sorted(record.replicas)},"
+            f" got {forced}"
+        )
+    number = record.epoch.number + 1
+    after = record.at(
+        number,
+        nonce,
+        leader=NO_REPLICA,
+        in_sync=frozenset({forced}),
+        forced=(*record.forced, number),
+    )
+    return Change(Purpose.OPERATOR, after, version, LeaderNode.DELETED)
+
+
+def restored_record(
+    copies: Mapping[int, SetRecord],
+    found: SetRecord | None,
+    *,
+    missing: AbstractSet[int],
+    nonce: str,
+    chosen: int | None = None,
+) -> SetRecord:
+    """Return the record that follows from the replicas' copies.
+
+    It takes the place of one that is missing in ZooKeeper, or was set back.
+
+    Args:
+        copies: replica → the copy in its `set` file.
+        found: what ZooKeeper has, older than some copy; None where it has nothing.
+        missing: replicas that the operator goes on without.
+        nonce: a text that no claim has.
+        chosen: the replica whose copy is to be believed, where they contradict each
+            other; what was acknowledged under another one may be lost. None: the
+            newest.
+
+    Raises:
+        ReplicaSetError: copies contradict each other and none is chosen, or a replica
+            has not shown its copy.
+    """
+    if not copies:
+        raise ReplicaSetError("expected the copy of one replica or more, got none")
+    first = max(copies, key=lambda k: (copies[k].epoch.number, copies[k].revision))
+    newest = copies[first if chosen is None else chosen]
+    for replica, copy in copies.items():
+        if chosen is None and (reason := foreign_reason(copy, newest)):
+            raise ReplicaSetError(
+                f"set {newest.set_id}: the copies of replicas {replica} and {first} are"
+                f" of two histories ({reason}); choose whose is believed"
+            )
+    if silent := newest.replicas - copies.keys() - missing:
+        raise ReplicaSetError(
+            f"set {newest.set_id}: replicas {sorted(silent)} have not shown their"
+            " copies; start them, or name them as missing"
+        )
+    seen = [*copies.values(), *([found] if found else [])]
+    return newest.at(
+        max(copy.epoch.number for copy in seen) + RESTORE_STEP,
+        nonce,
+        revision=max(copy.revision for copy in seen) + RESTORE_STEP,
+        leader=NO_REPLICA,
+    )

@@ -1,0 +1,711 @@
+"""One replica of a set: its role, and what each event makes it do, in order.
+
+    STARTING --registered--> IDLE --leader seen--> FOLLOWING --leader gone--> IDLE
+                              |
+                              +--claims--> CLAIMING --landed--> MERGING --> LEADING
+                                              |                    |          |  ^
+                                              +----- refused ------+-- IDLE <-+  |
+                                                                          |  DRAINING
+    any --the record contradicts the own copy--> FROZEN
+
+Functions take the state of the replica and an event, and return the next state and the
+actions that its owner carries out one by one. A `SaveSet` is durable before what comes
+after it; a crash may come between any two. Nothing here waits, and nothing is believed
+of ZooKeeper that was not read or answered: a change whose answer got lost is read back
+after a sync, in the same session or a later one, and never repeated.
+
+Invariants:
+
+* puts are open in LEADING alone;
+* the `set` file has an epoch and a revision before the first pull, put or answer in it;
+* `incomplete` is in the `set` file before the replica shows itself or cuts;
+* a flag ends by leading after a merge, by following up to the target, or by force;
+* a step-down answers what is in flight before anything else may raise a high watermark.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from metaq.replication.election import (
+    Candidate,
+    Flag,
+    Merge,
+    Presence,
+    PresenceState,
+    begin_merge,
+    may_claim,
+    newer_copy,
+    unflagged,
+)
+from metaq.replication.epochs import NO_EPOCH, Epoch
+from metaq.replication.progress import Leadership, Quorum
+from metaq.replication.record import (
+    NO_REPLICA,
+    Change,
+    Purpose,
+    SetRecord,
+    foreign_reason,
+    plan_claim,
+    plan_give_up,
+    plan_register,
+    plan_renew,
+    plan_take_in,
+    plan_take_out,
+)
+
+
+class ReplicaRole(enum.StrEnum):
+    """Part of a replica in its set."""
+
+    STARTING = "starting"
+    """Its directory is not known to the set yet."""
+    IDLE = "idle"
+    """No leader is known; a stream of the last one may go on."""
+    CLAIMING = "claiming"
+    MERGING = "merging"
+    LEADING = "leading"
+    DRAINING = "draining"
+    """Leads, and refuses puts until it has handed over."""
+    FOLLOWING = "following"
+    FROZEN = "frozen"
+    """Gets alone: an operator has to decide."""
+
+
+class RoleEvent(enum.StrEnum):
+    """Event that changes a role."""
+
+    REGISTERED = "registered"
+    LEADER_SEEN = "leader seen"
+    LEADER_GONE = "leader gone"
+    CLAIM = "claim"
+    CLAIMED = "claimed"
+    MERGED = "merged"
+    DRAIN = "drain"
+    LEAD_ON = "lead on"
+    STEP_DOWN = "step down"
+    FREEZE = "freeze"
+    THAW = "thaw"
+
+
+R, E = ReplicaRole, RoleEvent
+
+TRANSITIONS: Final = {
+    (R.STARTING, E.REGISTERED): R.IDLE,
+    (R.IDLE, E.LEADER_SEEN): R.FOLLOWING,
+    (R.FOLLOWING, E.LEADER_SEEN): R.FOLLOWING,
+    (R.FOLLOWING, E.LEADER_GONE): R.IDLE,
+    (R.IDLE, E.CLAIM): R.CLAIMING,
+    (R.CLAIMING, E.CLAIMED): R.MERGING,
+    (R.MERGING, E.MERGED): R.LEADING,
+    (R.LEADING, E.DRAIN): R.DRAINING,
+    (R.DRAINING, E.LEAD_ON): R.LEADING,
+    (R.FROZEN, E.THAW): R.IDLE,
+    **{
+        (role, E.STEP_DOWN): R.IDLE
+        for role in (R.CLAIMING, R.MERGING, R.LEADING, R.DRAINING)
+    },
+    **{(role, E.FREEZE): R.FROZEN for role in R},
+}
+TERM_ROLES: Final = frozenset({R.CLAIMING, R.MERGING, R.LEADING, R.DRAINING})
+"""Roles in which an epoch is, or may become, the replica's own."""
+
+
+def next_role(role: ReplicaRole, event: RoleEvent) -> ReplicaRole:
+    """Return the role after an event.
+
+    Raises:
+        AssertionError: the event cannot happen in this role.
+    """
+    after = TRANSITIONS.get((role, event))
+    assert after is not None, f"replica is {role}, got {event}"
+    return after
+
+
+# -- state ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetFile:
+    """The replica's `set` file: all that it must not forget."""
+
+    set_id: str
+    replica: int
+    record: SetRecord | None = None
+    """Copy of the newest record that it saw."""
+    epoch: int = 0
+    """Highest number that it led, followed, claimed or promised."""
+    completed: int = 0
+    """Number of the epoch in which it last completed a join, or led."""
+    flag: Flag = Flag.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """Findings of a start in the directories, beside those that ZooKeeper knows."""
+
+    is_known: bool
+    """Whether the identities are those of `members/K`."""
+    holdings_version: int
+    """Of the directories."""
+    member_version: int
+    """Of `members/K`."""
+    is_short: bool = False
+    """Whether logs are missing, end below their high watermark, or have no epochs."""
+    is_cut: bool = False
+    """Whether recovery is about to cut a torn tail."""
+
+    def flag(self, kept: Flag) -> Flag:
+        """Return the flag of a start, from the one in the `set` file."""
+        is_proven = self.is_known and self.holdings_version >= self.member_version
+        if kept is Flag.INCOMPLETE or not is_proven or self.is_short:
+            return Flag.INCOMPLETE
+        return Flag.CUT if self.is_cut else kept
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSeen:
+    """The `leader` node as it was read."""
+
+    replica: int
+    epoch: Epoch
+    is_own: bool
+    """Whether it is of the reader's present session."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """ZooKeeper as a replica read it: presences first, then the record."""
+
+    record: SetRecord | None
+    version: int
+    leader: LeaderSeen | None
+    presences: tuple[Presence, ...]
+    is_synced: bool
+    """Whether it was read after a sync: else the server may lag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """State of one replica. Owner: the shell that runs it, on the loop."""
+
+    id: int
+    role: ReplicaRole
+    file: SetFile
+    """As it is on disk, once the actions are carried out."""
+    record: SetRecord
+    """As read or confirmed last."""
+    version: int
+    """Version of the record's node."""
+    incarnation: int = 0
+    """Holdings version of this life; 0 before it is registered."""
+    epoch: Epoch = NO_EPOCH
+    """The one that it leads, or claims."""
+    stream: Epoch = NO_EPOCH
+    """The one of the leader from which it pulls."""
+    pending: Change | None = None
+    """A change on its way; at most one."""
+    merge: Merge | None = None
+    term: Leadership | None = None
+    """While it leads."""
+    refused: Epoch = NO_EPOCH
+    """Epoch of a leader whose log contradicts the own high watermark."""
+    reason: str = ""
+    """Why it is frozen."""
+
+    def presence(self) -> Presence:
+        """Return what the others see of it."""
+        states = {R.STARTING: PresenceState.RECOVERING, R.FROZEN: PresenceState.FROZEN}
+        state = states.get(self.role, PresenceState.READY)
+        copy, flag = self.file.record or self.record, self.file.flag
+        seen = copy.revision, copy.epoch.number
+        return Presence(self.id, self.incarnation, state, *seen, flag)
+
+
+# -- actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSet:
+    """Write the `set` file, synced."""
+
+    file: SetFile
+
+
+@dataclass(frozen=True, slots=True)
+class SaveHoldings:
+    """Write the version of the directories, synced; a new identity where not proven."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Send a change to ZooKeeper, and pass on the answer."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class AskTables:
+    """Ask members for their tables, ends and high watermarks, under a claimed epoch."""
+
+    members: frozenset[int]
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """Write the begin of an epoch at the end of every log, synced."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Connect to a leader, and join all logs."""
+
+    leader: int
+    epoch: Epoch
+
+
+class Act(enum.Enum):
+    """An action without an argument."""
+
+    STOP_PULLING = "close the stream, and let the writer finish: ends are fixed"
+    LOWER_WATERMARKS = "set high watermarks above the end of a log to it, synced"
+    OPEN_PUTS = "take puts"
+    REFUSE_PUTS = "refuse puts before they are appended"
+    FAIL_IN_FLIGHT = "answer puts in flight as in doubt, and keep their bytes and notes"
+    STOP_WRITER = "drop what is queued, and wait for what is being written"
+    END_WAITS = "end long polls"
+    WITHDRAW = "delete the nodes of a leader"
+
+
+Action: TypeAlias = (
+    SaveSet | SaveHoldings | Propose | AskTables | BeginEpoch | Join | Act
+)
+Moved: TypeAlias = tuple[Replica, tuple[Action, ...]]
+"""The next state, and actions in order."""
+
+STEP_DOWN: Final = (
+    Act.REFUSE_PUTS,
+    Act.FAIL_IN_FLIGHT,
+    Act.STOP_WRITER,
+    Act.END_WAITS,
+    Act.WITHDRAW,
+)
+"""In this order: what is still in flight when this copy follows would be answered by
+the high watermark of another leader."""
+
+
+# -- starting, and reading ZooKeeper --------------------------------------------------
+
+
+def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
+    """Return a replica that starts: registered in ZooKeeper, or frozen.
+
+    Args:
+        file: its `set` file.
+        proofs: what the start found.
+        view: read after a sync.
+    """
+    record = view.record or file.record
+    assert record is not None, "a set file without a record, and none in ZooKeeper"
+    replica = Replica(file.replica, R.STARTING, file, record, view.version)
+    if reason := contradiction(file, view):
+        return replace(replica, role=R.FROZEN, reason=reason), ()
+    flag = proofs.flag(file.flag)
+    saved = replace(file, record=record, flag=flag)
+    version = max(proofs.holdings_version, proofs.member_version) + 1
+    is_incomplete = flag is Flag.INCOMPLETE
+    ready = unflagged(view.presences) - {replica.id} if is_incomplete else None
+    change = plan_register(record, view.version, (replica.id, version), ready)
+    lowered = (Act.LOWER_WATERMARKS,) if is_incomplete else ()
+    return (
+        replace(replica, file=saved, incarnation=version, pending=change),
+        (SaveSet(saved), *lowered, SaveHoldings(version), Propose(change)),
+    )
+
+
+def contradiction(file: SetFile, view: View) -> str:
+    """Return why the record cannot be the successor of the own copy; "" if it can.
+
+    A record that only looks older, on a server that may lag, is none.
+    """
+    copy = file.record
+    if copy is None:
+        return ""
+    if view.record is None:
+        return "the record is missing" if view.is_synced else ""
+    reason = foreign_reason(copy, view.record)
+    if reason and (view.is_synced or view.record.revision >= copy.revision):
+        return reason
+    ahead = newer_copy(view.record, view.presences) if view.is_synced else None
+    if ahead is not None:
+        return (
+            f"replica {ahead.replica} has revision {ahead.revision} of epoch"
+            f" {ahead.epoch}, from which the record does not follow"
+        )
+    return ""
+
+
+def on_view(replica: Replica, view: View) -> Moved:
+    """Return what follows from a read of ZooKeeper: a watch, a timer, a read-back."""
+    if replica.role is R.STARTING or replica.incarnation == 0:
+        return replica, ()  # the shell starts it again
+    if reason := contradiction(replica.file, view):
+        return freeze(replica, reason)
+    copy = replica.file.record
+    if view.record is None or (copy and view.record.revision < copy.revision):
+        return replica, ()  # the server lags
+    if replica.pending is None:
+        return _see(replica, view)
+    if not view.is_synced:
+        return replica, ()  # it says nothing about the change on its way
+    moved, actions = _read_back(replica, replica.pending, view)
+    after, others = _see(moved, view)
+    return after, (*actions, *others)
+
+
+def _read_back(replica: Replica, change: Change, view: View) -> Moved:
+    """Learn whether a change landed that got no answer, or was refused."""
+    assert view.record is not None
+    is_claim = change.purpose is Purpose.CLAIM
+    replica = replace(replica, pending=None)
+    if is_claim and view.record.epoch == change.record.epoch:
+        return _landed(replica, change, view.version)
+    is_renewed = view.leader is not None and view.leader.is_own
+    if is_claim or (change.purpose is Purpose.RENEW and not is_renewed):
+        return step_down(replica)
+    return replica, ()
+
+
+def _see(replica: Replica, view: View) -> Moved:
+    """Take over a record that is not older than the own copy."""
+    record = view.record
+    assert record is not None
+    replica, actions = _know(replica, record, view.version)
+    if replica.role in TERM_ROLES:
+        if record.epoch != replica.epoch or record.leader != replica.id:
+            replica, stopped = step_down(replica)
+            return replica, (*actions, *stopped)
+        return _settle(replica, record), actions
+    if replica.role is R.FROZEN:
+        if replica.refused == record.epoch:
+            return replica, actions
+        role = next_role(replica.role, E.THAW)
+        replica = replace(replica, role=role, reason="", refused=NO_EPOCH)
+    if replica.stream < record.epoch and replica.stream != NO_EPOCH:
+        replica = replace(replica, stream=NO_EPOCH)
+        actions = (*actions, Act.STOP_PULLING)
+    leader = view.leader
+    if leader is None or leader.epoch != record.epoch or record.leader == NO_REPLICA:
+        if replica.role is R.FOLLOWING:
+            role = next_role(replica.role, E.LEADER_GONE)
+            replica = replace(replica, role=role)
+        replica, forced = _obey_force(replica, record)
+        return replica, (*actions, *forced)
+    if leader.replica == replica.id or leader.epoch.number < replica.file.epoch:
+        return replica, actions  # of a former life, or before a promise
+    replica, followed = _follow(replica, leader)
+    return replica, (*actions, *followed)
+
+
+def _know(replica: Replica, record: SetRecord, version: int) -> Moved:
+    """Save a record before anything is done under it."""
+    if replica.file.record == record:
+        return replace(replica, record=record, version=version), ()
+    saved = replace(replica.file, record=record)
+    after = replace(replica, record=record, version=version, file=saved)
+    return after, (SaveSet(saved),)
+
+
+def _settle(replica: Replica, record: SetRecord) -> Replica:
+    """Count with a record that is known to be ZooKeeper's, with no change under way."""
+    if replica.term is None:
+        return replica
+    quorum = replica.term.quorum.settle(record.in_sync, min_in_sync=record.min)
+    return replace(replica, term=replace(replica.term, quorum=quorum))
+
+
+def _obey_force(replica: Replica, record: SetRecord) -> Moved:
+    """Trust what is here, where an operator has chosen it to be all there is."""
+    is_forced = record.forced[-1:] == (record.epoch.number,)
+    is_chosen = record.in_sync == {replica.id} and is_forced
+    if not is_chosen or replica.file.completed >= record.epoch.number:
+        return replica, ()
+    saved = replace(replica.file, flag=Flag.NONE, completed=record.epoch.number)
+    return replace(replica, file=saved), (Act.LOWER_WATERMARKS, SaveSet(saved))
+
+
+def on_landed(replica: Replica) -> Moved:
+    """Return what follows when ZooKeeper has answered that the change landed.
+
+    After a refusal, and without an answer, a view is read after a sync (`on_view`).
+    """
+    change = replica.pending
+    assert change is not None, f"replica {replica.id} has proposed nothing"
+    version = change.version if change.is_check else change.version + 1
+    return _landed(replace(replica, pending=None), change, version)
+
+
+def _landed(replica: Replica, change: Change, version: int) -> Moved:
+    before = replica.record
+    replica, actions = _know(replica, change.record, version)
+    if change.purpose is Purpose.REGISTER:
+        role = next_role(replica.role, E.REGISTERED)
+        return replace(replica, role=role), actions
+    if change.purpose is Purpose.CLAIM:
+        merge = begin_merge(before, replica.id)
+        role = next_role(replica.role, E.CLAIMED)
+        epoch = change.record.epoch
+        replica = replace(replica, role=role, epoch=epoch, merge=merge)
+        others = merge.in_sync - {replica.id}
+        return replica, (*actions, AskTables(others, epoch))
+    if change.purpose in {Purpose.GIVE_UP, Purpose.HAND_OVER}:
+        replica, stopped = step_down(replica)
+        return replica, (*actions, *stopped)
+    return _settle(replica, change.record), actions
+
+
+def freeze(replica: Replica, reason: str) -> Moved:
+    """Return the replica without a part in the set, until an operator has acted."""
+    stopped: tuple[Action, ...] = ()
+    if replica.role in TERM_ROLES:
+        replica, stopped = step_down(replica)
+    role = next_role(replica.role, E.FREEZE)
+    frozen = replace(replica, role=role, reason=reason, stream=NO_EPOCH, pending=None)
+    return frozen, (*stopped, Act.STOP_PULLING)
+
+
+# -- claiming and merging -------------------------------------------------------------
+
+
+def claim(
+    replica: Replica, view: View, nonce: str, *, waited_ms: int, is_sure: bool
+) -> Moved | None:
+    """Return the claim of an idle replica; None where it may not claim yet.
+
+    Args:
+        replica: as it is.
+        view: read after a sync.
+        nonce: a text that no other claim has.
+        waited_ms: since it saw that no replica leads.
+        is_sure: whether its directory cannot be an older state (`Candidate`).
+    """
+    record = view.record
+    if replica.role is not R.IDLE or view.leader is not None or record is None:
+        return None
+    own = Candidate(replica.id, replica.file.flag, waited_ms, is_sure)
+    if not view.is_synced or not may_claim(own, record, view.presences):
+        return None
+    ready = unflagged(view.presences)
+    change = plan_claim(record, view.version, replica.id, nonce, ready)
+    if change is None or contradiction(replica.file, view):
+        return None
+    replica, known = _know(replica, record, view.version)
+    role = next_role(replica.role, E.CLAIM)
+    after = replace(replica, role=role, pending=change, stream=NO_EPOCH)
+    # The stream ends first: from here on the old leader waits for this replica.
+    return after, (Act.STOP_PULLING, *known, Propose(change))
+
+
+def promise(replica: Replica, epoch: Epoch) -> Moved | None:
+    """Return the replica that answers a claimer, and follows no older epoch after it.
+
+    None: it may lack bytes itself, or has a newer promise, or a part in a term.
+    """
+    newest = max(replica.file.epoch, replica.record.epoch.number)
+    if replica.role not in {R.IDLE, R.FOLLOWING} or epoch.number < newest:
+        return None
+    if replica.file.flag is Flag.INCOMPLETE:
+        return None
+    saved = replace(replica.file, epoch=epoch.number)
+    after = replace(replica, role=R.IDLE, stream=NO_EPOCH, file=saved)
+    return after, (Act.STOP_PULLING, SaveSet(saved))
+
+
+def merged(replica: Replica, member: int) -> Replica:
+    """Return a claimer that has all that a member had."""
+    assert replica.merge is not None, f"replica {replica.id} is {replica.role}"
+    answered = replica.merge.answered | {member}
+    return replace(replica, merge=replace(replica.merge, answered=answered))
+
+
+def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
+    """Return the claimer as leader; None where it may not lead (yet).
+
+    `LogProgress` of every log begins with it (`begin_progress`).
+    """
+    merge = replica.merge
+    if replica.role is not R.MERGING or merge is None or replica.pending is not None:
+        return None
+    if not merge.may_lead(replica.file.flag, waited_ms=waited_ms):
+        return None
+    record = replica.record
+    saved = replace(
+        replica.file,
+        flag=Flag.NONE,
+        epoch=replica.epoch.number,
+        completed=replica.epoch.number,
+    )
+    quorum = Quorum(replica.id, record.in_sync, record.min)
+    after = replace(
+        replica,
+        role=next_role(replica.role, E.MERGED),
+        file=saved,
+        merge=None,
+        term=Leadership(replica.epoch, quorum),
+    )
+    return after, (BeginEpoch(replica.epoch), SaveSet(saved), Act.OPEN_PUTS)
+
+
+# -- leading --------------------------------------------------------------------------
+
+
+def _propose(replica: Replica, change: Change | None) -> Moved | None:
+    """Send a change of the in-sync set: the high watermarks wait for both sets."""
+    if change is None or replica.pending is not None or replica.term is None:
+        return None
+    quorum = replica.term.quorum.propose(change.record.in_sync)
+    term = replace(replica.term, quorum=quorum)
+    return replace(replica, term=term, pending=change), (Propose(change),)
+
+
+def take_out(
+    replica: Replica, leaving: int, presences: tuple[Presence, ...]
+) -> Moved | None:
+    """Return the leader's proposal to take a member out; None where rule S forbids it.
+
+    When it has landed, the logs forget that the member joined (`LogProgress.leave`).
+    """
+    ready = unflagged(presences)
+    change = plan_take_out(replica.record, replica.version, leaving, ready)
+    return _propose(replica, change)
+
+
+def take_in(replica: Replica, joining: int) -> Moved | None:
+    """Return the leader's proposal to take in a replica that has joined all logs."""
+    life = dict(replica.term.lives).get(joining) if replica.term else None
+    if life is None:
+        return None
+    change = plan_take_in(replica.record, replica.version, (joining, life))
+    return _propose(replica, change)
+
+
+def saved_by(replica: Replica, follower: int, revision: int) -> Replica:
+    """Return the leader that knows which record a follower has saved.
+
+    Joins and pulls say it. Members that went are waited for until all others know.
+    """
+    if replica.term is None:
+        return replica
+    current = replica.record.revision
+    term = replica.term.save(follower, revision, current=current)
+    return replace(replica, term=term)
+
+
+def renew(replica: Replica) -> Moved | None:
+    """Return the leader's proposal to go on in a new session of the same process."""
+    if replica.role not in TERM_ROLES or replica.pending is not None:
+        return None
+    change = plan_renew(replica.record, replica.version)
+    return replace(replica, pending=change), (Propose(change),)
+
+
+def drain(replica: Replica) -> Moved:
+    """Return the leader that refuses puts, before it hands over."""
+    after = replace(replica, role=next_role(replica.role, E.DRAIN))
+    return after, (Act.REFUSE_PUTS,)
+
+
+def lead_on(replica: Replica) -> Moved:
+    """Return the leader whose hand-over came to nothing."""
+    after = replace(replica, role=next_role(replica.role, E.LEAD_ON))
+    return after, (Act.OPEN_PUTS,)
+
+
+def give_up(
+    replica: Replica,
+    presences: tuple[Presence, ...],
+    *,
+    is_short: bool = False,
+    target: int = NO_REPLICA,
+) -> Moved | None:
+    """Return the proposal to end the own term; the step-down follows when it landed.
+
+    Args:
+        replica: leads, or merges.
+        presences: of all replicas.
+        is_short: whether it lacks bytes, or a disk: it leaves the set by rule S.
+        target: who is to claim next: ready, complete and in sync.
+    """
+    is_term = replica.role in TERM_ROLES - {R.CLAIMING}
+    if not is_term or replica.pending is not None:
+        return None
+    ready = unflagged(presences) - {replica.id} if is_short else None
+    change = plan_give_up(replica.record, replica.version, ready, target=target)
+    return replace(replica, pending=change), (Propose(change),)
+
+
+def step_down(replica: Replica) -> Moved:
+    """Return the replica after its term, or its attempt at one."""
+    acts = STEP_DOWN if replica.term is not None else ()
+    after = replace(
+        replica,
+        role=next_role(replica.role, E.STEP_DOWN),
+        epoch=NO_EPOCH,
+        merge=None,
+        term=None,
+        pending=None,
+    )
+    return after, acts
+
+
+def declare_incomplete(replica: Replica) -> Moved:
+    """Return a replica that has learned that it lacks bytes which it promised.
+
+    It joins again as one that has nothing: its logs are moved aside then.
+    """
+    saved = replace(replica.file, flag=Flag.INCOMPLETE)
+    after = replace(replica, file=saved, stream=NO_EPOCH)
+    return after, (Act.STOP_PULLING, SaveSet(saved))
+
+
+# -- following ------------------------------------------------------------------------
+
+
+def _follow(replica: Replica, leader: LeaderSeen) -> Moved:
+    role = next_role(replica.role, E.LEADER_SEEN)
+    if replica.stream == leader.epoch:
+        return replace(replica, role=role), ()
+    saved = replace(replica.file, epoch=leader.epoch.number)
+    after = replace(replica, role=role, file=saved)
+    return after, (SaveSet(saved), Join(leader.replica, leader.epoch))
+
+
+def joined(replica: Replica, epoch: Epoch) -> Moved:
+    """Return the follower after all cuts and tables of a join: it may pull."""
+    completed = replica.file.completed
+    if not replica.file.flag:
+        completed = epoch.number
+    saved = replace(replica.file, completed=completed)
+    return replace(replica, stream=epoch, file=saved), (SaveSet(saved),)
+
+
+def caught_up(replica: Replica) -> Moved:
+    """Return the follower whose logs are all at their targets: it is complete.
+
+    Saved before the acknowledgement that says so.
+    """
+    if not replica.file.flag:
+        return replica, ()
+    number = replica.stream.number
+    saved = replace(replica.file, flag=Flag.NONE, completed=number)
+    return replace(replica, file=saved), (SaveSet(saved),)
+
+
+def takes_data(replica: Replica, epoch: Epoch) -> bool:
+    """Return whether bytes of a leader are appended: it follows, or did until now."""
+    return replica.stream == epoch and replica.role in {R.FOLLOWING, R.IDLE}

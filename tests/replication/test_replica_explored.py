@@ -1,0 +1,93 @@
+"""Sets of three replicas, explored: every order of events to a depth, and walks beyond.
+
+Each area has faults of its own, because all of them together have too many orders for
+any depth that matters. The walks mix them, and end with all replicas up again: then a
+leader commits the start of its epoch, and all others join it.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.replication.explorer import explore, heal, may_heal, walk
+from tests.replication.set_model import Config
+from tests.sampling import IS_QUICK, IS_WHOLE, SEED
+
+AREAS: dict[str, dict[str, Any]] = {
+    "crash": {"puts": 2, "crashes": 1},
+    "two-elections": {"puts": 1, "claims": 2, "crashes": 1},
+    "expiry": {"expiries": 1, "shrinks": 1, "unknown": 1},
+    "members": {"shrinks": 1, "expansions": 1, "crashes": 1, "in_sync": (1, 2)},
+    "late": {"puts": 2, "crashes": 1, "late": 1},
+    "wipe": {"crashes": 2, "wipes": 1},
+    "roll-back": {"crashes": 2, "rolls": 1},
+    "cut-tail": {"crashes": 2, "tears": 1},
+    "cut-tail-of-two": {"crashes": 2, "tears": 1, "in_sync": (1, 2), "is_empty": True},
+    "force": {"crashes": 1, "forces": 1},
+    "set-back": {"shrinks": 1, "restores": 1},
+    "settings": {"shrinks": 1, "crashes": 1, "settings": 1},
+    "retention": {"puts": 2, "crashes": 1, "trims": 1},
+    "new-log": {"logs": 2, "crashes": 1, "births": 1},
+    "two-logs": {"logs": 2, "puts": 2, "crashes": 1},
+    "hand-over": {"handovers": 1, "give_ups": 1, "unknown": 1},
+    "repeat": {"crashes": 1, "repeats": 1, "refusals": 1},
+    "stale-read": {"crashes": 1, "stale": 1},
+    "init": {"in_sync": (1,), "is_empty": True, "crashes": 1, "expansions": 2},
+}
+STATES_MAX = 150_000 if IS_WHOLE else 500 if IS_QUICK else 2_000
+
+MIXED: dict[str, Any] = {
+    "is_led": True,
+    "logs": 2,
+    "puts": 4,
+    "claims": 3,
+    "crashes": 4,
+    "expiries": 2,
+    "shrinks": 2,
+    "expansions": 3,
+    "late": 3,
+    "unknown": 2,
+}
+WALKS: dict[str, dict[str, Any]] = {
+    "no-disk-fault": {},
+    "two-of-three": {"in_sync": (1, 2), "is_empty": True, "births": 1},
+    "one-of-three": {"in_sync": (1,), "is_empty": True, "is_led": False},
+    "wipe": {"wipes": 1, "repeats": 2},
+    "roll-back": {"rolls": 1, "trims": 2},
+    "cut-tail": {"tears": 1, "is_wide": True},
+    "force": {"forces": 1, "refusals": 1},
+    "set-back": {"restores": 1},
+    "settings": {"settings": 2, "tears": 1},
+    "new-log": {"births": 2, "stale": 3},
+    "hand-over": {"handovers": 2, "give_ups": 1},
+    "retention": {"trims": 3, "is_wide": True, "handovers": 1},
+}
+CHUNKS = 4 if IS_WHOLE else 1
+WALKS_EACH = 2_100 if IS_WHOLE else 10 if IS_QUICK else 40
+STEPS = 60
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("area", AREAS)
+def test_no_order_of_events_breaks_an_invariant(area: str) -> None:
+    """Breadth-first over all orders, to the depth that is printed."""
+    config = Config(**{"puts": 1, "claims": 1, "is_led": True, **AREAS[area]})
+    found = explore(config, states_max=STATES_MAX)
+    print(f"{area}: {found}")
+    assert not found.violation, str(found)
+    assert found.states > 400, str(found)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("area", WALKS)
+def test_no_walk_breaks_an_invariant_and_all_get_well(area: str, chunk: int) -> None:
+    """A leader commits its epoch start, and all join, when nothing fails any more."""
+    config = Config(**{**MIXED, **WALKS[area]})
+    acked = 0
+    for number in range(WALKS_EACH):
+        world = walk(config, f"{SEED}.{area}.{chunk}.{number}", steps=STEPS)
+        acked += len(world.acked)
+        if may_heal(world):
+            acked += len(heal(config, world).acked)
+    assert acked, "no put was acknowledged"
