@@ -34,7 +34,7 @@ AREAS: dict[str, dict[str, Any]] = {
     "stale-read": {"crashes": 1, "stale": 1},
     "init": {"in_sync": (1,), "is_empty": True, "crashes": 1, "expansions": 2},
 }
-STATES_MAX = 150_000 if IS_WHOLE else 500 if IS_QUICK else 2_000
+STATES_MAX = 150_000 if IS_WHOLE else 500 if IS_QUICK else 4_000
 
 MIXED: dict[str, Any] = {
     "is_led": True,
@@ -63,11 +63,11 @@ WALKS: dict[str, dict[str, Any]] = {
     "retention": {"trims": 3, "is_wide": True, "handovers": 1},
 }
 CHUNKS = 4 if IS_WHOLE else 1
-WALKS_EACH = 2_100 if IS_WHOLE else 10 if IS_QUICK else 40
+WALKS_EACH = 2_100 if IS_WHOLE else 10 if IS_QUICK else 60
 STEPS = 60
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("area", AREAS)
 def test_no_order_of_events_breaks_an_invariant(area: str) -> None:
     """Breadth-first over all orders, to the depth that is printed."""
