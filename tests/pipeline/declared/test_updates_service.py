@@ -199,11 +199,9 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     settings = [f"--conf={k}={v}" for k, v in wanted.items()]
     spec = ["--spec", str(place / "spark-pipeline.yml")]
     which = ["--full-refresh", "warnings", "--refresh", "lines"]
-    # Spark gives this Java no options of a session.
-    quick = {"JDK_JAVA_OPTIONS": os.environ.get("SPARK_DAEMON_JAVA_OPTS", "")}
     refreshed = subprocess.run(
         ["spark-pipelines", "run", *settings, *spec, *which],
-        env={**environment(), **quick},
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
