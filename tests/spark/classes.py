@@ -59,9 +59,8 @@ def start_quickly(*options: str) -> None:
     }
     words = [f"--conf={name}={value}" for name, value in settings.items()]
     os.environ[SETTINGS] = shlex.join([*words, "pyspark-shell"])
-    # Of masters and workers of a cluster, which read no settings of a session, and of
-    # Spark's own commands.
-    os.environ["SPARK_DAEMON_JAVA_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = java
+    # Of masters and workers of a cluster, which read no settings of a session.
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = java
     if (HOME / "jars").is_dir():
         os.environ["SPARK_HOME"] = str(HOME)
 

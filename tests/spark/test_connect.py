@@ -14,7 +14,6 @@ from metaq.pipeline.errors import JobError
 from metaq.pipeline.jobs.session import sentence_of
 from metaq.testing.embedded import embedded_broker
 from tests.spark.brokers import TOPIC, wire
-from tests.spark.classes import SETTINGS
 from tests.spark.conftest import HAS_CONNECT, ROOT
 
 pytest.importorskip("grpc")
@@ -113,9 +112,7 @@ def test_a_server_whose_python_lacks_this_package_is_named_with_the_cure(
     bare.chmod(0o755)
     # A session of another test leaves the gateway of its JVM in the environment.
     left = ("PYSPARK_", "SPARK_REMOTE", "SPARK_LOCAL", "SPARK_CONNECT")
-    clean = {
-        k: v for k, v in os.environ.items() if k == SETTINGS or not k.startswith(left)
-    }
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(left)}
     # SPARK_TESTING: the server takes a free port, and others run beside this test.
     own = {"PYTHONPATH": "", "PYSPARK_PYTHON": str(bare), "SPARK_TESTING": "1"}
     done = subprocess.run(

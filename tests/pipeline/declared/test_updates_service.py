@@ -36,8 +36,8 @@ from tests.pipeline.declared.project import (
     publish,
     rows_of,
 )
-from tests.sampling import IS_WHOLE, SEED
-from tests.spark.classes import CHEAP, VERSION
+from tests.sampling import SEED
+from tests.spark.classes import VERSION
 from tests.spark.kills.harness import Killing
 from tests.spark.kills.steps import DRIVER, PROGRESS_STEPS
 from tests.spark.kills.test_pipeline_kills import LIMIT, MASTERS, MINUTES, Updates
@@ -195,8 +195,7 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     publish(broker, LATE)
     from metaq.pipeline.declared.updates import catalog_settings
 
-    wanted = {**catalog_settings(place), **({} if IS_WHOLE else CHEAP)}
-    settings = [f"--conf={k}={v}" for k, v in wanted.items()]
+    settings = [f"--conf={k}={v}" for k, v in catalog_settings(place).items()]
     spec = ["--spec", str(place / "spark-pipeline.yml")]
     which = ["--full-refresh", "warnings", "--refresh", "lines"]
     refreshed = subprocess.run(
