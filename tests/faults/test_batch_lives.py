@@ -75,8 +75,11 @@ class Life:
         """Return the answer to the producer's last batch."""
         if self.ticket is not None:
             return self.ticket.is_stored
-        producers = log_of(self.bench).producers
-        return producers.find("p", self.sequence, self.count, -1) is not None
+        log, repeat = log_of(self.bench), Ticket()
+        known = log.producers.find("p", self.sequence, self.count, -1)
+        if known is not None:
+            log.join(known, repeat)
+        return repeat.is_stored
 
     def put(self) -> None:
         """Put a message without a producer, and count it when it is stored."""
