@@ -210,8 +210,7 @@ class Spool:
     def _close_files(self) -> None:
         for file in (self._writer, self._reader):
             if file is not None:
-                with suppress(StorageError):
-                    file.close()
+                file.abandon()
         self._writer = self._reader = None
 
     def close(self) -> None:

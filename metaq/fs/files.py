@@ -6,11 +6,12 @@ Not thread-safe, except `ReadFile` until it is closed.
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from metaq.errors import DiskError
+from metaq.errors import DiskError, StorageError
 from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
 from metaq.fs.kernel_syncs import Syncs
 from metaq.model import Millis, Position, SizeBytes
@@ -55,6 +56,11 @@ class _OpenFile:
         if fd >= 0:
             with Translated("close", self.path):
                 self._calls.close(fd)
+
+    def abandon(self) -> None:
+        """Close as `close` does, of a disk that may be lost; never raises."""
+        with suppress(StorageError):
+            self.close()
 
 
 class AppendFile(_OpenFile):

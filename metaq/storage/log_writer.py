@@ -20,7 +20,7 @@ data directory offline and never calls a writer of it again, except to abandon i
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -100,8 +100,7 @@ class ActiveSegment:
         """Close the files, believing and syncing nothing; never raises."""
         if self.spans is not None:
             self.spans.abandon()
-        with suppress(StorageError):
-            self.file.close()
+        self.file.abandon()
 
 
 class LogWriter:

@@ -32,13 +32,12 @@ Keep in step: docs/storage.md, `producers.py`.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from metaq.errors import DiskError, StorageError
+from metaq.errors import DiskError
 from metaq.fs import FileSystem, UpdateFile
 from metaq.model import MessageId, Offset, Position, SizeBytes
 from metaq.record.checksum import has_crc, with_crc
@@ -320,8 +319,7 @@ class ProducerFile:
         """Close without syncing; never raises."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(StorageError):
-                file.close()
+            file.abandon()
 
     def _rewrite(self) -> None:
         """Replace the file by one with the remembered batches only, and open it."""

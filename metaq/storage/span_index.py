@@ -482,8 +482,7 @@ class SpanIndexWriter:
 
     def abandon(self) -> None:
         """Close without writing or syncing; never raises. For a directory offline."""
-        with suppress(StorageError):
-            self._file.close()
+        self._file.abandon()
 
     def _finish(self, seal: bytes, *, is_synced: bool = True) -> None:
         try:

@@ -30,13 +30,12 @@ were committed, and who opens the log has to say so.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.errors import DiskError, NoSpaceError
 from metaq.fs import FileSystem, UpdateFile
 from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.checksum import has_crc, with_crc
@@ -181,7 +180,7 @@ class WatermarkFile:
         self._slots: dict[int, int] = {}
         self._file: UpdateFile | None = None
 
-    def write(self, marks: Iterable[Watermark]) -> None:
+    def write(self, marks: Collection[Watermark]) -> None:
         """Write watermarks that have moved; without space they stay as they are.
 
         Raises:
@@ -192,7 +191,7 @@ class WatermarkFile:
         except NoSpaceError as error:
             _log.warning("watermarks not written: file=%s error=%s", self._path, error)
 
-    def _write(self, marks: Iterable[Watermark]) -> None:
+    def _write(self, marks: Collection[Watermark]) -> None:
         self._marks.update((mark.number, mark) for mark in marks)
         if self._file is None:
             self._slots = {number: at for at, number in enumerate(self._marks)}
@@ -205,7 +204,7 @@ class WatermarkFile:
             position = Position(HEADER.size + at * SLOT_BYTES)
             self._file.write_at(position, encode_slot(mark))
 
-    def close(self, marks: Iterable[Watermark]) -> None:
+    def close(self, marks: Collection[Watermark]) -> None:
         """Write what is left, sync and close, for a clean stop.
 
         Raises:
@@ -222,5 +221,4 @@ class WatermarkFile:
         """Close without syncing; never raises."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(StorageError):
-                file.close()
+            file.abandon()

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from metaq.errors import DiskError, LogDirLockedError, StorageError
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
+from metaq.fs.calls import LinuxCalls
+from metaq.fs.files import UpdateFile
 from metaq.model import Position, SizeBytes
 from tests.rigs.fs import FaultyFileSystem
 
@@ -332,6 +334,21 @@ def test_an_update_changes_bytes_in_place_and_grows_at_the_end(place: Place) -> 
     file.close()
     file.close()
     assert errno_name(lambda: place.disk.open_update(place.directory / "b")) == "ENOENT"
+
+
+class RefusesToClose(LinuxCalls):
+    """A disk that is lost when its files are closed."""
+
+    def close(self, _fd: int, /) -> None:
+        raise OSError(errno.EIO, "refused")
+
+
+def test_a_file_is_abandoned_though_the_disk_refuses() -> None:
+    """`close` raises; `abandon` does not, and leaves nothing to be closed."""
+    first, second = (UpdateFile(RefusesToClose(), Path("/a"), 3) for _ in range(2))
+    assert errno_name(first.close) == "EIO"
+    second.abandon()
+    second.close()
 
 
 def test_a_short_write_in_place_is_finished() -> None:
