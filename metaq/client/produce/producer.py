@@ -358,9 +358,9 @@ class AsyncProducer:
         self,
         topic: str,
         data: BytesLike,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
+        attribute: str | None,
+        key: str | bytes | None,
+        headers: Headers,
     ) -> None:
         """Do it in any thread; see `AsyncProducer.send_oneway`."""
         require_text("topic", topic)

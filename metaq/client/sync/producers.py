@@ -153,11 +153,19 @@ class Producer(SyncClosable[AsyncProducer]):
         results.raise_errors()
         return results
 
-    @like(AsyncProducer.send_oneway)
-    def send_oneway(self, *args: Any, **keywords: Any) -> None:
+    def send_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+    ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
+        # Written out on purpose, as `send_nowait`: it waits for nothing.
         self._thread.require_usable()
-        self._twin.append_oneway(*args, **keywords)
+        self._twin.append_oneway(topic, data, attribute, key, headers)
 
     transaction = making(AsyncProducer.transaction, Transaction)
 
