@@ -10,6 +10,8 @@ from itertools import repeat
 from operator import and_
 from typing import Final, TypeAlias
 
+from metaq.errors import StorageError
+
 try:
     from zlib_ng.zlib_ng import crc32 as faster_crc32
 except ImportError:
@@ -64,6 +66,27 @@ def has_crc(packed: BytesLike) -> bool:
     """Return whether the last four bytes are the CRC-32 of those before."""
     crc = int.from_bytes(packed[-CRC_BYTES:], "big")
     return crc32(packed[:-CRC_BYTES]) == crc
+
+
+def with_crc_line(magic: bytes, body: bytes) -> bytes:
+    """Return a small file of text: a line with `magic` and the CRC-32 of the body."""
+    return b"%s%08x\n%s\n" % (magic, crc32(body), body)
+
+
+def body_after_crc_line(magic: bytes, data: bytes) -> bytes:
+    """Return the body of such a file.
+
+    Raises:
+        StorageError: it is none, or it is damaged.
+    """
+    head, _, rest = data.partition(b"\n")
+    body = rest.removesuffix(b"\n")
+    expected = b"%s%08x" % (magic, crc32(body))
+    if head != expected:
+        raise StorageError(
+            f"expected a first line {expected.decode()!r}, got {head[:40]!r}"
+        )
+    return body
 
 
 def checksums(datas: Iterable[BytesLike]) -> list[int]:

@@ -9,15 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.spool import (
-    ENTRY,
     FILE_NAME,
-    HEADER,
-    MARKER,
-    NEW_NAME,
     Spool,
     decode_message,
     encode_message,
-    find_markers,
     spool_name,
 )
 from metaq.errors import (
@@ -28,10 +23,13 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.frame_file import FRAME as ENTRY
+from metaq.fs.frame_file import HEADER, MARKER, find_markers
 from metaq.model import BrokerId, Message, MessageId, Offset, SizeBytes, TopicPartition
 from tests.rigs.fs import FaultyFileSystem, crash_points, keep_random
 
 DIRECTORY = Path("/spools/test@g")
+NEW_NAME = "spool.new"
 SAMPLES = 6
 
 
