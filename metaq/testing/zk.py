@@ -20,17 +20,21 @@ factory `(clock) -> Coordinator` that a client of the package asks for.
     server.expire(server.owner_of("/meta/brokers/ids/0/master"))
     server.stop(); server.start()    # unreachable, and back; sessions survive
     server.stop(); server.start(is_wiped=True)
+    backup = server.tree(); ...; server.restore(backup)
+    server.lag(coordinator)          # it reads an old state, until it syncs or writes
+    server.lose_answer(coordinator, is_carried_out=True)   # to its next change
+    server.refusal = "no rights"     # every request is refused, until ""
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import SessionLostError, SessionSuspendedError
+from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -44,7 +48,9 @@ from metaq.zk.session import (
     Cancel,
     CheckNode,
     ChildrenCallback,
+    CreateEphemeral,
     DataCallback,
+    DeleteNode,
     Operation,
     SessionEvent,
     SessionState,
@@ -67,6 +73,8 @@ class MemoryZooKeeper:
         """Every request that was carried out, as (name, path), oldest first."""
         self.stall = False
         """While set, requests get no answer before their deadline."""
+        self.refusal = ""
+        """While set, requests are refused for this reason."""
         self.nodes: dict[str, Node] = {}
         """All nodes by path; changed by `put`, `write`, `remove` and `wipe` only."""
         self.is_running = True
@@ -160,6 +168,35 @@ class MemoryZooKeeper:
                     coordinator.report(SessionEvent.EXPIRED)
                 coordinator.connect()
 
+    def restore(self, backup: Mapping[str, Node]) -> None:
+        """Start again with the nodes and versions of a backup, made by `tree`.
+
+        All clients begin new sessions, because a server serves none that has seen a
+        later state than its own. The ephemeral nodes of the backup are there until
+        their sessions are ended (`reap`).
+        """
+        with self._lock:
+            self.stop()
+            self.start(is_wiped=True)
+            self.nodes = dict(backup)
+            self._sessions |= {node.owner_session_id for node in backup.values()} - {0}
+            self._touch()
+
+    def lag(self, coordinator: "MemoryCoordinator") -> None:
+        """Let a client read what is there now, until it syncs, writes or reconnects."""
+        with self._lock:
+            coordinator.source = MemoryZooKeeper()
+            coordinator.source.nodes = dict(self.nodes)
+
+    def lose_answer(self, client: "MemoryCoordinator", *, is_carried_out: bool) -> None:
+        """Cut a client off when it sends its next change, until `resume`.
+
+        Args:
+            client: whose change has an unknown outcome then.
+            is_carried_out: cut it off after the change is carried out, not before.
+        """
+        client.loses = is_carried_out
+
     def wipe(self) -> None:
         """Delete all nodes; sessions live on."""
         with self._lock:
@@ -231,11 +268,19 @@ class MemoryZooKeeper:
                 raise SessionSuspendedError(f"{what} {path}: connection lost")
             if session_id not in self._sessions:
                 raise SessionLostError(f"{what} {path}: session {session_id} has ended")
+            if self.refusal:
+                raise CoordinationError(f"{what} {path}: {self.refusal}")
             self.calls.append((what, path))
             yield
 
-    def transact(self, operations: Sequence[Operation]) -> tuple[int, ...]:
+    def transact(
+        self, operations: Sequence[Operation], *, session_id: int = 0
+    ) -> tuple[int, ...]:
         """Carry out all operations or none; watches see the tree after all of them.
+
+        Args:
+            operations: in order.
+            session_id: of the client, owner of ephemeral nodes.
 
         Returns:
             The version of each node after its operation, in their order.
@@ -245,7 +290,7 @@ class MemoryZooKeeper:
         """
         with self._lock:
             nodes = dict(self.nodes)
-            versions = tuple(_apply(nodes, operation) for operation in operations)
+            versions = tuple(_apply(nodes, each, session_id) for each in operations)
             # Other threads see the tree before, or after all of them.
             self.nodes = nodes
             self._touch()
@@ -281,22 +326,29 @@ class MemoryZooKeeper:
             coordinator.refresh_watches()
 
 
-def _apply(nodes: dict[str, Node], operation: Operation) -> int:
+def _apply(nodes: dict[str, Node], operation: Operation, session_id: int) -> int:
     """Carry out one operation of a transaction; return the version after it."""
     path = operation.path
     node = nodes.get(path)
+    version = None if isinstance(operation, CreateEphemeral) else operation.version
+    is_any = isinstance(operation, CheckNode | DeleteNode) and version is None
     found = None if node is None else node.version
-    is_any = isinstance(operation, CheckNode) and operation.version is None
-    if found is None if is_any else found != operation.version:
+    if found is None if is_any else found != version:
         raise NodeChangedError(f"transact {path}: version {found}, not {operation}")
     match operation:
-        case WriteNode(_, data, None):
+        case WriteNode(_, data) | CreateEphemeral(_, data) if node is None:
             parent = path.rpartition("/")[0]
             if parent and parent not in nodes:
                 raise NoNodeError(f"transact {path}: no parent")
-            nodes[path] = Node(data, owner_session_id=0, version=0)
+            owner = session_id if isinstance(operation, CreateEphemeral) else 0
+            nodes[path] = Node(data, owner_session_id=owner, version=0)
         case WriteNode(_, data) if node is not None:
             nodes[path] = replace(node, data=data, version=node.version + 1)
+        case DeleteNode():
+            if any(each.startswith(f"{path}/") for each in nodes):
+                raise NodeNotEmptyError(f"transact {path}: it has children")
+            del nodes[path]
+            return NO_VERSION
     return NO_VERSION if is_any else nodes[path].version
 
 
@@ -324,6 +376,10 @@ class MemoryCoordinator:
         self._is_delivery_due = False
         self.is_stopped = False
         """Whether it is stopped, or abandoned by its server."""
+        self.source = server
+        """The server that it reads from: an old copy while it lags."""
+        self.loses: bool | None = None
+        """Whether its next change is lost, and then whether it is carried out."""
         self._loop: asyncio.AbstractEventLoop
         self._thread_id = 0
 
@@ -378,6 +434,7 @@ class MemoryCoordinator:
     def _connect(self) -> None:
         if self.is_stopped or not self._server.is_running:
             return
+        self._catch_up()
         number = self.status.session_id
         if self.status.state is SessionState.LOST:
             number = self._server.begin_session()
@@ -436,23 +493,45 @@ class MemoryCoordinator:
         self.status.require_connected()
         if self.status.session_version != session_version:
             raise SessionSuspendedError(f"{what} {path}: connection lost")
+        is_change = what not in {"get", "exists", "children", "sync"}
+        loses = self.loses if is_change else None
+        lost = SessionSuspendedError(f"{what} {path}: connection lost")
+        if loses is not None:
+            self.loses = None
+            self._report(SessionEvent.DISCONNECTED)
+        if loses is False:
+            raise lost
         with self._server.serving(what, path, self.status.session_id):
+            if is_change:
+                self._catch_up()
             yield
+        if loses:
+            raise lost
+
+    def _catch_up(self) -> None:
+        if self.source is not self._server:
+            self.source = self._server
+            self.refresh_watches()
+
+    async def sync(self, path: str, *, deadline_s: float) -> None:
+        """Wait until the server that answers us has all that was changed before."""
+        async with self._asking("sync", path, deadline_s):
+            self._catch_up()
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""
         async with self._asking("get", path, deadline_s):
-            return self._server.nodes.get(path)
+            return self.source.nodes.get(path)
 
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
         async with self._asking("exists", path, deadline_s):
-            return path in self._server.nodes
+            return path in self.source.nodes
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
         """Return the sorted names of a node's children; () also without the node."""
         async with self._asking("children", path, deadline_s):
-            return self._server.names(path) or ()
+            return self.source.names(path) or ()
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
@@ -498,19 +577,20 @@ class MemoryCoordinator:
         for operation in operations:
             require_legal_path(operation.path)
         async with self._asking("transact", operations[0].path, deadline_s):
-            return self._server.transact(operations)
+            session_id = self.status.session_id
+            return self._server.transact(operations, session_id=session_id)
 
     # -- watches ----------------------------------------------------------------------
 
     def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
         """Call `callback` on the loop with the node's children, now and on change."""
-        return self._watch(path, lambda: self._server.names(path), callback)
+        return self._watch(path, lambda: self.source.names(path), callback)
 
     def watch_data(self, path: str, callback: DataCallback) -> Cancel:
         """Call `callback` on the loop with the node's payload, now and on change."""
 
         def read() -> bytes | None:
-            node = self._server.nodes.get(path)
+            node = self.source.nodes.get(path)
             return None if node is None else node.data
 
         return self._watch(path, read, callback)

@@ -65,7 +65,9 @@ from metaq.zk.session import (
     Cancel,
     CheckNode,
     ChildrenCallback,
+    CreateEphemeral,
     DataCallback,
+    DeleteNode,
     Operation,
     SessionEvent,
     SessionState,
@@ -139,6 +141,10 @@ def _add_operation(request: Any, operation: Operation) -> None:
             request.create(path, data)
         case WriteNode(path, data, version):
             request.set_data(path, data, version)
+        case CreateEphemeral(path, data):
+            request.create(path, data, ephemeral=True)
+        case DeleteNode(path, version):
+            request.delete(path, ANY_VERSION if version is None else version)
 
 
 def _version_after(operation: Operation, result: Any) -> int:
@@ -146,7 +152,7 @@ def _version_after(operation: Operation, result: Any) -> int:
     match operation:
         case CheckNode(_, version) if version is not None:
             return version
-        case WriteNode(_, _, None):
+        case WriteNode(_, _, None) | CreateEphemeral():
             return 0
         case WriteNode():
             return int(result.version)
@@ -160,7 +166,8 @@ def _raise_unfit(operations: Sequence[Operation], results: Sequence[Any]) -> Non
         if isinstance(result, kz.RolledBackError) or not isinstance(result, Exception):
             continue
         error = _map_error(result, f"transact {operation.path}")
-        is_create = isinstance(operation, WriteNode) and operation.version is None
+        is_write = isinstance(operation, WriteNode) and operation.version is None
+        is_create = is_write or isinstance(operation, CreateEphemeral)
         if isinstance(error, NodeExistsError) or (
             isinstance(error, NoNodeError) and not is_create
         ):
@@ -429,6 +436,11 @@ class KazooCoordinator:
             raise _map_error(error, what) from error
         finally:
             timer.cancel()
+
+    async def sync(self, path: str, *, deadline_s: float) -> None:
+        """Wait until the server that answers us has all that was changed before."""
+        request = partial(self._client.sync_async, path)
+        await self._ask("sync", path, request, bool, deadline_s)
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""

@@ -53,10 +53,10 @@ LOOPBACK: Final = "127.0.0.1"
 # logback; each ignores the other's file.
 CONFIGURATION: Final = ("zoo.cfg", "log4j2.properties", "logback.xml")
 
-# Run with -I -S by our own interpreter: argv is [-c, parent's pid, java, ...].
+# Run with -I -S by our own interpreter: argv is [-c, parent's pid, program, ...].
 _DIE_WITH_PARENT: Final = """\
 import ctypes, os, signal, sys
-parent, java = int(sys.argv[1]), sys.argv[2:]
+parent, program = int(sys.argv[1]), sys.argv[2:]
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
@@ -64,8 +64,16 @@ if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
 # The parent may have died before the line above.
 if os.getppid() != parent:
     sys.exit(1)
-os.execv(java[0], java)
+os.execv(program[0], program)
 """
+
+
+def dying_with_parent() -> list[str]:
+    """Return the words before a command, by absolute path, that is to die with us.
+
+    The process that it starts as becomes the command; it is started on the main thread.
+    """
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
 
 
 class EmbeddedZooKeeperError(CoordinationError):
@@ -270,7 +278,7 @@ class EmbeddedZooKeeper:
     def _spawn(self, java: str, classpath: str) -> None:
         self._write_configuration()
         command = [
-            sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()),
+            *dying_with_parent(),
             java,
             f"-Xmx{HEAP_MIB}m",
             "-XX:+UseSerialGC",

@@ -53,6 +53,11 @@ class NodeKind(enum.Enum):
         "/exactly-once/{group}/decisions/{topic}/{partition}",
     )
     GROUP_TOKEN = "group token", "/exactly-once/{group}/tokens/{token}"
+    # Ours: a broker on several machines. The first node holds the record of the set.
+    REPLICA_SET = "replica set", "/replicas/{broker}"
+    SET_LEADER = "set, leader", "/replicas/{broker}/leader"
+    SET_MEMBER = "set, member", "/replicas/{broker}/members/{replica}"
+    SET_PRESENT = "set, present", "/replicas/{broker}/present/{replica}"
     # The catalog: what exists while its broker is away. MetaQ does not list it.
     RECORDED_BROKER = "recorded broker", "/catalog/brokers/{broker}"
     RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
@@ -292,6 +297,32 @@ class NodePaths:
     def group_token(self, group: str, token: str) -> str:
         """Return the node without which a member's batches cannot be decided."""
         return self._fill(NodeKind.GROUP_TOKEN, group=group, token=token)
+
+    # -- replica sets -----------------------------------------------------------------
+
+    def replica_set(self, broker_id: BrokerId) -> str:
+        """Return the node with the record of a broker's replica set."""
+        return self._fill(NodeKind.REPLICA_SET, broker=broker_id)
+
+    def set_leader(self, broker_id: BrokerId) -> str:
+        """Return the ephemeral node that names the replica that leads."""
+        return self._fill(NodeKind.SET_LEADER, broker=broker_id)
+
+    def set_members(self, broker_id: BrokerId) -> str:
+        """Return the parent of what the replicas have registered of their data."""
+        return self._fill(NodeKind.SET_MEMBER, broker=broker_id)
+
+    def set_member(self, broker_id: BrokerId, replica: int) -> str:
+        """Return the node with the data directories of a replica."""
+        return self._fill(NodeKind.SET_MEMBER, broker=broker_id, replica=replica)
+
+    def set_presences(self, broker_id: BrokerId) -> str:
+        """Return the parent of the nodes of the replicas that are there."""
+        return self._fill(NodeKind.SET_PRESENT, broker=broker_id)
+
+    def set_present(self, broker_id: BrokerId, replica: int) -> str:
+        """Return the ephemeral node that a replica shows itself by."""
+        return self._fill(NodeKind.SET_PRESENT, broker=broker_id, replica=replica)
 
     # -- the catalog ------------------------------------------------------------------
 

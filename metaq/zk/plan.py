@@ -16,8 +16,10 @@ that they outlive, and deleted with a topic that the broker no longer has.
 An ephemeral node of another session is never kept: it belongs to a dead process and is
 about to disappear, or another broker took our id. Below `ids/N` the address decides:
 our own address is an earlier run of ours and is replaced; another one raises
-BrokerIdTakenError, because two brokers with one id would mix two logs into one. Once
-that node is ours, so is every other node of role N, with any content.
+BrokerIdTakenError, because two brokers with one id would mix two logs into one. The
+leader of a replica set is entitled to the id by its epoch: another address is that of
+a leader before it, and is replaced as well. Once that node is ours, so is every other
+node of role N, with any content.
 
 Keep in step: `paths.py`, `registry.py`.
 
@@ -68,6 +70,9 @@ class BrokerSnapshot:
     has_record: bool = True
     """Whether it is recorded in the catalog; MetaQ 1.4, which tests play, has no
     catalog. Followers leave that to their leader."""
+    is_entitled: bool = False
+    """Whether the epoch of a replica set gives it the id: another address is that of a
+    former leader, and is replaced."""
 
     @property
     def is_recorded(self) -> bool:
@@ -79,6 +84,7 @@ class Upkeep(enum.Enum):
     """Way in which a node is made and kept in step."""
 
     CLAIM = "ephemeral; says who we are, and refuses another address"
+    SUCCESSION = "ephemeral; says who we are, in the place of a former leader"
     WRITTEN = "persistent; written in place"
     VALUE = "ephemeral; written in place, its data is watched"
     LISTED = "ephemeral; deleted and created again, its parent is watched"
@@ -133,7 +139,8 @@ class Step:
 def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
     """Return the broker's own nodes: role, and a leader's address, checksum, record."""
     role, address = snapshot.role, encode_address(snapshot.address)
-    nodes = [DesiredNode(paths.role(role), address, Upkeep.CLAIM)]
+    upkeep = Upkeep.SUCCESSION if snapshot.is_entitled else Upkeep.CLAIM
+    nodes = [DesiredNode(paths.role(role), address, upkeep)]
     if role.is_leader:
         checksum = encode_checksum(snapshot.config_checksum)
         nodes += [

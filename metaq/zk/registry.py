@@ -601,13 +601,8 @@ class BrokerRegistry:
     async def _is_role_ours(self, deadline_s: float) -> bool:
         """Return whether the role's node belongs to our session still."""
         status = self._coordinator.status
-        claims = [
-            node
-            for group in self._wanted
-            for node in group.nodes
-            if node.upkeep is Upkeep.CLAIM
-        ]
-        found = await self._coordinator.get(claims[0].path, deadline_s=deadline_s)
+        path = self._wanted[0].nodes[0].path  # of the broker's own nodes the first
+        found = await self._coordinator.get(path, deadline_s=deadline_s)
         return found is not None and found.owner_session_id == status.session_id
 
     async def stop(self) -> None:

@@ -144,7 +144,27 @@ class WriteNode:
     to exist before."""
 
 
-Operation = CheckNode | WriteNode
+@dataclass(frozen=True, slots=True)
+class CreateEphemeral:
+    """Operation of `Coordinator.transact`: create a node of this session.
+
+    Its parent has to exist before.
+    """
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Operation of `Coordinator.transact`: delete a node that exists."""
+
+    path: str
+    version: int | None
+    """`Node.version` as it was read; None: any."""
+
+
+Operation = CheckNode | WriteNode | CreateEphemeral | DeleteNode
 
 NO_VERSION: Final = -1
 """Version after a check of any version."""
@@ -192,6 +212,17 @@ class Coordinator(Protocol):
 
         Returns at the deadline at the latest; a session that could not be closed in
         time ends by itself after its session time-out.
+        """
+
+    async def sync(self, path: str, *, deadline_s: float) -> None:
+        """Wait until the server that answers us has all that was changed before.
+
+        A server may lag after the others of its ensemble. What is read after this, in
+        the same session, is not older than what was there when it was called.
+
+        Args:
+            path: any; there need not be a node.
+            deadline_s: when to give up.
         """
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:

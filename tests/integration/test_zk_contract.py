@@ -30,6 +30,8 @@ from metaq.zk.session import (
     NO_VERSION,
     CheckNode,
     Coordinator,
+    CreateEphemeral,
+    DeleteNode,
     Operation,
     SessionState,
     SessionStatus,
@@ -329,9 +331,16 @@ def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
                 WriteNode("/t/new", b"3", None),
                 WriteNode("/t/new/child", b"", None),
                 WriteNode("/t/owner", b"mine", 0),
+                CreateEphemeral("/t/here", b"4"),
+                DeleteNode("/t/here", 0),
+                CreateEphemeral("/t/here", b"5"),
+                DeleteNode("/t/new/child", None),
+                WriteNode("/t/gone", b"", None),
+                DeleteNode("/t/gone", 0),
             ]
             versions = await one.transact(operations, deadline_s=in_s())
-            assert versions == (0, NO_VERSION, 2, 3, 0, 0, 1)
+            none = NO_VERSION
+            assert versions == (0, none, 2, 3, 0, 0, 1, 0, none, 0, none, 0, none)
             found = await one.get("/t/old", deadline_s=in_s())
             assert found is not None
             assert (found.data, found.version) == (b"2", 3)
@@ -341,11 +350,12 @@ def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
             found = await one.get("/t/owner", deadline_s=in_s())
             assert found is not None
             assert (found.data, bool(found.owner_session_id)) == (b"mine", True)
-            assert await one.children("/t", deadline_s=in_s()) == (
-                "new",
-                "old",
-                "owner",
-            )
+            here = await one.get("/t/here", deadline_s=in_s())
+            assert here is not None
+            assert (here.data, here.owner_session_id) == (b"5", found.owner_session_id)
+            names = await one.children("/t", deadline_s=in_s())
+            assert names == ("here", "new", "old", "owner")
+            assert await one.children("/t/new", deadline_s=in_s()) == ()
             assert await one.transact([], deadline_s=in_s()) == ()
 
     run(scenario, world)
@@ -362,6 +372,12 @@ def test_a_transaction_does_all_and_returns_the_versions(world: World) -> None:
         (WriteNode("/t/a", b"x", None), NodeChangedError),
         (WriteNode("/t/no", b"x", 0), NodeChangedError),
         (WriteNode("/t/no/child", b"x", None), NoNodeError),
+        (CreateEphemeral("/t/a", b"x"), NodeChangedError),
+        (CreateEphemeral("/t/no/child", b"x"), NoNodeError),
+        (DeleteNode("/t/a", 0), NodeChangedError),
+        (DeleteNode("/t/no", None), NodeChangedError),
+        (DeleteNode("/t/no", 0), NodeChangedError),
+        (DeleteNode("/t", None), NodeNotEmptyError),
     ],
     ids=str,
 )
@@ -416,6 +432,48 @@ def test_watches_see_a_transaction_after_all_of_it(world: World) -> None:
             )
             await until(lambda: seen[-1] == ("a", "b", "c"))
             assert seen == [("a",), ("a", "b", "c")]
+
+    run(scenario, world)
+
+
+def test_an_ephemeral_node_of_a_transaction_goes_with_its_session(
+    world: World,
+) -> None:
+    """It is the session's that made it; another one cannot make it before."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            await one.set_or_create("/s", b"", deadline_s=in_s())
+            create = CreateEphemeral("/s/leader", b"one")
+            await one.transact([create], deadline_s=in_s())
+            with pytest.raises(NodeChangedError):
+                await two.transact([create], deadline_s=in_s())
+            node = await two.get("/s/leader", deadline_s=in_s())
+            assert node is not None
+            assert node.owner_session_id == one.status.session_id
+            await world.expire(one)
+            await connected(one, session_version=2)
+            await two.transact([create], deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_a_read_after_a_sync_has_what_others_changed_before_it(world: World) -> None:
+    """The path need not exist; without a session or time nothing is asked."""
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(SessionLostError):
+            await world.coordinator().sync("/y", deadline_s=in_s())
+        async with client_of(world) as one, client_of(world) as two:
+            for number in range(20):
+                data = b"%d" % number
+                await one.set_or_create("/y", data, deadline_s=in_s())
+                await two.sync("/y/no/such/node", deadline_s=in_s())
+                node = await two.get("/y", deadline_s=in_s())
+                assert node is not None
+                assert node.data == data
+            with pytest.raises(CoordinationTimeoutError):
+                await two.sync("/y", deadline_s=in_s(-1))
 
     run(scenario, world)
 
@@ -481,6 +539,7 @@ def test_paths_that_zookeeper_refuses_are_not_asked(world: World, path: str) -> 
                 one.set_or_create(path, b"", deadline_s=in_s()),
                 one.replace(path, b"", version=None, deadline_s=in_s()),
                 one.transact([CheckNode(path, None)], deadline_s=in_s()),
+                one.sync(path, deadline_s=in_s()),
             ]
             for request in requests:
                 with pytest.raises(NodeNameError):

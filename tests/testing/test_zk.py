@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.clock import SystemClock
-from metaq.errors import SessionLostError, SessionSuspendedError
+from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.testing.servers import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.errors import NodeExistsError
-from metaq.zk.session import SessionState
+from metaq.zk.errors import NodeChangedError, NodeExistsError
+from metaq.zk.session import SessionState, WriteNode
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 THREADS = 4
@@ -170,5 +171,104 @@ def test_the_session_behind_a_node_can_be_found() -> None:
             server.owner_of("/orphan")
         for client in (one, two):
             await client.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_lags_reads_an_old_state_until_it_syncs_or_writes() -> None:
+    """Watches too; whatever it writes is checked against the present state."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await connected(server.coordinator(CLOCK))
+        seen: list[bytes | None] = []
+        one.watch_data("/t/a", seen.append)
+        for catch_up in (
+            lambda: one.sync("/t", deadline_s=in_s()),
+            lambda: one.set_or_create("/t/b", b"", deadline_s=in_s()),
+        ):
+            server.put("/t/a", b"old")
+            await asyncio.sleep(0)
+            server.lag(one)
+            server.write("/t/a", b"new")
+            server.put("/t/c", b"")
+            await asyncio.sleep(0)
+            node = await one.get("/t/a", deadline_s=in_s())
+            assert node is not None
+            assert node.data == b"old"
+            assert not await one.exists("/t/c", deadline_s=in_s())
+            assert "c" not in await one.children("/t", deadline_s=in_s())
+            assert seen[-1] == b"old"
+            await catch_up()
+            assert await one.exists("/t/c", deadline_s=in_s())
+            await until(lambda: seen[-1] == b"new")
+            server.remove("/t/c")
+        server.lag(one)
+        server.write("/t/a", b"newer")
+        with pytest.raises(NodeChangedError):
+            await one.transact([WriteNode("/t/a", b"", 1)], deadline_s=in_s())
+        await until(lambda: seen[-1] == b"newer")
+        await one.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_a_lost_answer_cuts_off_its_client_and_hits_one_change(
+    is_carried_out: bool,
+) -> None:
+    """Reads before it are answered; when it is back, all is as ever."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await connected(server.coordinator(CLOCK))
+        server.lose_answer(one, is_carried_out=is_carried_out)
+        assert not await one.exists("/t/a", deadline_s=in_s())
+        with pytest.raises(SessionSuspendedError, match="connection lost"):
+            await one.set_or_create("/t/a", b"", deadline_s=in_s())
+        assert ("/t/a" in server.tree()) == is_carried_out
+        assert one.status.state is SessionState.SUSPENDED
+        server.resume(one)
+        assert one.status.session_version == 1
+        await one.set_or_create("/t/b", b"", deadline_s=in_s())
+        await one.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_brings_back_nodes_versions_and_their_sessions() -> None:
+    """Clients begin new ones; nodes of the old ones stay until those end."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await connected(server.coordinator(CLOCK))
+        await one.create_ephemeral("/t/e", b"", deadline_s=in_s())
+        server.write("/t/a", b"1")
+        backup = server.tree()
+        server.write("/t/a", b"2")
+        server.put("/t/b", b"")
+        server.restore(backup)
+        assert server.tree() == backup
+        await until(lambda: one.status.session_version == 2)
+        assert await one.children("/t", deadline_s=in_s()) == ("a", "e")
+        server.reap(backup["/t/e"].owner_session_id)
+        assert "/t/e" not in server.tree()
+        await one.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_of_every_request_while_it_is_set() -> None:
+    """As when rights are missing; nothing is done."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await connected(server.coordinator(CLOCK))
+        server.refusal = "no rights"
+        with pytest.raises(CoordinationError, match="set /t/a: no rights"):
+            await one.set_or_create("/t/a", b"", deadline_s=in_s())
+        server.refusal = ""
+        assert server.tree() == {}
+        await one.stop(deadline_s=in_s())
 
     asyncio.run(scenario())

@@ -239,6 +239,19 @@ def test_another_address_under_our_id_is_refused(data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_leader_of_a_set_takes_the_place_of_a_former_one() -> None:
+    """Its epoch gives it the id: another address is deleted, whatever it says."""
+    entitled = replace(snapshot_of(1), is_entitled=True)
+    group = desired_groups(entitled, PATHS)[0][0]
+    assert group.nodes[0].data == BROKER.nodes[0].data
+    for data in (b"meta://127.0.0.1:8124", b"junk"):
+        found = as_wanted(group, US) | {CLAIM: Node(data, THEM, 0)}
+        steps = plan_group(group, found, US)
+        assert [step.verb for step in steps] == [Verb.DELETE, Verb.CREATE_EPHEMERAL]
+        assert {step.path for step in steps} == {CLAIM}
+    assert plan_group(group, as_wanted(group, US), US) == ()
+
+
 def test_our_own_session_may_change_its_address() -> None:
     """Another address written by this very session is no stranger."""
     found = as_wanted(BROKER, US) | {CLAIM: Node(b"meta://old:1", US, 0)}

@@ -594,6 +594,29 @@ def test_a_broker_that_moved_may_wait_for_its_old_session_to_expire() -> None:
     run_virtually(scenario())
 
 
+def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> None:
+    """It does not wait for that session; the former one deletes nothing of it."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = replace(SNAPSHOT, is_entitled=True)
+        two = replace(snapshot_of(*TWO, port=8124), is_entitled=True)
+        async with broker_on(server) as (former, old), broker_on(server) as (later, _):
+            await former.register(one, deadline_s=in_s(5))
+            server.suspend(old)
+            begin = CLOCK.monotonic_s()
+            await later.register(two, deadline_s=in_s(5))
+            assert CLOCK.monotonic_s() - begin < 0.1
+            tree = server.tree()
+            assert tree[MASTER].data == b"meta://127.0.0.1:8124"
+            server.resume(old)
+            await former.withdraw(deadline_s=in_s(5))
+            await settle()
+            assert server.tree() == tree
+
+    run_virtually(scenario())
+
+
 def test_an_id_found_taken_while_running_is_tried_until_it_is_free() -> None:
     """A broker that serves already cannot refuse to start: it says so and waits."""
 

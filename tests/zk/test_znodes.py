@@ -52,6 +52,10 @@ def test_every_node_of_metaq_has_a_codec() -> None:
         NodeKind.QUERY_DECISION,
         NodeKind.GROUP_DECISION,
         NodeKind.GROUP_TOKEN,
+        NodeKind.REPLICA_SET,
+        NodeKind.SET_LEADER,
+        NodeKind.SET_MEMBER,
+        NodeKind.SET_PRESENT,
         NodeKind.TOPIC_DEFINITION,
         NodeKind.TOPIC_STATUS,
     }
